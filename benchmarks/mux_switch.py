@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rollpacker.train.warm_state import WarmState, training_tensors
+from rollpacker.train.state.warm_state import WarmState, training_tensors
 
 COLD = """
 import sys, torch

@@ -9,7 +9,7 @@ from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.train.adapters import bare_copy, merged_weights
+from rollpacker.train.model.adapters import bare_copy, merged_weights
 
 CONFIG = MiniEngineConfig(max_running=4, kv_tokens=512)
 TOKENS = prompt(12)

@@ -15,7 +15,7 @@ from runtime_jobs import Workshop, checkpoints, cli, cli_here, metrics, times_tr
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rollpacker.durable import disk_full
-from rollpacker.train.checkpoint import save_state
+from rollpacker.train.state.checkpoint import save_state
 
 LARGEST = 60_000
 """Bytes: less than a checkpoint's weights, more than the lines of a short run."""

@@ -29,7 +29,7 @@ from rollpacker.runtime.worker.engine_worker import EngineWorker
 from rollpacker.runtime.worker.train_worker import TrainWorker
 from rollpacker.train import algorithms
 from rollpacker.train.local import LocalTrainer
-from rollpacker.train.model import load_model
+from rollpacker.train.model.loading import load_model
 
 CAP = 24
 

@@ -12,7 +12,7 @@ from runtime_jobs import Workshop, asked_today, metrics, run
 
 from rollpacker import config, job
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.schedule import default_learning_rate
+from rollpacker.train.state.schedule import default_learning_rate
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_1_0"
 

@@ -15,7 +15,7 @@ from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import choose_start
 from rollpacker.runtime.record.checkpoint import Found
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.card import read_card
+from rollpacker.train.model.card import read_card
 
 STORED = Path(__file__).parents[1] / "stored" / "v0_1_0_columns"
 TRAINED = {"p0", "p1", "p3", "p7", "p8", "p9"}

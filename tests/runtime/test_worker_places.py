@@ -8,7 +8,7 @@ from runtime_jobs import Workshop, metrics, run
 from rollpacker.config import DevicesConfig, MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.runtime.cluster.devices import place_devices
-from rollpacker.train.model import load_model
+from rollpacker.train.model.loading import load_model
 
 
 @pytest.mark.parametrize(

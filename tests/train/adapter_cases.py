@@ -17,7 +17,7 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, Output, Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.train.adapters import (
+from rollpacker.train.model.adapters import (
     bare_copy,
     check_adapted,
     check_config,

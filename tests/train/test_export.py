@@ -10,8 +10,8 @@ import torch
 from conftest import clone, make_model, make_tokenizer
 from transformers import AutoModelForCausalLM
 
-from rollpacker.train import checkpoint
-from rollpacker.train.export import write_weights
+from rollpacker.train.state import checkpoint
+from rollpacker.train.state.export import write_weights
 
 
 def _layout(model):

@@ -10,7 +10,7 @@ from conftest import make_tokenizer
 from gang import TIMEOUT, make_trainer, place, run
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollpacker.train import checkpoint
+from rollpacker.train.state import checkpoint
 
 
 def resident(key: str) -> int:

@@ -19,7 +19,7 @@ from transformers import (
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial
 from rollpacker.train.local import LocalTrainer
-from rollpacker.train.schedule import learning_rate
+from rollpacker.train.state.schedule import learning_rate
 
 
 def _trainer(model, tokenizer, lora=None, total_updates=0, **settings):

@@ -12,7 +12,7 @@ from conftest import FAMILIES, clone, group_batch, make_model
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.engine.mini.weights import copy_weights
 from rollpacker.train.local import LocalTrainer
-from rollpacker.train.lora import add_adapters, engine_copy
+from rollpacker.train.model.lora import add_adapters, engine_copy
 
 
 def _adapted(model, tokenizer, path="."):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from test_algorithms import CONFIGS, plain_loss
 
 from rollpacker.config import GRPOConfig
-from rollpacker.train import packing
-from rollpacker.train.forward import response_logprobs
-from rollpacker.train.packing import Costs, Item
+from rollpacker.train.model import packing
+from rollpacker.train.model.forward import response_logprobs
+from rollpacker.train.model.packing import Costs, Item
 
 PACKINGS = ("padded", "prompt_shared")
 CPU = torch.device("cpu")

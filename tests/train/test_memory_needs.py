@@ -16,10 +16,10 @@ from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory import engine_memory, memory, working_set
 from rollpacker.sim.memory.needs import Machine
-from rollpacker.train import loss
 from rollpacker.train.algorithms import build
-from rollpacker.train.lora import engine_copy
 from rollpacker.train.mesh import part
+from rollpacker.train.model import loss
+from rollpacker.train.model.lora import engine_copy
 
 SIZES = {
     "vocab_size": 96,

@@ -11,10 +11,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from rollpacker.config import ModelConfig, RolloutConfig, TrainConfig
-from rollpacker.train.card import read_card
-from rollpacker.train.generation import NEUTRAL, OURS, notes
-from rollpacker.train.model import load_model, require_chat_template
-from rollpacker.train.schedule import learning_rate
+from rollpacker.train.model.card import read_card
+from rollpacker.train.model.generation import NEUTRAL, OURS, notes
+from rollpacker.train.model.loading import load_model, require_chat_template
+from rollpacker.train.state.schedule import learning_rate
 
 HARMLESS = {
     *("_from_model_config", "assistant_confidence_threshold", "assistant_early_exit"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftType
 
-from rollpacker.train.adapters import (
+from rollpacker.train.model.adapters import (
     KINDS,
     bare_copy,
     check_adapted,

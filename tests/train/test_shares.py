@@ -6,8 +6,8 @@ import pytest
 from conftest import group_batch, make_model
 
 from rollpacker.config import GRPOConfig
-from rollpacker.train import packing
-from rollpacker.train.packing import Costs, Item
+from rollpacker.train.model import packing
+from rollpacker.train.model.packing import Costs, Item
 from rollpacker.train.shares import deal
 
 

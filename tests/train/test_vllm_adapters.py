@@ -10,7 +10,7 @@ import pytest
 from peft import PeftType
 
 from rollpacker.config import ModelConfig, VllmEngineConfig
-from rollpacker.train.adapters import KINDS
+from rollpacker.train.model.adapters import KINDS
 
 pytestmark = pytest.mark.cluster
 

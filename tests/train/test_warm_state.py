@@ -2,7 +2,7 @@
 
 import torch
 
-from rollpacker.train.warm_state import WarmState, training_tensors
+from rollpacker.train.state.warm_state import WarmState, training_tensors
 
 
 def trained(offloads: bool) -> list[torch.Tensor]:

@@ -51,8 +51,8 @@ def _mini(
     from transformers.utils import logging
 
     from rollpacker.engine.mini import MiniEngine
-    from rollpacker.train.card import read_card
-    from rollpacker.train.model import load_model
+    from rollpacker.train.model.card import read_card
+    from rollpacker.train.model.loading import load_model
 
     _check_context(plans, read_card(config).context, config.path, scale)
     logging.disable_progress_bar()

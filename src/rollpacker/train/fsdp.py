@@ -16,11 +16,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rollpacker.config import ModelConfig, TrainConfig
-from rollpacker.train.forward import Rope, response_logprobs, run_layer
 from rollpacker.train.mesh import Members, part
-from rollpacker.train.optimizer import Optimizer
-from rollpacker.train.packing import MicroBatch
-from rollpacker.train.reference import CopiedReference
+from rollpacker.train.model.forward import Rope, response_logprobs, run_layer
+from rollpacker.train.model.packing import MicroBatch
+from rollpacker.train.state.optimizer import Optimizer
+from rollpacker.train.state.reference import CopiedReference
 from rollpacker.train.trainer import Trainer
 
 if TYPE_CHECKING:

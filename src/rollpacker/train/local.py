@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rollpacker.train.forward import response_logprobs
-from rollpacker.train.optimizer import Optimizer
-from rollpacker.train.packing import MicroBatch
-from rollpacker.train.reference import SwappedReference
+from rollpacker.train.model.forward import response_logprobs
+from rollpacker.train.model.packing import MicroBatch
+from rollpacker.train.state.optimizer import Optimizer
+from rollpacker.train.state.reference import SwappedReference
 from rollpacker.train.trainer import Trainer
 
 

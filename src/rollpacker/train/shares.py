@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollpacker.train.packing import Item, MicroBatch
+from rollpacker.train.model.packing import Item, MicroBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

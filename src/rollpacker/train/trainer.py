@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
-from rollpacker.train import algorithms, checkpoint, packing
+from rollpacker.train import algorithms
 from rollpacker.train.algorithms import Responses
 from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
-from rollpacker.train.export import Layout
-from rollpacker.train.loss import k3
 from rollpacker.train.mesh import Members, add_up, part, whole
-from rollpacker.train.optimizer import Optimizer
-from rollpacker.train.packing import Item, MicroBatch
-from rollpacker.train.reference import Reference
-from rollpacker.train.schedule import learning_rate
+from rollpacker.train.model import packing
+from rollpacker.train.model.loss import k3
+from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.shares import Share, deal
-from rollpacker.train.warm_state import WarmState
+from rollpacker.train.state import checkpoint
+from rollpacker.train.state.export import Layout
+from rollpacker.train.state.optimizer import Optimizer
+from rollpacker.train.state.reference import Reference
+from rollpacker.train.state.schedule import learning_rate
+from rollpacker.train.state.warm_state import WarmState
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -89,7 +91,7 @@ class Trainer(ABC):
         self._layout: Layout = {name: (p.dtype, p.shape) for name, p in model.named_parameters()}
         self._adapted = None
         if lora is not None and lora.lora_rank > 0:
-            from rollpacker.train.lora import add_adapters
+            from rollpacker.train.model.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
         self._costs = packing.costs_of(model)
@@ -234,7 +236,7 @@ class Trainer(ABC):
 
     def _as_reference(self) -> AbstractContextManager[None]:
         if self._adapted is not None:
-            from rollpacker.train.lora import without_adapters
+            from rollpacker.train.model.lora import without_adapters
 
             return without_adapters(self._model)
         assert self._first is not None
@@ -324,7 +326,7 @@ class Trainer(ABC):
         With several members all must iterate: each whole tensor is gathered when it is its turn.
         """
         if self._adapted is not None:
-            from rollpacker.train.adapters import merged_weights
+            from rollpacker.train.model.adapters import merged_weights
 
             weights = merged_weights(self._model)
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rollpacker.train.adapters import bare_copy, has_adapters, merged_weights
+from rollpacker.train.model.adapters import bare_copy, has_adapters, merged_weights
 from rollpacker.trl.prompts import Encoded, Examples, Given, Share, TrainerProblems
 from rollpacker.trl.rewards import Function
 from rollpacker.trl.settings import reward_names

@@ -26,8 +26,8 @@ from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.attempts.attempts import Attempt
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.adapters import has_adapters
 from rollpacker.train.base import Update
+from rollpacker.train.model.adapters import has_adapters
 from rollpacker.trl.loop_thread import LoopThread
 from rollpacker.trl.parts import (
     decode,

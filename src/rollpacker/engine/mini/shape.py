@@ -39,7 +39,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
     if any(".base_layer." in name or ".original_module." in name for name in names):
         raise ValueError(
             "engine.kind=mini decodes from plain weights, and this model has adapters: give it a "
-            "copy without them (rollpacker.train.adapters)"
+            "copy without them (rollpacker.train.model.adapters)"
         )
     if kind not in SUPPORTED:
         raise ValueError(

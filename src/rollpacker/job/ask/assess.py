@@ -25,7 +25,7 @@ from rollpacker.runtime.record.checkpoint import state_of
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.evaluate import Evaluator
 from rollpacker.runtime.step.publishing import publish
-from rollpacker.train.card import Card, read_card
+from rollpacker.train.model.card import Card, read_card
 
 
 def assess(

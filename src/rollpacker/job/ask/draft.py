@@ -23,8 +23,8 @@ from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.card import Card, read_card
-from rollpacker.train.schedule import default_learning_rate
+from rollpacker.train.model.card import Card, read_card
+from rollpacker.train.state.schedule import default_learning_rate
 
 _ANSWERS: dict[str, Answers] = {"math": "needed", "rg": "needed", "code": "unused"}
 _PROMPTS_PER_STEP = 16

@@ -46,8 +46,8 @@ from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.train import algorithms
-from rollpacker.train.card import Card, read_card
-from rollpacker.train.generation import notes
+from rollpacker.train.model.card import Card, read_card
+from rollpacker.train.model.generation import notes
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from rollpacker.config import RunConfig
 from rollpacker.config.rollout import RACED
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
-from rollpacker.train.card import Card
+from rollpacker.train.model.card import Card
 
 
 def races(config: RunConfig) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.runtime.record.counters import Counters
-from rollpacker.train.card import Card
+from rollpacker.train.model.card import Card
 
 Note = Callable[[str], None]
 

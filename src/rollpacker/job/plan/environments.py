@@ -12,7 +12,7 @@ from rollpacker.env.pool import EnvironmentPool
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.train.card import Card
+from rollpacker.train.model.card import Card
 
 
 class Environments:

@@ -6,8 +6,8 @@ from rollpacker.config import RunConfig
 from rollpacker.runtime.record.checkpoint import Found
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import ModelShape
-from rollpacker.train.model import source
-from rollpacker.train.schedule import default_learning_rate
+from rollpacker.train.model.loading import source
+from rollpacker.train.state.schedule import default_learning_rate
 
 
 def with_learning_rate(config: RunConfig, found: Found | None, progress: Progress) -> RunConfig:

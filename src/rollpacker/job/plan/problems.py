@@ -15,7 +15,7 @@ from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.card import Card
+from rollpacker.train.model.card import Card
 
 
 @dataclass(frozen=True, slots=True)

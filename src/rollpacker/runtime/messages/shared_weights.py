@@ -20,7 +20,7 @@ from rollpacker.runtime.messages.shm_janitor import MEMORY
 if TYPE_CHECKING:
     import torch
 
-    from rollpacker.train.export import Layout
+    from rollpacker.train.state.export import Layout
 
 _ALIGNED = 64
 

@@ -60,6 +60,6 @@ def _decoded(config: RunConfig, model: Any) -> Any:
         return copy.deepcopy(model)
     if config.model.lora_rank == 0:
         return model
-    from rollpacker.train.lora import engine_copy
+    from rollpacker.train.model.lora import engine_copy
 
     return engine_copy(model)

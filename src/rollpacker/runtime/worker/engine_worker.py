@@ -221,7 +221,7 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
 
 def _model(spec: WorkerSpec) -> tuple[Any, Any]:
     """What the engine decodes from, where it does not load it by itself, and the tokenizer."""
-    from rollpacker.train.model import load_tokenizer, source
+    from rollpacker.train.model.loading import load_tokenizer, source
 
     if isinstance(spec.config.engine, MiniEngineConfig):
         return prepared(spec)

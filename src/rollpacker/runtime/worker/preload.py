@@ -12,7 +12,7 @@ _MODULES = (
     "rollpacker.engine.mini.engine",
     "rollpacker.runtime.worker.worker_process",
     "rollpacker.train.local",
-    "rollpacker.train.model",
+    "rollpacker.train.model.loading",
     "transformers.modeling_utils",
 )
 """They ask for no device: a fork of a process that did could not use CUDA."""

@@ -109,7 +109,7 @@ def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
 
     Raises ``ValueError``.
     """
-    from rollpacker.train.model import load_model
+    from rollpacker.train.model.loading import load_model
 
     prepare(spec)
     return load_model(spec.config.model, spec.device)

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rollpacker.train.kernels import pad, rms_norm, rotate, unpad
-from rollpacker.train.loss import token_logprobs
-from rollpacker.train.packing import MicroBatch
+from rollpacker.train.model.kernels import pad, rms_norm, rotate, unpad
+from rollpacker.train.model.loss import token_logprobs
+from rollpacker.train.model.packing import MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from rollpacker.config import ModelConfig
-from rollpacker.train.model import load_tokenizer, source
+from rollpacker.train.model.loading import load_tokenizer, source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

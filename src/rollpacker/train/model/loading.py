@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config import ModelConfig
 from rollpacker.hub import model_arguments
-from rollpacker.train.adapters import has_adapters
+from rollpacker.train.model.adapters import has_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

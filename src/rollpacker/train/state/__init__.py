@@ -1,0 +1,4 @@
+"""What a trainer keeps and writes: optimizer, reference, checkpoints.
+
+Nothing here knows where gradients come from.
+"""

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError, Row
+from rollpacker.data.columns.messages import is_blank
+from rollpacker.data.columns.schema import columns_of
 from rollpacker.data.files import Record
 from rollpacker.data.identity import canonical
 from rollpacker.data.load import load_rows
-from rollpacker.data.messages import is_blank
 from rollpacker.data.read import read_records
-from rollpacker.data.schema import columns_of
 
 Answers = Literal["needed", "taken", "unused"]
 """What a reward does with answers: ``taken`` ones may be missing in all rows."""

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row
+from rollpacker.data.columns.layouts import prompt_of
+from rollpacker.data.columns.messages import MissingError, is_missing, parse_prompt
+from rollpacker.data.columns.schema import columns_of, prompt_layout
 from rollpacker.data.identity import canonical, own_id
-from rollpacker.data.layouts import prompt_of
-from rollpacker.data.messages import MissingError, is_missing, parse_prompt
 from rollpacker.data.read import from_other, read_records
-from rollpacker.data.schema import columns_of, prompt_layout
 
 Why = Literal["prompt", "id"]
 

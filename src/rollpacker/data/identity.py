@@ -10,8 +10,8 @@ from typing import Any
 
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Row, whole_text
+from rollpacker.data.columns.messages import is_blank
 from rollpacker.data.files import Record
-from rollpacker.data.messages import is_blank
 
 HASHED = "hash of prompt and answer"
 """How rows without an id are named."""

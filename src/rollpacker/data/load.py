@@ -8,11 +8,8 @@ from typing import Any
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError, Row, whole_text
-from rollpacker.data.files import Record
-from rollpacker.data.held_out import Excluded, excluded_by
-from rollpacker.data.identity import distinct, identity
-from rollpacker.data.layouts import prompt_of, value_at
-from rollpacker.data.messages import (
+from rollpacker.data.columns.layouts import prompt_of, value_at
+from rollpacker.data.columns.messages import (
     MissingError,
     chat_of,
     check_text_only,
@@ -22,8 +19,11 @@ from rollpacker.data.messages import (
     parse_template_kwargs,
     parse_tools,
 )
+from rollpacker.data.columns.schema import OPENRLHF, Schema, detect
+from rollpacker.data.files import Record
+from rollpacker.data.held_out import Excluded, excluded_by
+from rollpacker.data.identity import distinct, identity
 from rollpacker.data.read import read_records
-from rollpacker.data.schema import OPENRLHF, Schema, detect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

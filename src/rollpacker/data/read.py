@@ -13,6 +13,7 @@ from typing import Any
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
+from rollpacker.data.columns.messages import is_missing
 from rollpacker.data.files import (
     Record,
     checked,
@@ -22,7 +23,6 @@ from rollpacker.data.files import (
     one_line,
     read_file,
 )
-from rollpacker.data.messages import is_missing
 
 _PROCEDURAL_SIZE = 1000
 

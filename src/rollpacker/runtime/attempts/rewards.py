@@ -15,7 +15,7 @@ import numpy as np
 from rollpacker.config import CodeTimeoutConfig, EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
-from rollpacker.data.messages import is_blank
+from rollpacker.data.columns.messages import is_blank
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names

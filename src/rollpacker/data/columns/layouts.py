@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.data.base import DataError
+from rollpacker.data.columns.messages import chat_of, decoded, is_blank, is_empty, is_missing
 from rollpacker.data.files import Record
-from rollpacker.data.messages import chat_of, decoded, is_blank, is_empty, is_missing
 
 PROMPTS = ("prompt", "question", "problem", "input", "question_content")
 """Columns of a prompt."""

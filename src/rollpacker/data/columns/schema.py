@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
+from rollpacker.data.columns.layouts import PROMPTS, PromptLayout, layout_of, value_at
+from rollpacker.data.columns.messages import chat_of, decoded, is_empty, is_missing
 from rollpacker.data.files import Record
-from rollpacker.data.layouts import PROMPTS, PromptLayout, layout_of, value_at
-from rollpacker.data.messages import chat_of, decoded, is_empty, is_missing
 
 OPENRLHF = "OpenRLHF"
 """The schema whose rows may lack a domain."""

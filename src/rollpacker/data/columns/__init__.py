@@ -1,0 +1,4 @@
+"""Which columns of a row make a prompt.
+
+Nothing here reads files.
+"""

@@ -17,7 +17,7 @@ from chat_models import make_tokenizer
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Begin, Step, packed
-from rollpacker.env.pool import EnvironmentPool, Reply
+from rollpacker.env.processes.pool import EnvironmentPool, Reply
 
 HERE = Path(__file__).parent
 TOKENIZER = make_tokenizer("qwen2_5")

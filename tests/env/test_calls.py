@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls import FORMATS, BadCall, Call, Format, Parsed, parse, written
+from rollpacker.env.calls.calls import FORMATS, BadCall, Call, Format, Parsed, parse, written
 from rollpacker.env.conversation import calls_of, said, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env import pool as pool_module
 from rollpacker.env.messages import Answer, Begin, Ready, Step
-from rollpacker.env.pool import EnvironmentPool, Reply
-from rollpacker.env.process import LARGEST, Member
+from rollpacker.env.processes import pool as pool_module
+from rollpacker.env.processes.pool import EnvironmentPool, Reply
+from rollpacker.env.processes.process import LARGEST, Member
 from rollpacker.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")

@@ -12,7 +12,7 @@ import pytest
 from chat_models import make_tokenizer
 from pool_driving import HERE, Driver, children, opened, pool_of, until
 
-from rollpacker.env.pool import EnvironmentPool
+from rollpacker.env.processes.pool import EnvironmentPool
 
 Talk = Callable[[Driver], Awaitable[None]]
 
@@ -393,7 +393,7 @@ def test_one_that_dies_at_every_start_is_given_up(tmp_path: Path) -> None:
 def test_one_that_is_not_loaded_in_time_is_told_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollpacker.env.pool._STARTS", 2)
+    monkeypatch.setattr("rollpacker.env.processes.pool._STARTS", 2)
     file = tmp_path / "slow.py"
     file.write_text("import time\ntime.sleep(1000)\n", encoding="utf-8")
     said = refused(pool_of(f"{file}:Game", start_timeout_s=0.2, step_timeout_s=600.0))

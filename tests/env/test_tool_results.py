@@ -20,9 +20,9 @@ from tool_replies import call, reply
 from rollpacker.env.adapters.gym import observed
 from rollpacker.env.adapters.trl import TrlEnvironment, schemas
 from rollpacker.env.base import Turn
+from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.env.tools import ToolsEnvironment, tools_of
-from rollpacker.env.values import NoTextError, as_text
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ from tool_replies import call, reply
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Turn
-from rollpacker.env.schema import mistake, schema_of
+from rollpacker.env.calls.schema import mistake, schema_of
 from rollpacker.env.tools import ToolsEnvironment, ToolsFactory, tools_of
 
 

@@ -9,7 +9,7 @@ from chat_models import ADD, TEMPLATES, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.calls import BadCall, Call, Parsed, parse, written
+from rollpacker.env.calls.calls import BadCall, Call, Parsed, parse, written
 from rollpacker.env.template import Template
 
 CALL = Call("add", {"a": 2, "b": 3})

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls import parse
+from rollpacker.env.calls.calls import parse
 from rollpacker.env.conversation import to_message
 
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 
 from fuzzing import amiss, torn
-from rollpacker.env.agent import connection
-from rollpacker.env.agent import endpoint as endpoint_module
-from rollpacker.env.agent.endpoint import Endpoint
+from rollpacker.env.agent.server import connection
+from rollpacker.env.agent.server import endpoint as endpoint_module
+from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.open_files import allow_files
 
 

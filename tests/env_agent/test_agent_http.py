@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.agent.http import RefusedError, Request, RequestReader, Response
+from rollpacker.env.agent.server.http import RefusedError, Request, RequestReader, Response
 
 PLAIN = b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nX-Y:  z \r\n\r\nhello"
 CHUNKED = (

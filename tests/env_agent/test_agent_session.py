@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from agent_programs import reply
 
-from rollpacker.env.agent.http import RefusedError
-from rollpacker.env.agent.session import Session
+from rollpacker.env.agent.server.http import RefusedError
+from rollpacker.env.agent.server.session import Session
 
 USER = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -10,7 +10,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import sampling_seed
 from rollpacker.engine.fake import FakeEngine
 from rollpacker.env.messages import Answer
-from rollpacker.env.pool import Reply
+from rollpacker.env.processes.pool import Reply
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.sim.world.agenda import Agenda
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls import BadCall, Call, Parsed
+from rollpacker.env.calls.calls import BadCall, Call, Parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rollpacker.chat import Complete
 from rollpacker.env.base import EpisodeError, Message
-from rollpacker.env.calls import FORMATS, REASONING, Call, Format, parse
+from rollpacker.env.calls.calls import FORMATS, REASONING, Call, Format, parse
 from rollpacker.env.conversation import arguments_of, to_message, whole
 from rollpacker.env.template_check import differences
 

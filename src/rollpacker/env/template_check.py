@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls import FORMATS, Call, written
+from rollpacker.env.calls.calls import FORMATS, Call, written
 
 if TYPE_CHECKING:
     from rollpacker.env.template import Template

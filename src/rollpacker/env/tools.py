@@ -8,13 +8,13 @@ from typing import Any
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Message, Turn
-from rollpacker.env.calling import call
-from rollpacker.env.calls import BadCall, Call, short
+from rollpacker.env.calls.calling import call
+from rollpacker.env.calls.calls import BadCall, Call, short
+from rollpacker.env.calls.schema import Schema, mistake, schema_of
+from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.code_tool import CodeTool
 from rollpacker.env.conversation import Asked, calls_of, whole
-from rollpacker.env.schema import Schema, mistake, schema_of
 from rollpacker.env.tool_faults import KEY, Caller, ToolFaults
-from rollpacker.env.values import NoTextError, as_text
 from rollpacker.errors import one_line
 from rollpacker.find import find
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rollpacker.env.adapters.rows import number, opened, seed_of, taken, user
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calling import call
+from rollpacker.env.calls.calling import call
+from rollpacker.env.calls.values import shown
 from rollpacker.env.conversation import said
-from rollpacker.env.values import shown
 
 _LENGTHS = (4, 5)
 """Of what ``step`` returns: with ``done``, or with ``terminated`` and ``truncated``."""

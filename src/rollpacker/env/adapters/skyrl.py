@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollpacker.env import values
 from rollpacker.env.adapters.rows import number, prompt_of
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calling import call
+from rollpacker.env.calls import values
+from rollpacker.env.calls.calling import call
 from rollpacker.env.conversation import said
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rollpacker.env.adapters.rows import number, opened, taken
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calling import call
-from rollpacker.env.schema import Schema
+from rollpacker.env.calls.calling import call
+from rollpacker.env.calls.schema import Schema
 from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.env.tools import Tool, answer, tools_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rollpacker.env.adapters.rows import prompt_of
 from rollpacker.env.base import Message, Turn
-from rollpacker.env.calling import call
-from rollpacker.env.schema import Schema
+from rollpacker.env.calls.calling import call
+from rollpacker.env.calls.schema import Schema
 
 _KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.endpoint import Endpoint
 from rollpacker.env.agent.function import Function
 from rollpacker.env.agent.outcome import verdict
 from rollpacker.env.agent.program import Ending, Program
 from rollpacker.env.agent.reaper import Reaper
-from rollpacker.env.agent.session import Asked, Session
+from rollpacker.env.agent.server.endpoint import Endpoint
+from rollpacker.env.agent.server.session import Asked, Session
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.conversation import count_calls
 from rollpacker.errors import one_line

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.agent.endpoint import Endpoint
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
+from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.find import find
 

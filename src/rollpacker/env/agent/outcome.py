@@ -11,7 +11,7 @@ from typing import Any
 
 from rollpacker.env.agent.program import Ending
 from rollpacker.env.base import EpisodeError
-from rollpacker.env.values import number
+from rollpacker.env.calls.values import number
 
 _KEYS = ("reward", "score")
 _LONGEST = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollpacker.children import keep_to_itself
 from rollpacker.config import RunConfig, longest_response
-from rollpacker.env.pool import EnvironmentPool
+from rollpacker.env.processes.pool import EnvironmentPool
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes

@@ -14,7 +14,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.env.messages import Answer, Begin, Step, packed
-from rollpacker.env.pool import EnvironmentPool, Reply
+from rollpacker.env.processes.pool import EnvironmentPool, Reply
 from rollpacker.errors import told
 from rollpacker.runtime.attempts.attempts import Attempt, Stage
 from rollpacker.runtime.attempts.conversation import Conversation, lengthened

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from rollpacker.env import xml_calls
-from rollpacker.env.values import too_deep
+from rollpacker.env.calls import xml_calls
+from rollpacker.env.calls.values import too_deep
 
 Format = Literal["hermes", "llama3", "qwen3_coder"]
 FORMATS: tuple[Format, ...] = ("hermes", "llama3", "qwen3_coder")

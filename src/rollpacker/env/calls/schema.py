@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 
-from rollpacker.env.values import wanted
+from rollpacker.env.calls.values import wanted
 
 Schema = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.http import Response
+from rollpacker.env.agent.server.http import Response
 from rollpacker.env.base import Message
 from rollpacker.env.conversation import said
 

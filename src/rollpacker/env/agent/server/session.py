@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.env.agent.conversation import behind, named, read, same
-from rollpacker.env.agent.http import RefusedError
-from rollpacker.env.agent.replies import shown
+from rollpacker.env.agent.server.conversation import behind, named, read, same
+from rollpacker.env.agent.server.http import RefusedError
+from rollpacker.env.agent.server.replies import shown
 from rollpacker.env.base import Message
 
 

@@ -24,7 +24,7 @@ from rollpacker.env.conversation import whole
 from rollpacker.env.episode import Episode
 from rollpacker.env.load import load
 from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready, Step
-from rollpacker.env.process import LARGEST
+from rollpacker.env.processes.process import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
 from rollpacker.frames import HEADER, check_values, frame

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rollpacker.chat import NotTextError, text_of
-from rollpacker.env.agent.http import RefusedError
+from rollpacker.env.agent.server.http import RefusedError
 from rollpacker.env.base import Message
 
 _ROLES = {"developer": "system"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.env.values import too_deep, wanted
+from rollpacker.env.calls.values import too_deep, wanted
 
 Tools = Sequence[Mapping[str, Any]]
 

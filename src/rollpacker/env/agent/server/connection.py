@@ -6,7 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 
-from rollpacker.env.agent.http import CONTINUE, RefusedError, Request, RequestReader, Response
+from rollpacker.env.agent.server.http import (
+    CONTINUE,
+    RefusedError,
+    Request,
+    RequestReader,
+    Response,
+)
 from rollpacker.places import Place, Places
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import numpy as np
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import TIMED_OUT
 from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
-from rollpacker.env.process import Member, start
+from rollpacker.env.processes.process import Member, start
 from rollpacker.env.tool_faults import PROMPTS
 
 _CHECK_S = 0.25

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.connection import Connection
-from rollpacker.env.agent.http import RefusedError, Request, Response
-from rollpacker.env.agent.replies import completion, models
-from rollpacker.env.agent.session import Session
+from rollpacker.env.agent.server.connection import Connection
+from rollpacker.env.agent.server.http import RefusedError, Request, Response
+from rollpacker.env.agent.server.replies import completion, models
+from rollpacker.env.agent.server.session import Session
 from rollpacker.places import Places
 
 _HOST = "127.0.0.1"

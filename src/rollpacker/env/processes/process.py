@@ -75,7 +75,7 @@ def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any])
 
     ``tokenizer`` is pickled; ``template`` has the chat template's own arguments.
     """
-    popen, ours = start_child("rollpacker.env.worker")
+    popen, ours = start_child("rollpacker.env.processes.worker")
     channel = Channel(ours, LARGEST)
     channel.send(frame(pickle.dumps((config, tokenizer, template))))
     return Member(popen, channel, time.monotonic())

@@ -1,0 +1,4 @@
+"""Calls of tools: parsed from text, checked against schemas, made.
+
+Nothing here knows episodes.
+"""

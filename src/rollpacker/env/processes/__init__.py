@@ -1,0 +1,4 @@
+"""Environments in processes that may die.
+
+Nothing here knows what an environment does.
+"""

@@ -20,8 +20,8 @@ from pathlib import Path
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import GradingProcess
+from rollpacker.reward.processes.pool import GradingPool
+from rollpacker.reward.processes.process import GradingProcess
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 
 def grade_now(

@@ -18,7 +18,7 @@ import yaml
 from rollpacker import config
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from rollpacker.config import ConfigError, GradingConfig, RewardConfig, load
 from rollpacker.reward.functions import resolve
 from rollpacker.reward.judge.judge import Judge
 from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 TEMPLATE = "Q {prompt} R {reference} A {completion} G"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 CODE = """
 import os, signal, time

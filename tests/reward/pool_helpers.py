@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 
 def requests(texts: Sequence[str], first: int = 0, **row) -> list[GradeRequest]:

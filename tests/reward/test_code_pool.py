@@ -16,9 +16,9 @@ from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.frames import WireError
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import Job
-from rollpacker.reward.replies import read_reply
+from rollpacker.reward.processes.pool import GradingPool
+from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.replies import read_reply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 

@@ -14,7 +14,7 @@ from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 
 def test_grades_in_order_and_weighted_sums(pool_of, code):

@@ -13,9 +13,9 @@ from pool_helpers import collect, processes_of, requests
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.reward import pool as pools
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes import pool as pools
+from rollpacker.reward.processes.pool import GradingPool
 
 CALLS = """
 

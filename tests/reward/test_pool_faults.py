@@ -13,9 +13,9 @@ from pool_helpers import collect, processes_of, requests, wait_until
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.frames import WireError
-from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import Job, start
-from rollpacker.reward.replies import read_reply
+from rollpacker.reward.processes.pool import GradingPool
+from rollpacker.reward.processes.process import Job, start
+from rollpacker.reward.processes.replies import read_reply
 
 TIMEOUT_S = 0.5
 FAULTS = {
@@ -136,7 +136,7 @@ def test_processes_die_with_their_driver(code):
         from rollpacker.config import GradingConfig, RewardConfig
         from rollpacker.core.types import AttemptId
         from rollpacker.reward.base import GradeRequest
-        from rollpacker.reward.pool import GradingPool
+        from rollpacker.reward.processes.pool import GradingPool
 
         pool = GradingPool([RewardConfig(function={f"{code}:act"!r})], GradingConfig())
         pool.wait_ready()

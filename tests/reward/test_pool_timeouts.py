@@ -7,7 +7,7 @@ from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 
 BUSY = "```python\nsum(range(8_000_000))\nprint(1)\n```"
 

@@ -16,10 +16,10 @@ from pool_helpers import requests
 from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.frames import Channel
-from rollpacker.reward import pool as pool_module
 from rollpacker.reward.base import Grade
-from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import GradingProcess
+from rollpacker.reward.processes import pool as pool_module
+from rollpacker.reward.processes.pool import GradingPool
+from rollpacker.reward.processes.process import GradingProcess
 
 LOUD = 0
 """The response whose process writes anything."""

@@ -16,10 +16,10 @@ from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.frames import HEADER
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.pool import GradingPool
-from rollpacker.reward.process import GradingProcess, Job
-from rollpacker.reward.rows import ABOUT_A_ROW, LARGE, KeptRows, SentRows
-from rollpacker.reward.worker import _job
+from rollpacker.reward.processes.pool import GradingPool
+from rollpacker.reward.processes.process import GradingProcess, Job
+from rollpacker.reward.processes.rows import ABOUT_A_ROW, LARGE, KeptRows, SentRows
+from rollpacker.reward.processes.worker import _job
 
 MOST = 3 * LARGE
 ROWS: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ from pool_helpers import requests
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.sandbox.zygote import Zygote
 from rollpacker.shield import OUTSIDE, shielded
 

@@ -9,10 +9,10 @@ from pool_helpers import requests
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.ledger import Ledger
-from rollpacker.reward.process import Job
-from rollpacker.reward.replies import Reply
-from rollpacker.reward.waiting import Waiting
+from rollpacker.reward.processes.ledger import Ledger
+from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.replies import Reply
+from rollpacker.reward.processes.waiting import Waiting
 
 REWARDS = [
     RewardConfig(function="math", name="a"),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.frames import LARGEST_REPLY, Channel, State, frame
-from rollpacker.reward.driver import Driver
+from rollpacker.reward.processes.driver import Driver
 
 
 @given(

@@ -19,7 +19,7 @@ from rollpacker.data.columns.messages import is_blank
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
-from rollpacker.reward.pool import GradingPool
+from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.runtime.attempts.attempts import Attempt
 from rollpacker.runtime.attempts.detokenizer import backend
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward

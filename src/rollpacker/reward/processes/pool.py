@@ -19,10 +19,10 @@ from typing import Any
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.ledger import Ledger
-from rollpacker.reward.process import GradingProcess, Job, Loaded, start
-from rollpacker.reward.replies import Reply, read_reply
-from rollpacker.reward.waiting import TIMED_OUT, Waiting
+from rollpacker.reward.processes.ledger import Ledger
+from rollpacker.reward.processes.process import GradingProcess, Job, Loaded, start
+from rollpacker.reward.processes.replies import Reply, read_reply
+from rollpacker.reward.processes.waiting import TIMED_OUT, Waiting
 
 OnGrades = Callable[[list[Grade]], None]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from rollpacker.frames import WireError
 from rollpacker.reward.base import CodeRun
-from rollpacker.reward.process import Job
+from rollpacker.reward.processes.process import Job
 
 _LONGEST = 1000
 """Characters of a text that are shown."""

@@ -19,10 +19,10 @@ from rollpacker.children import die_with
 from rollpacker.core.types import AttemptId
 from rollpacker.errors import told, way
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
-from rollpacker.reward.driver import Driver
 from rollpacker.reward.functions import Scorer, resolve
-from rollpacker.reward.process import JOB, Loaded
-from rollpacker.reward.rows import ABOUT_A_ROW, KeptRows, Row
+from rollpacker.reward.processes.driver import Driver
+from rollpacker.reward.processes.process import JOB, Loaded
+from rollpacker.reward.processes.rows import ABOUT_A_ROW, KeptRows, Row
 from rollpacker.shield import take_no_notice
 
 Decode = Callable[..., str]

@@ -11,7 +11,7 @@ from typing import Any
 from rollpacker.core.codec import dumps
 from rollpacker.frames import HEADER, LARGEST_REPLY, frame
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.process import JOB
+from rollpacker.reward.processes.process import JOB
 
 _BEAT_S = 0.5
 

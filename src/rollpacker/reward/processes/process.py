@@ -15,7 +15,7 @@ from typing import Any
 from rollpacker.children import kill_child, start_child
 from rollpacker.frames import HEADER, Channel, frame
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.rows import LARGE, Row, SentRows
+from rollpacker.reward.processes.rows import LARGE, Row, SentRows
 
 JOB = struct.Struct("<Q")
 """A job's number, from 1 on, at the head of its frame."""
@@ -113,7 +113,7 @@ def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> Gradi
     ``tokenizer`` is pickled: what decodes responses, or None. ``checked`` says that such a process
     has found its sandbox to hold on this machine.
     """
-    popen, ours = start_child("rollpacker.reward.worker")
+    popen, ours = start_child("rollpacker.reward.processes.worker")
     channel = Channel(ours)
     channel.send(frame(pickle.dumps((list(functions), tokenizer, checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

@@ -11,8 +11,8 @@ from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.reward.functions import reward_names
-from rollpacker.reward.process import Job
-from rollpacker.reward.replies import Reply
+from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.replies import Reply
 
 
 @dataclass(slots=True, eq=False)

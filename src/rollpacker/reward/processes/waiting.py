@@ -16,9 +16,9 @@ from rollpacker.config import RewardConfig
 from rollpacker.errors import one_line
 from rollpacker.policy.rewards.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.ledger import Ledger
-from rollpacker.reward.process import Job
-from rollpacker.reward.rows import SentRows
+from rollpacker.reward.processes.ledger import Ledger
+from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.rows import SentRows
 
 _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""

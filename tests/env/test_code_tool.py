@@ -15,7 +15,7 @@ from rollpacker.env.code_tool import CodeTool, shown
 from rollpacker.env.conversation import to_message
 from rollpacker.env.tools import ToolsFactory
 from rollpacker.sandbox import StoppedError
-from rollpacker.sandbox.execution import Execution
+from rollpacker.sandbox.running.execution import Execution
 
 
 @pytest.fixture(scope="module")

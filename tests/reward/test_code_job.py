@@ -31,7 +31,7 @@ from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.attempts.rewards import check_rows
-from rollpacker.sandbox.guest import kernel
+from rollpacker.sandbox.guest.lockdown import kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 

@@ -10,7 +10,7 @@ from pool_helpers import requests
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.sandbox.zygote import Zygote
+from rollpacker.sandbox.running.zygote import Zygote
 from rollpacker.shield import OUTSIDE, shielded
 
 REWARD = """

@@ -23,10 +23,10 @@ from rollpacker.sandbox import (
     StdinTest,
     StoppedError,
 )
-from rollpacker.sandbox.execution import execute
-from rollpacker.sandbox.grade import encode_job, job_of
+from rollpacker.sandbox.grading.grade import encode_job, job_of
 from rollpacker.sandbox.remote import RemoteSandbox
-from rollpacker.sandbox.zygote import Zygote
+from rollpacker.sandbox.running.execution import execute
+from rollpacker.sandbox.running.zygote import Zygote
 
 ADD = "def add(a, b): return a + b\n"
 CALL = CallTest(call="add", args=[1, 2], expected=3)

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from rollpacker.sandbox.guest import syscalls
-from rollpacker.sandbox.guest.bpf import build_filters
+from rollpacker.sandbox.guest.lockdown import syscalls
+from rollpacker.sandbox.guest.lockdown.bpf import build_filters
 
 ALLOW, DENY, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 

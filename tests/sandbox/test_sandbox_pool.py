@@ -15,10 +15,10 @@ import pytest
 
 from rollpacker.sandbox import LEVELS, Level, Sandbox, SandboxUnavailableError, StdinTest
 from rollpacker.sandbox import sandbox as pool
-from rollpacker.sandbox.execution import execute
-from rollpacker.sandbox.grade import judge
+from rollpacker.sandbox.grading.grade import judge
+from rollpacker.sandbox.running.execution import execute
+from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
 from rollpacker.sandbox.types import Limits
-from rollpacker.sandbox.zygote import Zygote, ZygoteDiedError
 
 ADD = "print(sum(map(int, input().split())))"
 LOOP = "while True: pass"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sandbox.compare import same_output, same_value
-from rollpacker.sandbox.decode import (
+from rollpacker.sandbox.grading.compare import same_output, same_value
+from rollpacker.sandbox.grading.decode import (
     BadResultError,
     Members,
     Pairs,

@@ -138,7 +138,7 @@ def _read_text(path: Path) -> str:
 
 def _read_tests(path: Path) -> list[Test]:
     from rollpacker.sandbox import parse_test
-    from rollpacker.sandbox.grade import job_of
+    from rollpacker.sandbox.grading.grade import job_of
 
     text = _read_text(path)
     try:

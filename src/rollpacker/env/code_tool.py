@@ -8,9 +8,9 @@ import threading
 
 from rollpacker.env.base import EpisodeError
 from rollpacker.sandbox import Limits, Sandbox, SandboxUnavailableError, StdinTest
-from rollpacker.sandbox.decode import BadResultError, read_report
-from rollpacker.sandbox.execution import Execution, Stop
-from rollpacker.sandbox.grade import encode_job
+from rollpacker.sandbox.grading.decode import BadResultError, read_report
+from rollpacker.sandbox.grading.grade import encode_job
+from rollpacker.sandbox.running.execution import Execution, Stop
 
 _MOST_AT_ONCE = 16
 _SHARE = 12.0

@@ -1,7 +1,7 @@
 """The code sandbox: the boundary between a hostile program and the trainer."""
 
-from rollpacker.sandbox.decode import shorten
 from rollpacker.sandbox.formats import find_tests, float_tolerance, read_tests
+from rollpacker.sandbox.grading.decode import shorten
 from rollpacker.sandbox.remote import RemoteSandbox
 from rollpacker.sandbox.sandbox import Sandbox, strongest_level
 from rollpacker.sandbox.types import (

@@ -20,8 +20,8 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from rollpacker.sandbox.base import Runner
-from rollpacker.sandbox.execution import Execution, Stop
-from rollpacker.sandbox.grade import job_of, judge
+from rollpacker.sandbox.grading.grade import job_of, judge
+from rollpacker.sandbox.running.execution import Execution, Stop
 from rollpacker.sandbox.types import (
     AssertTest,
     CallTest,

@@ -13,8 +13,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from rollpacker.sandbox.base import Runner
-from rollpacker.sandbox.execution import Execution, Stop, execute
-from rollpacker.sandbox.grade import encode_job, judge
+from rollpacker.sandbox.grading.grade import encode_job, judge
+from rollpacker.sandbox.running.execution import Execution, Stop, execute
+from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
 from rollpacker.sandbox.selftest import quick_check
 from rollpacker.sandbox.types import (
     LEVELS,
@@ -26,7 +27,6 @@ from rollpacker.sandbox.types import (
     Test,
     TestResult,
 )
-from rollpacker.sandbox.zygote import Zygote, ZygoteDiedError
 
 _RETRIES = 2
 _ALONE = 2

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import harness, kernel, landlock
-from .bpf import build_filters
+from . import harness
+from .lockdown import kernel, landlock
+from .lockdown.bpf import build_filters
 
 RESULT = 3
 """Place of a descriptor in a child, after the standard streams."""

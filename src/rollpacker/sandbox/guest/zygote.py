@@ -19,9 +19,10 @@ import sys
 import time
 from typing import NoReturn
 
-from . import harness, kernel, preload
+from . import harness, preload
 from .child import RESULT, Lockdown, become_program, lockdown_of
-from .isolate import isolate
+from .lockdown import kernel
+from .lockdown.isolate import isolate
 from .rehearsal import rehearse
 
 REQUEST = struct.Struct("<QQQQ")

@@ -22,7 +22,7 @@ from rollpacker.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.sandbox.types import Level, SandboxUnavailableError
 from rollpacker.shield import shielded
 
-_FOLDER = str(Path(__file__).parent)
+_FOLDER = str(Path(__file__).parents[1])
 _CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"
 _START_S = 60.0
 _UID = 61_804

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import repeat
 from typing import Any
 
-from rollpacker.sandbox.decode import Members, Pairs
+from rollpacker.sandbox.grading.decode import Members, Pairs
 from rollpacker.sandbox.types import FLOAT_TOLERANCE
 
 _LONGEST_NUMBER = 64

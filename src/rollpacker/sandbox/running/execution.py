@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from rollpacker.sandbox.clock import ChildClock
+from rollpacker.sandbox.running.clock import ChildClock
+from rollpacker.sandbox.running.zygote import Exit, Zygote, ZygoteDiedError
 from rollpacker.sandbox.types import Limits, StoppedError
-from rollpacker.sandbox.zygote import Exit, Zygote, ZygoteDiedError
 
 End = Literal["exit", "signal", "tle_cpu", "tle_idle", "starved", "no_start"]
 

@@ -7,8 +7,8 @@ import marshal
 import signal
 from collections.abc import Mapping
 
-from rollpacker.sandbox.compare import same_output, same_value
-from rollpacker.sandbox.decode import (
+from rollpacker.sandbox.grading.compare import same_output, same_value
+from rollpacker.sandbox.grading.decode import (
     FEW_MARKS,
     BadResultError,
     decode,
@@ -16,7 +16,7 @@ from rollpacker.sandbox.decode import (
     read_report,
     shorten,
 )
-from rollpacker.sandbox.execution import Execution
+from rollpacker.sandbox.running.execution import Execution
 from rollpacker.sandbox.types import (
     FLOAT_TOLERANCE,
     AssertTest,

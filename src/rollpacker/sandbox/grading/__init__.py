@@ -1,0 +1,4 @@
+"""From a program's bytes to the result of a test, in the trainer's process.
+
+Nothing here runs a program.
+"""

@@ -1,0 +1,1 @@
+"""What a child gives up before it runs a program: system calls, files, privileges."""

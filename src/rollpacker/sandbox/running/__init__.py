@@ -1,0 +1,4 @@
+"""One execution of an untrusted program, from outside.
+
+Nothing here knows tests.
+"""

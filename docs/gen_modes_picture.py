@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.report.gantt import STATES, Gantt
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.drawing.gantt import STATES, Gantt
+from rollpacker.report.reading.run_folder import load_run
 
 IMAGE = Path(__file__).parent / "images" / "modes.svg"
 TITLES = {

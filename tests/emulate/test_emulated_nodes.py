@@ -20,7 +20,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.emulate.twin import simulate
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.runtime.record.progress import Progress
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]

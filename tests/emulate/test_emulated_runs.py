@@ -22,7 +22,7 @@ from rollpacker.emulate import hosts
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.fit import look
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs import calibration

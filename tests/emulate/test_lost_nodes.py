@@ -9,7 +9,7 @@ from emulated_jobs import job, write_devices
 from rich.console import Console
 
 from rollpacker import job as jobs
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
 

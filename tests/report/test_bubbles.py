@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.report import bubbles
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading import bubbles
+from rollpacker.report.reading.run_folder import load_run
 
 spans = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),

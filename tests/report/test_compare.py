@@ -7,7 +7,7 @@ import pytest
 from report_runs import MODES, page_data
 
 from rollpacker.report.compare import write_comparison
-from rollpacker.report.run_folder import ReportError
+from rollpacker.report.reading.run_folder import ReportError
 
 RESULT = {
     "sampled_accuracy": 0.813,

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.core.codec import dumps
-from rollpacker.report.browser import LONGEST
-from rollpacker.report.conversations import Call, Message, conversation, says, turns_of
-from rollpacker.report.responses import find
+from rollpacker.report.reading.conversations import Call, Message, conversation, says, turns_of
+from rollpacker.report.reading.responses import find
 from rollpacker.report.run_report import write_report
+from rollpacker.report.sections.browser import LONGEST
 
 EVIL = "</script><img src=x onerror=\"document.title = 'pwned'\">\x1b[2J"
 TEXT, TURNS, MESSAGES = 10, 11, 12

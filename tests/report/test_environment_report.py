@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import page_data
 
-from rollpacker.report import bubbles, gantt
-from rollpacker.report.environments import environment_facts
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.run_folder import WAIT_COLUMNS, load_run
+from rollpacker.report.drawing import gantt
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading import bubbles
+from rollpacker.report.reading.run_folder import WAIT_COLUMNS, load_run
 from rollpacker.report.run_report import write_report
+from rollpacker.report.sections.environments import environment_facts
 from rollpacker.report.timeline import write_timeline
 
 TOOLS_0, TOOLS_1 = [(0.0, 1.0), (4.0, 5.0), (5.5, 6.0)], [(0.0, 1.0), (2.0, 5.0)]

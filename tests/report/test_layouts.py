@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from report_runs import page_data
 
-from rollpacker.report import gantt
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.run_folder import ReportError, load_run
+from rollpacker.report.drawing import gantt
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading.run_folder import ReportError, load_run
 from rollpacker.report.run_report import write_report
 from rollpacker.report.timeline import write_timeline
 

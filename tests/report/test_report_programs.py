@@ -3,8 +3,8 @@
 import polars as pl
 
 from rollpacker.core.sample_columns import PROGRAM
-from rollpacker.report.programs import SHOWN, program_section
-from rollpacker.report.programs import test_times as times_of
+from rollpacker.report.sections.programs import SHOWN, program_section
+from rollpacker.report.sections.programs import test_times as times_of
 
 
 def table(*rows: tuple[str, str | None, list[str], list[float], bool]) -> pl.DataFrame:

@@ -5,7 +5,7 @@ import tracemalloc
 import polars as pl
 import pytest
 
-from rollpacker.report.run_folder import ReportError, load_run
+from rollpacker.report.reading.run_folder import ReportError, load_run
 
 NEEDED = ("config.yaml", "metrics.jsonl", "journal.jsonl", "workers.jsonl", "samples.parquet")
 

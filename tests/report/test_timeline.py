@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from report_runs import MODES
 
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.timeline import write_timeline
 
 REQUIRED = {

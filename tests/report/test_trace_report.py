@@ -17,7 +17,7 @@ from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.synchronous_round import Layout
 from rollpacker.polytrace.workload import load_model
-from rollpacker.report import trace_figures
+from rollpacker.report.drawing import trace_figures
 from rollpacker.report.trace_report import write_trace_report
 
 CODE = ("lengths", "prompts", "steps", "waiting", "reward-share")

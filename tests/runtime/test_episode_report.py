@@ -8,9 +8,9 @@ import pytest
 from runtime_jobs import cli_here, metrics, run, table
 from test_episode_runs import ECHO, TALKING, Talkshop
 
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.responses import find
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading.responses import find
+from rollpacker.report.reading.run_folder import load_run
 
 SLOW: dict[str, Any] = TALKING | {
     "environment": ECHO | {"options": {"pause_s": 0.02}},

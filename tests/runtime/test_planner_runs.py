@@ -22,8 +22,8 @@ from rollpacker.core import journal
 from rollpacker.job.plan import build
 from rollpacker.policy.engines.hardware import Machine
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading.run_folder import load_run
 
 pytestmark = pytest.mark.cluster
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 8, "max_completion_length": 40}

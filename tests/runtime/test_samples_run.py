@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, main
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
 
 JUDGES = """

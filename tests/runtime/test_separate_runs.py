@@ -19,7 +19,7 @@ from runtime_jobs import (
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 
 CPU = {"pin": False, "kind": "cpu"}
 ONE = CPU | {"per_node": 1}

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.run_folder import load_run
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.sim.recorded.run_record import read_run
 from rollpacker.trl import GRPOTrainer
 

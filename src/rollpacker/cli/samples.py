@@ -9,7 +9,7 @@ import typer
 
 from rollpacker.cli.output import Json, print_json, print_note, print_plain, run_in
 from rollpacker.errors import visible
-from rollpacker.report.conversations import Message, conversation, parsed, turns_of
+from rollpacker.report.reading.conversations import Message, conversation, parsed, turns_of
 
 _RULE = "─" * 72
 
@@ -35,7 +35,7 @@ def samples(
 
     Example: rollpacker samples runs/demo/exact --step 3 --worst --limit 3
     """
-    from rollpacker.report.responses import Order, find
+    from rollpacker.report.reading.responses import Order, find
 
     flags: dict[Order, bool] = {"worst": worst, "best": best, "longest": longest, "random": random}
     given: list[Order] = [order for order, chosen in flags.items() if chosen]

@@ -9,11 +9,11 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from rollpacker.report import figures, page
-from rollpacker.report.figures import MODES, Figure, number, present
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
-from rollpacker.report.run_folder import ReportError, RunFolder, load_run
+from rollpacker.report.drawing import figures, page
+from rollpacker.report.drawing.figures import MODES, Figure, number, present
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_run
 
 BASELINE = "off"
 """The mode that speed-ups are relative to."""

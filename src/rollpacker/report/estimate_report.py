@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from rollpacker.report import page
-from rollpacker.report.page import Page, Section, Table, Tile, count, seconds
+from rollpacker.report.drawing import page
+from rollpacker.report.drawing.page import Page, Section, Table, Tile, count, seconds
 from rollpacker.sim.estimate.estimate import Estimate
 
 _HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rollpacker.report.run_folder import ReportError
+from rollpacker.report.reading.run_folder import ReportError
 
 
 def write_reports(folder: Path, note: Callable[[str], None]) -> None:

@@ -11,15 +11,15 @@ import polars as pl
 import yaml
 
 from rollpacker.config.secrets import masked
-from rollpacker.report import figures, page
-from rollpacker.report.browser import browser_section
-from rollpacker.report.environments import environment_facts, environment_section
-from rollpacker.report.figures import number, present
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.length_curves import LengthCurves, length_curves, length_facts
-from rollpacker.report.page import Page, Section, Table, Tile, count, plain, seconds, share
-from rollpacker.report.programs import program_section
-from rollpacker.report.run_folder import RunFolder, load_run
+from rollpacker.report.drawing import figures, page
+from rollpacker.report.drawing.figures import number, present
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.length_curves import LengthCurves, length_curves, length_facts
+from rollpacker.report.drawing.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.reading.run_folder import RunFolder, load_run
+from rollpacker.report.sections.browser import browser_section
+from rollpacker.report.sections.environments import environment_facts, environment_section
+from rollpacker.report.sections.programs import program_section
 
 _REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500

@@ -18,8 +18,8 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.report import bubbles
-from rollpacker.report.run_folder import RunFolder, load_run
+from rollpacker.report.reading import bubbles
+from rollpacker.report.reading.run_folder import RunFolder, load_run
 
 Event = dict[str, Any]
 

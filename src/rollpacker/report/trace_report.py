@@ -15,8 +15,8 @@ from rollpacker.polytrace.sentences import sentences
 from rollpacker.polytrace.shares import reward_time_share, tool_latency_share
 from rollpacker.polytrace.statistics import finished, lengths_of, visits
 from rollpacker.polytrace.synchronous_round import Layout, synchronous_rounds
-from rollpacker.report import page, trace_figures
-from rollpacker.report.page import Page, Section, Table, Tile, count, share
+from rollpacker.report.drawing import page, trace_figures
+from rollpacker.report.drawing.page import Page, Section, Table, Tile, count, share
 
 _TABLE = ("task", "responses", "mean", "p50", "p75", "p99", "max", "at cap", "ICC", "ICC log")
 _TABLE += ("AUC 1st", "AUC 4th", "idle", "bubble")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from rollpacker.report.page import Section, Table, count, seconds, share
+from rollpacker.report.drawing.page import Section, Table, count, seconds, share
 
 SHOWN = 10
 """Slowest tests that are listed, and as many that fail most."""

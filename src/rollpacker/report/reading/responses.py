@@ -10,7 +10,7 @@ from typing import Any, Literal
 import polars as pl
 
 from rollpacker.core import sample_columns as schema
-from rollpacker.report.conversations import says
+from rollpacker.report.reading.conversations import says
 from rollpacker.runtime.attempts import sample_table as table
 
 Order = Literal["newest", "best", "worst", "longest", "random"]

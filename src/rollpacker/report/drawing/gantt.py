@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.report import bubbles
-from rollpacker.report.run_folder import RunFolder
+from rollpacker.report.reading import bubbles
+from rollpacker.report.reading.run_folder import RunFolder
 from rollpacker.runtime.step.bubble import Span
 
 MAX_BARS = 24_000

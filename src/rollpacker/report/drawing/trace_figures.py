@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace.synchronous_round import Round
-from rollpacker.report.figures import COLOURS, MAX_POINTS, Figure, line
+from rollpacker.report.drawing.figures import COLOURS, MAX_POINTS, Figure, line
 
 Floats = NDArray[np.float64]
 

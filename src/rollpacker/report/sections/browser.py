@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from rollpacker.core import sample_columns as schema
-from rollpacker.report.conversations import Message, conversation, turns_of
-from rollpacker.report.page import Section, count, embed
-from rollpacker.report.responses import load
+from rollpacker.report.drawing.page import Section, count, embed
+from rollpacker.report.reading.conversations import Message, conversation, turns_of
+from rollpacker.report.reading.responses import load
 
 MOST_BYTES = 10_000_000
 """Of all responses in a page."""

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from rollpacker.policy.lengths.censoring import KaplanMeier
-from rollpacker.report.length_curves import LengthCurves
+from rollpacker.report.drawing.length_curves import LengthCurves
 
 Figure = dict[str, Any]
 Metrics = Sequence[Mapping[str, Any]]

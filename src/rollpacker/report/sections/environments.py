@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.report import figures
-from rollpacker.report.figures import Figure
-from rollpacker.report.gantt import Gantt
-from rollpacker.report.page import Section, count, seconds, share
-from rollpacker.report.run_folder import RunFolder
+from rollpacker.report.drawing import figures
+from rollpacker.report.drawing.figures import Figure
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.page import Section, count, seconds, share
+from rollpacker.report.reading.run_folder import RunFolder
 
 _TURNS, _WAITED, _IDLE, _CALLS = "#3f7fbf", "#d9822b", "#7e6b9e", "#4b9b72"
 _FAILED = figures.COLOURS["failed"]

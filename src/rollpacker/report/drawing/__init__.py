@@ -1,0 +1,4 @@
+"""Plots and pages from plain data.
+
+Nothing here reads files of a run.
+"""

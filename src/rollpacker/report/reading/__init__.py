@@ -1,0 +1,4 @@
+"""What a run left behind, read.
+
+Nothing here draws.
+"""

@@ -1,0 +1,1 @@
+"""Parts of a run's report, one a file."""

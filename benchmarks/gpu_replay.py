@@ -23,10 +23,10 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.generate import generate
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.turns import Response, Scale, Turn
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.turns import Response, Scale, Turn
-from rollpacker.polytrace.workload import load_model
 from rollpacker.trace_replay.plan import StepPlan, plan
 from rollpacker.trace_replay.replayer import Replayer
 

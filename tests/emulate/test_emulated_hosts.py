@@ -23,7 +23,7 @@ from rollpacker.emulate.draws import Draws
 from rollpacker.emulate.emulation import Emulation
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
-from rollpacker.polytrace.length_model import PAPER
+from rollpacker.polytrace.model.length_model import PAPER
 from rollpacker.runtime.cluster.nodes import ThisMachine
 from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.messages import messages as msg

@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
-from rollpacker.polytrace.bootstrap import intervals
-from rollpacker.polytrace.characterize import characterize
-from rollpacker.polytrace.generate import generate
-from rollpacker.polytrace.length_model import PAPER
-from rollpacker.polytrace.prediction import tail_prediction
+from rollpacker.polytrace.describe.characterize import characterize
+from rollpacker.polytrace.describe.sentences import sentences
+from rollpacker.polytrace.describe.synchronous_round import Layout, imbalance, synchronous_round
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.length_model import PAPER
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.polytrace.sentences import sentences
-from rollpacker.polytrace.statistics import (
+from rollpacker.polytrace.statistics.bootstrap import intervals
+from rollpacker.polytrace.statistics.prediction import tail_prediction
+from rollpacker.polytrace.statistics.statistics import (
     area_under_curve,
     dependence,
     drift,
     known_cap,
     tail_index,
 )
-from rollpacker.polytrace.synchronous_round import Layout, imbalance, synchronous_round
-from rollpacker.polytrace.workload import load_model
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")

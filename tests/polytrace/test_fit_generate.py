@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.polytrace.fit import fit, goodness_of_fit
-from rollpacker.polytrace.fit_mixture import fit_mixture
-from rollpacker.polytrace.generate import generate
-from rollpacker.polytrace.length_model import PAPER, LengthModel
-from rollpacker.polytrace.quantiles import QuantileTable
-from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.polytrace.workload import (
+from rollpacker.polytrace.model.fit import fit, goodness_of_fit
+from rollpacker.polytrace.model.fit_mixture import fit_mixture
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.length_model import PAPER, LengthModel
+from rollpacker.polytrace.model.workload import (
     DriftModel,
     PromptModel,
     RewardModel,
@@ -23,6 +21,8 @@ from rollpacker.polytrace.workload import (
     save_model,
     to_json,
 )
+from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")

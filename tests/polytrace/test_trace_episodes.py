@@ -14,9 +14,9 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.characterize import characterize
+from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.formats import validate
-from rollpacker.polytrace.formats.episodes import Turn
+from rollpacker.polytrace.formats.ours.episodes import Turn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
 from rollpacker.runtime.attempts.samples import Row, SampleLog

@@ -10,8 +10,10 @@ import pytest
 from trace_lines import Record, dapo, dump, multiturn, packed, polytrace_folder, timing, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import distributions, native, validate
-from rollpacker.polytrace.formats.columns import samples
+from rollpacker.polytrace.formats import validate
+from rollpacker.polytrace.formats.files.columns import samples
+from rollpacker.polytrace.formats.ours import native
+from rollpacker.polytrace.formats.suite import distributions
 from rollpacker.polytrace.schema import Trace, TraceError
 
 WRONG = [

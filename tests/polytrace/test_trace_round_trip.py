@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from trace_lines import Record, dump, load, multiturn, polytrace_folder, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import distributions, validate
-from rollpacker.polytrace.formats.columns import samples
+from rollpacker.polytrace.formats import validate
+from rollpacker.polytrace.formats.files.columns import samples
+from rollpacker.polytrace.formats.suite import distributions
 from rollpacker.polytrace.schema import Trace
 
 

@@ -15,12 +15,12 @@ from trace_lines import dump, timing
 
 from rollpacker.cli import main
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.compare import Timed, compare, read_timed
-from rollpacker.polytrace.fit import fit
-from rollpacker.polytrace.formats.native import concat
-from rollpacker.polytrace.generate import generate
+from rollpacker.polytrace.describe.compare import Timed, compare, read_timed
+from rollpacker.polytrace.formats.ours.native import concat
+from rollpacker.polytrace.model.fit import fit
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.workload import load_model, model_names
 from rollpacker.polytrace.schema import TraceError
-from rollpacker.polytrace.workload import load_model, model_names
 
 Call = Callable[..., tuple[int, str, str]]
 ROW = (

@@ -12,13 +12,13 @@ import pytest
 from trace_lines import dump
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.characterize import characterize
+from rollpacker.polytrace.describe.characterize import characterize
+from rollpacker.polytrace.describe.sentences import sentences
 from rollpacker.polytrace.formats import detect, validate
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.counts import tokens
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.sentences import sentences
 
 CASES = Path(__file__).parent / "cases"
 REFUSED = {"o_slime"}

@@ -9,7 +9,7 @@ import pytest
 
 from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.polytrace.schema import SAMPLES, Trace
-from rollpacker.polytrace.statistics import dependence
+from rollpacker.polytrace.statistics.statistics import dependence
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import FOLDER
 from rollpacker.sim.estimate import estimate as est

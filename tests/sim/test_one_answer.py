@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_estimate import trace_of
 
-from rollpacker.polytrace.characterize import characterize
+from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.schema import Trace
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.workload.source import of_trace

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.generate import generate
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.turns import Response, Scale
+from rollpacker.polytrace.model.turns import Turn as Recorded
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.turns import Response, Scale
-from rollpacker.polytrace.turns import Turn as Recorded
-from rollpacker.polytrace.workload import load_model
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.workload.source import of_model, of_trace

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rollpacker.polytrace.length_model import PAPER
+from rollpacker.polytrace.model.length_model import PAPER
 from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
 
 DOMAINS = {"a": 1.0, "b": 1.0, "c": 2.0}

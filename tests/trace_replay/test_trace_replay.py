@@ -19,11 +19,11 @@ from rollpacker.config import FakeEngineConfig
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.engine.fake import FakeEngine
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats.native import concat
-from rollpacker.polytrace.generate import generate
+from rollpacker.polytrace.formats.ours.native import concat
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.turns import Response, Scale, Turn
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.polytrace.turns import Response, Scale, Turn
-from rollpacker.polytrace.workload import load_model
 from rollpacker.trace_replay.engine import build_engine
 from rollpacker.trace_replay.plan import StepPlan, plan
 from rollpacker.trace_replay.replayer import Replayer

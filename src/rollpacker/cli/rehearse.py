@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.formats.lines import Note
+    from rollpacker.polytrace.formats.files.lines import Note
     from rollpacker.polytrace.formats.said import Said
     from rollpacker.sim.estimate.estimate import Drafts
 

@@ -23,7 +23,7 @@ from rollpacker.cli.trace_source import (
 )
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.workload import WorkloadModel
+    from rollpacker.polytrace.model.workload import WorkloadModel
 
 trace_app = typer.Typer(
     help="Work with workload traces.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -140,9 +140,9 @@ def characterize(
 
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
-    from rollpacker.polytrace.characterize import characterize as describe
-    from rollpacker.polytrace.sentences import sentences
-    from rollpacker.polytrace.synchronous_round import Layout
+    from rollpacker.polytrace.describe.characterize import characterize as describe
+    from rollpacker.polytrace.describe.sentences import sentences
+    from rollpacker.polytrace.describe.synchronous_round import Layout
 
     layout = Layout(workers=workers, slots=slots)
     write_page = None if html is None else _page_writer()
@@ -190,8 +190,8 @@ def fit(
 
     Example: rollpacker trace fit demo.parquet --out demo.json
     """
-    from rollpacker.polytrace import fit as fitting
-    from rollpacker.polytrace.workload import save_model
+    from rollpacker.polytrace.model import fit as fitting
+    from rollpacker.polytrace.model.workload import save_model
 
     notes: list[str] = []
     trace = read_responses(path, format, None, notes)
@@ -231,7 +231,7 @@ def generate(
     Example: rollpacker trace generate math --steps 20 --out math.parquet
     """
     from rollpacker.polytrace import formats
-    from rollpacker.polytrace.generate import generate as make
+    from rollpacker.polytrace.model.generate import generate as make
 
     at_least(1, steps=steps, prompts=prompts, responses=responses)
     at_least(0, seed=seed)
@@ -258,7 +258,7 @@ def models(as_json: Json = False) -> None:
 
     Example: rollpacker trace models
     """
-    from rollpacker.polytrace.workload import load_model, model_names
+    from rollpacker.polytrace.model.workload import load_model, model_names
 
     shipped = {name: load_model(name) for name in model_names()}
     if as_json:
@@ -296,7 +296,7 @@ def compare(
 
     Example: rollpacker trace compare simulated.json runs/demo/off
     """
-    from rollpacker.polytrace import compare as comparing
+    from rollpacker.polytrace.describe import compare as comparing
 
     sides = [comparing.read_timed(path) for path in (predicted, measured)]
     found = comparing.compare(*sides)
@@ -328,7 +328,7 @@ def _page_writer() -> Callable[..., Path]:
 
 
 def _model(name: str) -> WorkloadModel:
-    from rollpacker.polytrace.workload import load_model, model_names
+    from rollpacker.polytrace.model.workload import load_model, model_names
 
     names = model_names()
     if name not in names and not Path(name).is_file():

@@ -14,7 +14,7 @@ from rollpacker.cli.output import Json, console, print_json, print_note, print_p
 from rollpacker.cli.trace_source import at_least, chosen_task, read_responses
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.turns import Scale
+    from rollpacker.polytrace.model.turns import Scale
     from rollpacker.trace_replay.engine import EngineKind
     from rollpacker.trace_replay.plan import StepPlan
 
@@ -92,7 +92,7 @@ def replay(
 
     Example: rollpacker trace replay search.parquet --model Qwen/Qwen2.5-0.5B-Instruct --steps 2
     """
-    from rollpacker.polytrace.turns import Scale
+    from rollpacker.polytrace.model.turns import Scale
 
     at_least(1, steps=steps, concurrency=concurrency, gpus=gpus)
     at_least(0, seed=seed)

@@ -11,11 +11,11 @@ from rollpacker.cli.output import table_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollpacker.polytrace.characterize import TaskReport
-    from rollpacker.polytrace.compare import Comparison
-    from rollpacker.polytrace.fit import Goodness
+    from rollpacker.polytrace.describe.characterize import TaskReport
+    from rollpacker.polytrace.describe.compare import Comparison
+    from rollpacker.polytrace.model.fit import Goodness
+    from rollpacker.polytrace.model.workload import WorkloadModel
     from rollpacker.polytrace.schema import Trace
-    from rollpacker.polytrace.workload import WorkloadModel
 
 
 def tasks_of(trace: Trace) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from rollpacker.polytrace.model.turns import Response, Scale, Turn, response
 from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.turns import Response, Scale, Turn, response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

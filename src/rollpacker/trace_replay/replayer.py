@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, EngineStats, Output, Request, SamplingParams
-from rollpacker.polytrace.turns import Response, Turn
+from rollpacker.polytrace.model.turns import Response, Turn
 from rollpacker.trace_replay.plan import StepPlan
 
 Ints = NDArray[np.int32]

@@ -11,7 +11,7 @@ from rollpacker.config import RolloutConfig, TailBatchingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.polytrace.redrawn import Redrawn
+from rollpacker.polytrace.model.redrawn import Redrawn
 from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.workload.source import Source

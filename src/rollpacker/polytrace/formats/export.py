@@ -7,15 +7,15 @@ from pathlib import Path
 
 import polars as pl
 
-from rollpacker.polytrace.formats import (
+from rollpacker.polytrace.formats.files.columns import unpack
+from rollpacker.polytrace.formats.files.lines import Note, Record, silent
+from rollpacker.polytrace.formats.ours import native
+from rollpacker.polytrace.formats.suite import (
     dapo_filter,
     multiturn,
-    native,
     packed_lengths,
     reward_timings,
 )
-from rollpacker.polytrace.formats.columns import unpack
-from rollpacker.polytrace.formats.lines import Note, Record, silent
 from rollpacker.polytrace.schema import Trace, TraceError
 
 WRITABLE = ("native", "polytrace", "packed_lengths", "multiturn", "reward_timings", "dapo_filter")

@@ -11,13 +11,13 @@ import polars as pl
 
 from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace.formats import detect
-from rollpacker.polytrace.formats.lines import MOST, silent
+from rollpacker.polytrace.formats.files.lines import MOST, silent
+from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.files.tables import read_table
 from rollpacker.polytrace.formats.logs import texts
 from rollpacker.polytrace.formats.logs.counts import RESPONSE_IDS
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.formats.logs.responses import responses as log_responses
-from rollpacker.polytrace.formats.reading import Reading
-from rollpacker.polytrace.formats.tables import read_table
 
 _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
 

@@ -8,21 +8,19 @@ from pathlib import Path
 import polars as pl
 from pydantic import BaseModel
 
-from rollpacker.polytrace.formats import (
-    dapo_filter,
-    detect,
-    journal,
-    multiturn,
-    native,
-    packed_lengths,
-    reward_timings,
-    runs,
-)
-from rollpacker.polytrace.formats.lines import Bad, Problem, Record, records, silent
+from rollpacker.polytrace.formats import detect
+from rollpacker.polytrace.formats.files.lines import Bad, Problem, Record, records, silent
+from rollpacker.polytrace.formats.files.opened import Tick, quiet
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.logs import reader
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
-from rollpacker.polytrace.formats.opened import Tick, quiet
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.ours import journal, native, runs
+from rollpacker.polytrace.formats.suite import (
+    dapo_filter,
+    multiturn,
+    packed_lengths,
+    reward_timings,
+)
 from rollpacker.polytrace.schema import TraceError
 
 __all__ = ["Problem", "problems"]

@@ -14,7 +14,7 @@ from typing import Any
 from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import dependence, read_of
+from rollpacker.polytrace.statistics.statistics import dependence, read_of
 from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration

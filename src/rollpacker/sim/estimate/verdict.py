@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollpacker.polytrace.statistics import Dependence
+from rollpacker.polytrace.statistics.statistics import Dependence
 
 _SAME = 1.02
 """Speeds that differ by less are taken to be the same."""

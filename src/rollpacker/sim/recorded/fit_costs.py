@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.policy.engines.latency import LatencyCurve
-from rollpacker.polytrace.numerics import least_squares
+from rollpacker.polytrace.statistics.numerics import least_squares
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.driver import DriverCosts
 from rollpacker.sim.recorded.run_record import RunRecord

@@ -9,7 +9,7 @@ import numpy as np
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
-from rollpacker.polytrace.compare import STEP, Comparison, Timed, compare
+from rollpacker.polytrace.describe.compare import STEP, Comparison, Timed, compare
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
 from rollpacker.sim.recorded.run_lanes import Tried

@@ -11,16 +11,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.fit_turns import fit_turns
-from rollpacker.polytrace.formats.lines import Note, silent
-from rollpacker.polytrace.length_model import Floats, Lengths
-from rollpacker.polytrace.numerics import midranks
+from rollpacker.polytrace.formats.files.lines import Note, silent
+from rollpacker.polytrace.model.copula import CopulaLengths
+from rollpacker.polytrace.model.fit_turns import fit_turns
+from rollpacker.polytrace.model.length_model import Floats, Lengths
+from rollpacker.polytrace.model.turn_model import TurnModel
+from rollpacker.polytrace.model.turns import Scale, response
+from rollpacker.polytrace.model.workload import load_model, model_names
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics import correlations, finished, known_cap, lengths_of
-from rollpacker.polytrace.turn_model import TurnModel
-from rollpacker.polytrace.turns import Scale, response
-from rollpacker.polytrace.workload import load_model, model_names
+from rollpacker.polytrace.statistics.numerics import midranks
+from rollpacker.polytrace.statistics.statistics import correlations, finished, known_cap, lengths_of
 from rollpacker.sim.workload.turn_script import recorded_turns
 from rollpacker.sim.workload.workload import Recorded
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
-from rollpacker.polytrace.turns import Response
+from rollpacker.polytrace.model.turns import Response
 from rollpacker.sim.workload.sequences import Request
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.rounds.quotas import split
-from rollpacker.polytrace.length_model import Floats, Lengths
-from rollpacker.polytrace.turn_model import TurnModel
+from rollpacker.polytrace.model.length_model import Floats, Lengths
+from rollpacker.polytrace.model.turn_model import TurnModel
 from rollpacker.sim.workload.turn_script import Turn, Turns, recorded_turns
 
 _BLOCK = 16

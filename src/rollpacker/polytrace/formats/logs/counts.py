@@ -7,7 +7,7 @@ from functools import cache
 from math import isfinite
 from typing import Any, cast
 
-from rollpacker.polytrace.formats.lines import MOST, Record, shown
+from rollpacker.polytrace.formats.files.lines import MOST, Record, shown
 
 RESPONSE_COUNTS = (
     "response_tokens",

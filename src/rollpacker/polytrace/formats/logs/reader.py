@@ -12,13 +12,13 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.formats.columns import pack, table
-from rollpacker.polytrace.formats.lines import Problem, Record
+from rollpacker.polytrace.formats.files.columns import pack, table
+from rollpacker.polytrace.formats.files.lines import Problem, Record
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.logs import counts, texts
 from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
 from rollpacker.polytrace.formats.logs.responses import Response, check_text, responses
-from rollpacker.polytrace.formats.reading import Reading
 from rollpacker.polytrace.schema import SAMPLES, Trace
 
 _ROWS_AT_ONCE = 4096

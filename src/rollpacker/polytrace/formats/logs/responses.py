@@ -10,13 +10,13 @@ from typing import Any, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
-from rollpacker.polytrace.formats.entries import entries
-from rollpacker.polytrace.formats.lines import Problem, Record, shown
+from rollpacker.polytrace.formats.files.entries import entries
+from rollpacker.polytrace.formats.files.lines import Problem, Record, shown
+from rollpacker.polytrace.formats.files.opened import bare
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.logs import counts, steps, texts
 from rollpacker.polytrace.formats.logs.counts import values
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
-from rollpacker.polytrace.formats.opened import bare
-from rollpacker.polytrace.formats.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rollpacker.polytrace.formats.opened import bare
+from rollpacker.polytrace.formats.files.opened import bare
 
 _STEP, _ROUND, _EPOCH = (
     re.compile(rf"(?:{words})s?[_\-=. ]?(\d{{1,9}})(?!\d)", re.IGNORECASE)

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, cast
 
-from rollpacker.polytrace.formats.lines import Record
+from rollpacker.polytrace.formats.files.lines import Record
 
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""

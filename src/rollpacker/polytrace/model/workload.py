@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.length_model import LengthModel
-from rollpacker.polytrace.quantiles import QuantileTable
-from rollpacker.polytrace.turn_model import TurnModel
+from rollpacker.polytrace.model.copula import CopulaLengths
+from rollpacker.polytrace.model.length_model import LengthModel
+from rollpacker.polytrace.model.turn_model import TurnModel
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
 VERSION = 1
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import polars as pl
 from pydantic import BaseModel, Field, StrictBool, model_validator
 
-from rollpacker.polytrace.formats.columns import pack, samples, unpack
-from rollpacker.polytrace.formats.lines import Count, Record, records
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.files.columns import pack, samples, unpack
+from rollpacker.polytrace.formats.files.lines import Count, Record, records
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.schema import Trace
 
 NAME = "packed_lengths"

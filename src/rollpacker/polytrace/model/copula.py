@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollpacker.polytrace.length_model import Lengths
-from rollpacker.polytrace.numerics import least_squares, normal_cdf
-from rollpacker.polytrace.quantiles import QuantileTable
+from rollpacker.polytrace.model.length_model import Lengths
+from rollpacker.polytrace.statistics.numerics import least_squares, normal_cdf
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
 Floats = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollpacker.polytrace.formats.lines import Bad, Note, Problem, Record, stop
-from rollpacker.polytrace.formats.opened import Tick, quiet
+from rollpacker.polytrace.formats.files.lines import Bad, Note, Problem, Record, stop
+from rollpacker.polytrace.formats.files.opened import Tick, quiet
 
 
 class Repeats:

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.quantiles import QuantileTable
-from rollpacker.polytrace.turn_model import TurnModel
+from rollpacker.polytrace.model.turn_model import TurnModel
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
 Floats = NDArray[np.float64]
 

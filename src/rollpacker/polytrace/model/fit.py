@@ -9,14 +9,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.copula import CopulaLengths
-from rollpacker.polytrace.fit_mixture import fit_mixture
-from rollpacker.polytrace.fit_turns import fit_turns
-from rollpacker.polytrace.generate import generate
-from rollpacker.polytrace.numerics import midranks
-from rollpacker.polytrace.quantiles import QuantileTable
+from rollpacker.polytrace.model.copula import CopulaLengths
+from rollpacker.polytrace.model.fit_mixture import fit_mixture
+from rollpacker.polytrace.model.fit_turns import fit_turns
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.workload import DriftModel, PromptModel, RewardModel, WorkloadModel
 from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.statistics import (
+from rollpacker.polytrace.statistics.numerics import midranks
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
+from rollpacker.polytrace.statistics.statistics import (
     correlations,
     drift,
     finished,
@@ -24,7 +25,6 @@ from rollpacker.polytrace.statistics import (
     lengths_of,
     visits,
 )
-from rollpacker.polytrace.workload import DriftModel, PromptModel, RewardModel, WorkloadModel
 
 Floats = NDArray[np.float64]
 LengthsKind = Literal["copula", "mixture"]

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel, Field, StrictBool, model_validator
 
-from rollpacker.polytrace.formats.columns import join, pack, samples, split, unpack
-from rollpacker.polytrace.formats.lines import (
+from rollpacker.polytrace.formats.files.columns import join, pack, samples, split, unpack
+from rollpacker.polytrace.formats.files.lines import (
     MOST,
     Count,
     Number,
@@ -21,7 +21,7 @@ from rollpacker.polytrace.formats.lines import (
     records,
     same_count,
 )
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.schema import Trace
 
 NAME = "multiturn"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollpacker.core.journal import prompts_in, read_all
-from rollpacker.polytrace.formats import episodes
-from rollpacker.polytrace.formats.columns import pack, samples
-from rollpacker.polytrace.formats.episodes import Episode
-from rollpacker.polytrace.formats.lines import Record
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.files.columns import pack, samples
+from rollpacker.polytrace.formats.files.lines import Record
+from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.ours import episodes
+from rollpacker.polytrace.formats.ours.episodes import Episode
 from rollpacker.polytrace.schema import Trace, TraceError
 
 NAME = "run"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.length_model import LengthModel
-from rollpacker.polytrace.numerics import (
+from rollpacker.polytrace.model.length_model import LengthModel
+from rollpacker.polytrace.statistics.numerics import (
     beta_quantiles,
     log_normal_cdf,
     log_sum_exp,

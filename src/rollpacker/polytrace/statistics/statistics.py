@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.core.groups import intraclass_correlation
-from rollpacker.polytrace.numerics import all_alike, midranks, trend
+from rollpacker.polytrace.statistics.numerics import all_alike, midranks, trend
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollpacker.polytrace.formats.lines import Record
+from rollpacker.polytrace.formats.files.lines import Record
 
 TOOL = "environment"
 """Name of the calls."""

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.quantiles import QuantileTable
+from rollpacker.polytrace.model.turns import Response, Turn
 from rollpacker.polytrace.schema import TOOL, TURN
-from rollpacker.polytrace.turns import Response, Turn
+from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

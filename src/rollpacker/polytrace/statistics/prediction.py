@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.statistics import area_under_curve
+from rollpacker.polytrace.statistics.statistics import area_under_curve
 
 TAIL_SHARE = 0.2
 """A prompt is of the tail when its longest response is among the longest fifth of prompts'."""

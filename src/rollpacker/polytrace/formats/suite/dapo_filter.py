@@ -13,10 +13,10 @@ from pathlib import Path
 import polars as pl
 from pydantic import BaseModel, model_validator
 
-from rollpacker.polytrace.formats import packed_lengths
-from rollpacker.polytrace.formats.columns import join, samples, split, table, unpack
-from rollpacker.polytrace.formats.lines import Count, Note, Record, records, same_count
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.files.columns import join, samples, split, table, unpack
+from rollpacker.polytrace.formats.files.lines import Count, Note, Record, records, same_count
+from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.suite import packed_lengths
 from rollpacker.polytrace.schema import FILTERS, SAMPLES, Trace
 
 _COLUMNS = {

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.numerics import normal_cdf
+from rollpacker.polytrace.model.workload import WorkloadModel
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace
-from rollpacker.polytrace.workload import WorkloadModel
+from rollpacker.polytrace.statistics.numerics import normal_cdf
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, InstanceOf, ValidationError
 
-from rollpacker.polytrace.formats import opened
+from rollpacker.polytrace.formats.files import opened
 from rollpacker.polytrace.schema import TraceError
 
 Record = dict[str, Any]

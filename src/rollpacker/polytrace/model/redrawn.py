@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.length_model import Floats, Lengths
+from rollpacker.polytrace.model.length_model import Floats, Lengths
 
 
 class Redrawn(Lengths):

@@ -13,12 +13,12 @@ import yaml
 from rollpacker.core.journal import prompts_in, segments
 from rollpacker.core.sample_columns import NUMBERS
 from rollpacker.core.sample_columns import files as table_files
-from rollpacker.polytrace.formats import episodes, journal
-from rollpacker.polytrace.formats.columns import samples
-from rollpacker.polytrace.formats.episodes import Episode, Turn
-from rollpacker.polytrace.formats.lines import Record
-from rollpacker.polytrace.formats.reading import Reading
-from rollpacker.polytrace.formats.tables import read_table, whole_numbers
+from rollpacker.polytrace.formats.files.columns import samples
+from rollpacker.polytrace.formats.files.lines import Record
+from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.files.tables import read_table, whole_numbers
+from rollpacker.polytrace.formats.ours import episodes, journal
+from rollpacker.polytrace.formats.ours.episodes import Episode, Turn
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
 
 NAME = "run"

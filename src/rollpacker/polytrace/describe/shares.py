@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.synchronous_round import Round
+from rollpacker.polytrace.describe.synchronous_round import Round
 
 
 def tool_latency_share(samples: pl.DataFrame) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollpacker.polytrace.characterize import TaskReport
-from rollpacker.polytrace.statistics import dependence
+from rollpacker.polytrace.describe.characterize import TaskReport
+from rollpacker.polytrace.statistics.statistics import dependence
 
 _SURE = 0.01
 

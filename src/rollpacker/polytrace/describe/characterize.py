@@ -10,15 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.bootstrap import Interval, intervals
-from rollpacker.polytrace.prediction import tail_prediction
-from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.shares import (
+from rollpacker.polytrace.describe.shares import (
     prefix_cache_share,
     reward_time_share,
     tool_latency_share,
 )
-from rollpacker.polytrace.statistics import (
+from rollpacker.polytrace.describe.synchronous_round import (
+    Imbalance,
+    Layout,
+    imbalance,
+    synchronous_rounds,
+)
+from rollpacker.polytrace.schema import Trace, TraceError
+from rollpacker.polytrace.statistics.bootstrap import Interval, intervals
+from rollpacker.polytrace.statistics.prediction import tail_prediction
+from rollpacker.polytrace.statistics.statistics import (
     Drift,
     Floats,
     drift,
@@ -28,12 +34,6 @@ from rollpacker.polytrace.statistics import (
     read_of,
     tail_index,
     visits,
-)
-from rollpacker.polytrace.synchronous_round import (
-    Imbalance,
-    Layout,
-    imbalance,
-    synchronous_rounds,
 )
 
 

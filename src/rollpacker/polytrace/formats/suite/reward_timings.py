@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, StrictBool
 
-from rollpacker.polytrace.formats.columns import join, samples, split, table
-from rollpacker.polytrace.formats.lines import Count, Number, Record, records
-from rollpacker.polytrace.formats.reading import Reading
+from rollpacker.polytrace.formats.files.columns import join, samples, split, table
+from rollpacker.polytrace.formats.files.lines import Count, Number, Record, records
+from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.schema import REWARD_BATCHES, Trace
 
 _COLUMNS = {name: name for name in ("step", "dp_rank", "batch_size", "reward_time_s")}

@@ -1,0 +1,1 @@
+"""Formats of our own: traces, journals, run folders."""

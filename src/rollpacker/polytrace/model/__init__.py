@@ -1,0 +1,4 @@
+"""Synthetic workloads: their parameters, fitted and drawn.
+
+Nothing here knows formats.
+"""

@@ -1,0 +1,4 @@
+"""Statistics of response lengths.
+
+Nothing here knows formats or models.
+"""

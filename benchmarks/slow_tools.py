@@ -22,7 +22,8 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.config import RunConfig, load
+from rollpacker.config import RunConfig
+from rollpacker.config.reading import load
 from rollpacker.core.journal import replay
 from rollpacker.find import find
 from rollpacker.job import train

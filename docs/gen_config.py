@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.on_resume import MEANING, on_resume
+from rollpacker.config.reading.on_resume import MEANING, on_resume
 from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.costs.calibration import Calibration, builtin
 from rollpacker.sim.costs.hardware import DEVICES

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from rollpacker import config
 from rollpacker.cli import main
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.foreign import _NAMES, KEYS, REASONS
-from rollpacker.config.mistakes import WORDS, _paths, mistakes
+from rollpacker.config.reading.foreign import _NAMES, KEYS, REASONS
+from rollpacker.config.reading.mistakes import WORDS, _paths, mistakes
 from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.sim.world.config import SimulationConfig
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.on_resume import _KEYS, _WHOLE, CLASSES, MEANING, on_resume
+from rollpacker.config.reading.on_resume import _KEYS, _WHOLE, CLASSES, MEANING, on_resume
 
 
 def keys(node: type[Config], path: str = "") -> Iterator[str]:
@@ -29,7 +29,7 @@ def test_every_key_is_classified_on_purpose() -> None:
     assert [key for key, count in named.items() if count > 1] == []
     known = set(keys(RunConfig))
     assert len(known) > 150
-    assert known - named.keys() == set(), "say in config/on_resume.py what becomes of a run"
+    assert known - named.keys() == set(), "say in config/reading/on_resume.py what becomes of a run"
     assert named.keys() - known == set(), "no longer a key"
     assert _KEYS.keys() == MEANING.keys() == set(CLASSES.values())
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.config.secrets import STARS, masked, masked_command
+from rollpacker.config.reading.secrets import STARS, masked, masked_command
 
 SHOWN = {
     "model": {"path": "Qwen/Qwen3-0.6B", "max_tokens": 5},

@@ -13,7 +13,7 @@ from rollpacker.cli.convert import Asked, shell, translate, trl, verl
 from rollpacker.cli.convert.render import render
 from rollpacker.cli.convert.table import Draft, Unknown, fill
 from rollpacker.cli.convert.values import flat, resolved
-from rollpacker.config.foreign import KEYS
+from rollpacker.config.reading.foreign import KEYS
 
 FILES = Path(__file__).parent / "files"
 NOTHING = Asked()

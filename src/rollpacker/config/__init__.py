@@ -12,7 +12,7 @@ from rollpacker.config.algorithms import (
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
 from rollpacker.config.environment import EnvironmentConfig, longest_response
-from rollpacker.config.load import ConfigError, load, load_as, parse, parse_as
+from rollpacker.config.reading.load import ConfigError, load, load_as, parse, parse_as
 from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
 from rollpacker.config.rollout import (
     DynamicSamplingConfig,

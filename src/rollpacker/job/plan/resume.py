@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.on_resume import of_change, plain_key
+from rollpacker.config.reading.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
 from rollpacker.runtime.record.checkpoint import Found

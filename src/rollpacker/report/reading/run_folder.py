@@ -11,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 import yaml
 
-from rollpacker.config.load import one_line
+from rollpacker.config.reading.load import one_line
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
 from rollpacker.core.upgrade import config_of_now

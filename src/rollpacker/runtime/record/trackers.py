@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollpacker.config.secrets import masked
+from rollpacker.config.reading.secrets import masked
 from rollpacker.durable import AppendFile
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rollpacker.config import Config
-from rollpacker.config.load import one_line
+from rollpacker.config.reading.load import one_line
 from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.costs import (

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from rollpacker.config.base import Config
-from rollpacker.config.foreign import KEYS, REASONS
+from rollpacker.config.reading.foreign import KEYS, REASONS
 from rollpacker.core.upgrade import RENAMED_KEYS
 
 _KEY = "[key]"

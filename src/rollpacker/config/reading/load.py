@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from rollpacker.config.base import Config
-from rollpacker.config.mistakes import Mistake, mistakes
+from rollpacker.config.reading.mistakes import Mistake, mistakes
 from rollpacker.config.tree import RunConfig
 from rollpacker.core.upgrade import config_of_now
 

@@ -1,0 +1,4 @@
+"""Configurations read and changed by people: files, overrides, mistakes, secrets.
+
+No key is defined here.
+"""

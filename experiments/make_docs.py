@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import yaml
 from cpu_runs import Experiment, experiments
 
-from rollpacker.cli.reproduce import reproduce_rows
+from rollpacker.cli.simulate.reproduce import reproduce_rows
 from rollpacker.sim.reproduce import FIGURES
 from rollpacker.sim.reproduce.rows import Row, within
 

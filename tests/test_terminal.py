@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollpacker.cli import main
-from rollpacker.cli.mux_jobs import _shown_by
+from rollpacker.cli.mux.jobs import _shown_by
 from rollpacker.errors import one_line, told, visible
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.terminal import Terminal, coloured

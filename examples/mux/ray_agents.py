@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
     NodeAffinitySchedulingStrategy,
 )
 
-from rollpacker.cli.mux_agent import found_machine, node_programs
+from rollpacker.cli.mux.agent import found_machine, node_programs
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.service.client.client import MuxClient
 

@@ -17,7 +17,8 @@ import pytest
 from mux_real_daemon import COMMAND, Daemon
 from typer.testing import CliRunner
 
-from rollpacker.cli import app, mux_jobs
+from rollpacker.cli import app
+from rollpacker.cli.mux import jobs
 from rollpacker.rollmux.service.client.link import MuxError
 
 INVENTORY = """
@@ -145,7 +146,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("programs"))
     made.agent("roll-0", "roll-1", "train-0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mux_jobs, "_LOOK_S", LOOK_S)
+        patch.setattr(jobs, "_LOOK_S", LOOK_S)
         yield made
     made.close()
 

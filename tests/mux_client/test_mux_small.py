@@ -9,7 +9,7 @@ from mux_real_daemon import Daemon
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
-from rollpacker.cli.mux_service import _settings
+from rollpacker.cli.mux.service import _settings
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.node.agent import NodeAgent

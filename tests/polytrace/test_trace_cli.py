@@ -7,7 +7,7 @@ import pytest
 from trace_lines import dump, load, packed, polytrace_folder
 from typer.testing import CliRunner, Result
 
-from rollpacker.cli.trace import trace_app
+from rollpacker.cli.trace.app import trace_app
 from rollpacker.polytrace.schema import TraceError
 
 

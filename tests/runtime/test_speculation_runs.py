@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from runtime_jobs import Workshop, checkpoints, kept_samples, metrics, run, weights_digest
 
-from rollpacker.cli.rehearse import rehearsed
+from rollpacker.cli.simulate.rehearse import rehearsed
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.policy.rollout import from_journal

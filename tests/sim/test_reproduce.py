@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.cli.reproduce import reproduce_rows
+from rollpacker.cli.simulate.reproduce import reproduce_rows
 from rollpacker.config import parse_as
 from rollpacker.sim.reproduce import FIGURES, fig12, table2
 from rollpacker.sim.reproduce.rows import missing, row, within

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_estimate import near_the_cap
 
-from rollpacker.cli.simulate import _tell  # pyright: ignore[reportPrivateUsage]
+from rollpacker.cli.simulate.app import _tell  # pyright: ignore[reportPrivateUsage]
 from rollpacker.sim.costs.shared_cores import SharedCores, read_shared_cores
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.estimate.verdict import ModeEstimate, sentences

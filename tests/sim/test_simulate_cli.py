@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rollpacker.cli.simulate import calibrate, estimate, simulate
+from rollpacker.cli.simulate.app import calibrate, estimate, simulate
 from rollpacker.core import journal
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.policy.rollout import from_journal

@@ -19,7 +19,7 @@ from rollpacker.cli.doctor import doctor
 from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.init import init
 from rollpacker.cli.mps import mps_app
-from rollpacker.cli.mux import mux_app
+from rollpacker.cli.mux.app import mux_app
 from rollpacker.cli.output import (
     ConfigFile,
     Json,
@@ -33,12 +33,12 @@ from rollpacker.cli.output import (
     run_in,
     table_of,
 )
-from rollpacker.cli.reproduce import reproduce
 from rollpacker.cli.rewards import rewards_app
 from rollpacker.cli.samples import samples
 from rollpacker.cli.sandbox import sandbox_app
-from rollpacker.cli.simulate import calibrate, estimate, simulate
-from rollpacker.cli.trace import trace_app
+from rollpacker.cli.simulate.app import calibrate, estimate, simulate
+from rollpacker.cli.simulate.reproduce import reproduce
+from rollpacker.cli.trace.app import trace_app
 from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from rollpacker.cli.mux_daemon import Daemon, of_daemon
+from rollpacker.cli.mux.daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json
 
 node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)

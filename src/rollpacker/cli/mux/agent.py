@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rollpacker.cli.mux_daemon import URL, Cafile, Url
+from rollpacker.cli.mux.daemon import URL, Cafile, Url
 from rollpacker.cli.output import print_note
 
 if TYPE_CHECKING:

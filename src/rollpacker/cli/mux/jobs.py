@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from rollpacker.cli.mux_daemon import Daemon, of_daemon
+from rollpacker.cli.mux.daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, print_found, print_note
 from rollpacker.terminal import coloured
 

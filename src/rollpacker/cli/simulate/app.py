@@ -19,9 +19,9 @@ from rollpacker.cli.output import (
     print_plain,
     table_of,
 )
-from rollpacker.cli.rehearse import rehearsed
-from rollpacker.cli.trace_source import read_responses, recognised
-from rollpacker.cli.trace_tables import compared
+from rollpacker.cli.simulate.rehearse import rehearsed
+from rollpacker.cli.trace.source import read_responses, recognised
+from rollpacker.cli.trace.tables import compared
 
 if TYPE_CHECKING:
     from rich.table import Table

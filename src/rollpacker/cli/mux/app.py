@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux_agent import agent, member
-from rollpacker.cli.mux_jobs import end, logs, submit, wait
-from rollpacker.cli.mux_nodes import node_app
-from rollpacker.cli.mux_service import drain, serve, status
-from rollpacker.cli.mux_tokens import token_app
+from rollpacker.cli.mux.agent import agent, member
+from rollpacker.cli.mux.jobs import end, logs, submit, wait
+from rollpacker.cli.mux.nodes import node_app
+from rollpacker.cli.mux.service import drain, serve, status
+from rollpacker.cli.mux.tokens import token_app
 from rollpacker.cli.output import Json, console, print_json, print_plain
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TextIO
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux_daemon import STATE, State
+from rollpacker.cli.mux.daemon import STATE, State
 from rollpacker.cli.output import Json, console, print_found, print_json
 
 token_app = typer.Typer(

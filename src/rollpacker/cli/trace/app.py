@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rollpacker.cli import trace_tables as tables
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
-from rollpacker.cli.trace_replay import replay
-from rollpacker.cli.trace_source import (
+from rollpacker.cli.trace import tables
+from rollpacker.cli.trace.replay import replay
+from rollpacker.cli.trace.source import (
     at_least,
     chosen_task,
     meant,

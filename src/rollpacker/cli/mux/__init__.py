@@ -1,0 +1,1 @@
+"""``rollpacker mux``."""

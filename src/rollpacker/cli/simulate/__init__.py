@@ -1,0 +1,1 @@
+"""``rollpacker simulate``, ``estimate``, ``calibrate`` and ``reproduce``."""

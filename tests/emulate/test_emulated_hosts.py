@@ -19,8 +19,8 @@ from rollpacker.core.types import (
     Sample,
     sampling_seed,
 )
-from rollpacker.emulate.draws import Draws
-from rollpacker.emulate.emulation import Emulation
+from rollpacker.emulate.driver.draws import Draws
+from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
 from rollpacker.polytrace.model.length_model import PAPER

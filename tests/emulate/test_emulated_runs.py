@@ -18,7 +18,7 @@ from rich.console import Console
 from rollpacker import job as jobs
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
-from rollpacker.emulate import hosts
+from rollpacker.emulate.driver import hosts
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.fit import look
 from rollpacker.policy.rollout import from_journal

@@ -20,8 +20,8 @@ from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.head import head_of, read_head
 from rollpacker.emulate.messages import Draw, Forced
-from rollpacker.emulate.responses import Responses
-from rollpacker.emulate.workers import EmulatedEngine, EmulatedReplica
+from rollpacker.emulate.worker.responses import Responses
+from rollpacker.emulate.worker.workers import EmulatedEngine, EmulatedReplica
 from rollpacker.engine.base import Output, Request, SamplingParams, Span
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import EvalConfig, RunConfig, longest_response
-from rollpacker.emulate.emulation import Emulation
+from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.checks import check, check_ends, check_length, check_size, races
 from rollpacker.job.plan.emulated import check_emulated, emulation_of

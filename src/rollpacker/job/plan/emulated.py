@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.emulate.emulation import Emulation
+from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.runtime.record.counters import Counters
 from rollpacker.train.model.card import Card
 

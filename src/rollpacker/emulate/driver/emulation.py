@@ -7,10 +7,10 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.emulate.agenda import Lateness
 from rollpacker.emulate.config import Emulated
-from rollpacker.emulate.draws import Counted, Draws
+from rollpacker.emulate.driver.draws import Counted, Draws
+from rollpacker.emulate.driver.hosts import StartEmulated
+from rollpacker.emulate.driver.nodes import EmulatedNodes
 from rollpacker.emulate.head import BASE
-from rollpacker.emulate.hosts import StartEmulated
-from rollpacker.emulate.nodes import EmulatedNodes
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.cluster.local import Start
 from rollpacker.runtime.cluster.nodes import Nodes

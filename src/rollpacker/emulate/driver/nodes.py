@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.emulate.agenda import Lateness
-from rollpacker.emulate.draws import Draws
+from rollpacker.emulate.driver.draws import Draws
 from rollpacker.emulate.messages import Punctual, forced
 from rollpacker.runtime.cluster.nodes import Node, Nodes
 from rollpacker.runtime.ipc.channel import Host, Line

@@ -18,8 +18,8 @@ from typing import Any
 from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Punctual
-from rollpacker.emulate.responses import Responses
-from rollpacker.emulate.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
+from rollpacker.emulate.worker.responses import Responses
+from rollpacker.emulate.worker.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
 from rollpacker.runtime.ipc.channel import Channel
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg

@@ -19,7 +19,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Forced
-from rollpacker.emulate.responses import Coming, Responses
+from rollpacker.emulate.worker.responses import Coming, Responses
 from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault

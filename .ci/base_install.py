@@ -6,7 +6,7 @@ import pkgutil
 import sys
 
 PACKAGES = ("rollpacker", "rollpacker.core", "rollpacker.config", "rollpacker.policy")
-PACKAGES += ("rollpacker.report", "rollpacker.cli", "rollpacker.job.ask.doctor")
+PACKAGES += ("rollpacker.report", "rollpacker.cli", "rollpacker.runtime.cluster.doctor")
 HEAVY = ("torch", "transformers", "datasets", "ray", "vllm")
 
 for name in PACKAGES:

@@ -19,7 +19,7 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.config.reading import load
+from rollpacker.config import load
 from rollpacker.job import train
 
 ROOT = Path(__file__).parents[1]

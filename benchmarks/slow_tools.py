@@ -22,8 +22,7 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.config import RunConfig
-from rollpacker.config.reading import load
+from rollpacker.config import RunConfig, load
 from rollpacker.core.journal import replay
 from rollpacker.find import find
 from rollpacker.job import train

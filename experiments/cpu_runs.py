@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rollpacker.config.reading import load
+from rollpacker.config import load
 
 HERE = Path(__file__).parent
 TRAINED_STEPS = 30

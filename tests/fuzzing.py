@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from rollpacker.frames import frame
+from rollpacker.processes.frames import frame
 
 ODD: tuple[Callable[[random.Random], Any], ...] = (
     lambda _: None,

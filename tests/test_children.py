@@ -8,7 +8,7 @@ import pytest
 
 PARENT = """
 import ctypes, os, sys
-from rollpacker.children import keep_to_itself
+from rollpacker.processes.children import keep_to_itself
 os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1)  # as a program of that user begins

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.reading import load
+from rollpacker.config import load
 from rollpacker.core.types import AttemptId
 from rollpacker.data.load import load_rows
 from rollpacker.reward.base import GradeRequest

@@ -23,7 +23,7 @@ from rollpacker.env.messages import Answer, Begin, Ready, Step
 from rollpacker.env.processes import pool as pool_module
 from rollpacker.env.processes.pool import EnvironmentPool, Reply
 from rollpacker.env.processes.process import LARGEST, Member
-from rollpacker.frames import DEEPEST, MOST_VALUES, Channel, check_values
+from rollpacker.processes.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")
 ROOM = 50

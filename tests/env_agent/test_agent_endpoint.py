@@ -14,7 +14,7 @@ from fuzzing import amiss, torn
 from rollpacker.env.agent.server import connection
 from rollpacker.env.agent.server import endpoint as endpoint_module
 from rollpacker.env.agent.server.endpoint import Endpoint
-from rollpacker.open_files import allow_files
+from rollpacker.processes.open_files import allow_files
 
 
 async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]:

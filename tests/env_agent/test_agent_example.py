@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 
-from rollpacker.config.reading import load
+from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.env.agent.factory import AgentFactory
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from importing import imported
-from rollpacker.config.reading import load
+from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.job import train
 from rollpacker.reward.code.blocks import find_program

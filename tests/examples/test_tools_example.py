@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from importing import imported
-from rollpacker.config.reading import load
+from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.env.template import Template
 from rollpacker.env.tools import ToolsEnvironment, tools_of

@@ -7,8 +7,7 @@ from cpu_runs import experiments
 from cpu_tables import VIEWS
 from make_docs import HEAD, PAGE, REAL, REAL_HEAD, overview, sides
 
-from rollpacker.config import ConfigError
-from rollpacker.config.reading import load
+from rollpacker.config import ConfigError, load
 from rollpacker.job.plan.checks import check
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.reproduce import fig11, jobs

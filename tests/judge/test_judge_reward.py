@@ -10,8 +10,7 @@ from judge_models import request, save_critic, save_judge
 
 from grading import grade_now
 from rollpacker import job
-from rollpacker.config import ConfigError, GradingConfig, RewardConfig
-from rollpacker.config.reading import load
+from rollpacker.config import ConfigError, GradingConfig, RewardConfig, load
 from rollpacker.reward.functions import resolve
 from rollpacker.reward.judge.judge import Judge
 from rollpacker.reward.judge.options import JudgeOptions

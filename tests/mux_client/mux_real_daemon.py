@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.cli import main
+from rollpacker.processes.shield import OUTSIDE, shielded
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.client import MuxClient
 from rollpacker.rollmux.service.client.phase import Phases
 from rollpacker.runtime.cluster.local import PRELOADED
-from rollpacker.shield import OUTSIDE, shielded
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
 SHARING = '{"permits": "round_robin", "lifetime": false, "learn": false, "repack": false}'

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollpacker.processes.shield import OUTSIDE, shielded
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import serve as serve_module
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
@@ -21,7 +22,6 @@ from rollpacker.rollmux.service.http.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.rollmux.service.state import snapshots
 from rollpacker.runtime.cluster.local import PRELOADED
-from rollpacker.shield import OUTSIDE, shielded
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Jobs of the same pytest process are forked off the same server: the first to start it decides.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mux_fleet import Daemon, Link
 
-from rollpacker.open_files import allow_files
+from rollpacker.processes.open_files import allow_files
 from rollpacker.rollmux.service.http.auth import is_authorized, make_token, read_token, seal, unseal
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 

@@ -14,7 +14,7 @@ from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.frames import WireError
+from rollpacker.processes.frames import WireError
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import Job

@@ -337,7 +337,8 @@ def test_names_must_differ():
 
 def test_a_grading_process_imports_nothing_heavy():
     code = (
-        "import sys, rollpacker.reward.processes.worker; heavy = {'numpy', 'torch', 'transformers', "
+        "import sys, rollpacker.reward.processes.worker; "
+        "heavy = {'numpy', 'torch', 'transformers', "
         "'pydantic', 'polars', 'sympy', 'math_verify', 'reasoning_gym'}; "
         "print(heavy & set(sys.modules))"
     )

@@ -12,7 +12,7 @@ from pool_helpers import collect, processes_of, requests, wait_until
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.frames import WireError
+from rollpacker.processes.frames import WireError
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import Job, start
 from rollpacker.reward.processes.replies import read_reply

@@ -15,7 +15,7 @@ from pool_helpers import requests
 
 from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.frames import Channel
+from rollpacker.processes.frames import Channel
 from rollpacker.reward.base import Grade
 from rollpacker.reward.processes import pool as pool_module
 from rollpacker.reward.processes.pool import GradingPool

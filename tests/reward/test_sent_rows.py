@@ -14,7 +14,7 @@ from pool_helpers import collect, processes_of, requests
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.frames import HEADER
+from rollpacker.processes.frames import HEADER
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingProcess, Job

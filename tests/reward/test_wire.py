@@ -3,7 +3,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.frames import LARGEST_REPLY, Channel, State, frame
+from rollpacker.processes.frames import LARGEST_REPLY, Channel, State, frame
 from rollpacker.reward.processes.driver import Driver
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.job.ask import doctor
+from rollpacker.runtime.cluster import doctor
 
 WITHOUT_TORCH = """
 import json, sys

@@ -5,10 +5,10 @@ from threading import Event
 
 from rollpacker.config import parse
 from rollpacker.core.types import EngineId, ReplicaId
+from rollpacker.processes.shield import OUTSIDE
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.runtime.worker.worker_process import main
-from rollpacker.shield import OUTSIDE
 
 
 class Driver:

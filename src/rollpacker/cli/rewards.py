@@ -105,8 +105,7 @@ def _row_and_rewards(
     answer: str | None,
     function: str | None,
 ) -> tuple[Row, Sequence[RewardConfig]]:
-    from rollpacker.config import RewardConfig
-    from rollpacker.config.reading import load
+    from rollpacker.config import RewardConfig, load
     from rollpacker.core.types import PromptId
     from rollpacker.data.base import Row
 

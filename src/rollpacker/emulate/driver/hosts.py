@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.worker.process import End, Orders, main
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.worker.worker import WorkerSpec
-from rollpacker.shield import shielded
 
 
 class EmulatedWorker:

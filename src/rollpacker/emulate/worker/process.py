@@ -20,12 +20,12 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Punctual
 from rollpacker.emulate.worker.responses import Responses
 from rollpacker.emulate.worker.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc.channel import Channel
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.worker.worker import WorkerSpec
-from rollpacker.shield import shielded
 from rollpacker.sim.world.worker import SimWorker
 
 _SHORT = 1 << 12

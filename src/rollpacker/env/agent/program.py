@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.children import kill_child
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.tail import Tail
+from rollpacker.processes.children import kill_child
 
 _SOONEST_LOOK_S = 0.001
 _LATEST_LOOK_S = 0.25

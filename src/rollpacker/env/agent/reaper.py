@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 
-from rollpacker.children import start_child
+from rollpacker.processes.children import start_child
 
 
 class Reaper:

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.children import kill_child, start_child
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
-from rollpacker.frames import Channel, check_values, frame
+from rollpacker.processes.children import kill_child, start_child
+from rollpacker.processes.frames import Channel, check_values, frame
 
 LARGEST = 64 << 20
 """Bytes of an answer that are read: a whole conversation."""

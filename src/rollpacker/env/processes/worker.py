@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.children import die_with, keep_to_itself
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Factory
 from rollpacker.env.conversation import whole
@@ -27,9 +26,10 @@ from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready,
 from rollpacker.env.processes.process import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
-from rollpacker.frames import HEADER, check_values, frame
-from rollpacker.open_files import allow_files
-from rollpacker.shield import take_no_notice
+from rollpacker.processes.children import die_with, keep_to_itself
+from rollpacker.processes.frames import HEADER, check_values, frame
+from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.shield import take_no_notice
 
 _THREADS = 10_000
 """In which plain functions of environments run, at most: as many as there are episodes. One that

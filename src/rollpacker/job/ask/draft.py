@@ -16,12 +16,12 @@ from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
 from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.guess import Answers, load_guessed
-from rollpacker.job.ask.doctor import free_memory_gb
 from rollpacker.job.plan.checks import check, check_ends
 from rollpacker.job.plan.learning_rate import model_shape
 from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows
+from rollpacker.runtime.cluster.doctor import free_memory_gb
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.model.card import Card, read_card
 from rollpacker.train.state.schedule import default_learning_rate

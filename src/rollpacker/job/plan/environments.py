@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollpacker.children import keep_to_itself
 from rollpacker.config import RunConfig, longest_response
 from rollpacker.env.processes.pool import EnvironmentPool
+from rollpacker.processes.children import keep_to_itself
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from rollpacker.core.codec import dumps
-from rollpacker.frames import HEADER, LARGEST_REPLY, frame
+from rollpacker.processes.frames import HEADER, LARGEST_REPLY, frame
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.processes.process import JOB
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollpacker.children import kill_child, start_child
-from rollpacker.frames import HEADER, Channel, frame
+from rollpacker.processes.children import kill_child, start_child
+from rollpacker.processes.frames import HEADER, Channel, frame
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.rows import LARGE, Row, SentRows
 

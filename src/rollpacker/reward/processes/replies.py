@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from rollpacker.frames import WireError
+from rollpacker.processes.frames import WireError
 from rollpacker.reward.base import CodeRun
 from rollpacker.reward.processes.process import Job
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.frames import frame
+from rollpacker.processes.frames import frame
 
 LARGE = 1 << 16
 """Bytes from which on a row is sent once."""

@@ -15,15 +15,15 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from rollpacker.children import die_with
 from rollpacker.core.types import AttemptId
 from rollpacker.errors import told, way
+from rollpacker.processes.children import die_with
+from rollpacker.processes.shield import take_no_notice
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.processes.driver import Driver
 from rollpacker.reward.processes.process import JOB, Loaded
 from rollpacker.reward.processes.rows import ABOUT_A_ROW, KeptRows, Row
-from rollpacker.shield import take_no_notice
 
 Decode = Callable[..., str]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+from rollpacker.processes.shield import shielded
 from rollpacker.rollmux.service.client.client import Gate, MuxClient
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 from rollpacker.runtime.cluster.agent import Agent
-from rollpacker.shield import shielded
 
 _LOOK_S = 0.3
 

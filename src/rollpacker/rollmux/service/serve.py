@@ -17,8 +17,8 @@ from pathlib import Path
 
 import uvicorn
 
-from rollpacker.open_files import allow_files
 from rollpacker.places import Places
+from rollpacker.processes.open_files import allow_files
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.logs import Logs

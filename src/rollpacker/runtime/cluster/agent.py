@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from rollpacker.open_files import allow_files
+from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.cluster import node_messages as node
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.file_transfer import give, take
@@ -32,7 +33,6 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shm_janitor import Belongings
 from rollpacker.runtime.worker.heartbeat import Beating
-from rollpacker.shield import shielded
 
 _FENCE = 30
 """Heartbeats without a word of the driver after which it is taken for gone, and workers for

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
-from rollpacker.open_files import allow_files
+from rollpacker.processes.open_files import allow_files
 from rollpacker.runtime.cluster import node_messages as messages
 from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
 from rollpacker.runtime.cluster.file_transfer import give, take

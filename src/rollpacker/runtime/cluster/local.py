@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from typing import Protocol
 
-from rollpacker.open_files import allow_files
+from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc.link import Link
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.runtime.worker.worker_process import main
-from rollpacker.shield import shielded
 
 # Workers are forked off a process that has imported what all of them need: half of the start's CPU
 # time with two of them, and no imports are waited for when a job that lost its nodes starts again.

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollpacker.config import RunConfig
+from rollpacker.processes.shield import OUTSIDE
 from rollpacker.runtime.cluster.agent_process import start_agent
 from rollpacker.runtime.messages.faults import NoRoomError
-from rollpacker.shield import OUTSIDE
 
 _ANSWER_S = 10.0
 """In which its head node answers at all."""

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc import watchdog
-from rollpacker.shield import shielded
 
 
 class Guard:

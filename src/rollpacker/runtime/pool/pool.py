@@ -15,7 +15,7 @@ from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.engine.base import EngineInfo, least
 from rollpacker.policy.engines.device_split import apart
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.runtime.cluster.folders import for_nodes, gather_in
+from rollpacker.runtime.cluster.file_transfer import for_nodes, gather_in
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
 from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 
-from rollpacker.children import keep_to_itself
+from rollpacker.processes.children import keep_to_itself
+from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc.channel import Channel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
@@ -13,7 +14,6 @@ from rollpacker.runtime.worker.colocated_worker import ColocatedWorker
 from rollpacker.runtime.worker.engine_worker import engine_worker
 from rollpacker.runtime.worker.train_worker import replica_worker
 from rollpacker.runtime.worker.worker import Role, Send, Server, WorkerSpec
-from rollpacker.shield import shielded
 from rollpacker.train.base import NotFiniteError
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rollpacker.processes.shield import shielded
 from rollpacker.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.sandbox.types import Level, SandboxUnavailableError
-from rollpacker.shield import shielded
 
 _FOLDER = str(Path(__file__).parents[1])
 _CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"

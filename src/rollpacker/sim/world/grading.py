@@ -1,15 +1,105 @@
-"""When rewards come back in a simulation."""
+"""When rewards come back in a simulation, those of a judge that shares its devices among them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 from typing import Literal
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
-from rollpacker.sim.world.judge import Judge
+
+_CLOSE = 1e-9
+"""Share of a judgement that rounding may lack at its end."""
+
+
+class Judge:
+    """Judges up to ``judge_slots`` responses at once, all at the speed that the load allows now.
+
+    Args:
+        agenda: time.
+        costs: seconds of a judgement by load.
+        load: share of the devices that decode or train now, 0 to 1.
+        wanted: whether a response's judgement is still wanted when a slot is free.
+        on_judged: takes a judged response.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        costs: RewardCosts,
+        *,
+        load: Callable[[], float],
+        wanted: Callable[[AttemptId], bool],
+        on_judged: Callable[[AttemptId], None],
+    ) -> None:
+        self._agenda = agenda
+        self._costs = costs
+        self._load = load
+        self._wanted = wanted
+        self._on_judged = on_judged
+        self._waiting: deque[AttemptId] = deque()
+        self._judging: list[tuple[float, int, AttemptId]] = []
+        self._count = 0
+        self._done = 0.0
+        """Judgements' worth of work that a slot which was always busy would have done."""
+        self._rate = 1.0 / costs.judged_s(0.0)
+        self._since = 0.0
+        self._planned = 0
+
+    def submit(self, attempt: AttemptId) -> None:
+        """Judge a response when a slot is free, first in first out."""
+        self._waiting.append(attempt)
+        self._fill()
+        self._plan()
+
+    def reload(self) -> None:
+        """The load may have changed."""
+        if not self._judging:
+            return
+        rate = 1.0 / self._costs.judged_s(self._load())
+        if rate != self._rate:
+            self._advance()
+            self._rate = rate
+            self._plan()
+
+    def _advance(self) -> None:
+        now = self._agenda.now
+        self._done += self._rate * (now - self._since)
+        self._since = now
+
+    def _fill(self) -> None:
+        self._advance()
+        while self._waiting and len(self._judging) < self._costs.judge_slots:
+            attempt = self._waiting.popleft()
+            if self._wanted(attempt):
+                self._count += 1
+                heappush(self._judging, (self._done + 1.0, self._count, attempt))
+        if self._judging:
+            self._rate = 1.0 / self._costs.judged_s(self._load())
+
+    def _plan(self) -> None:
+        self._planned += 1
+        if self._judging:
+            left = max(0.0, self._judging[0][0] - self._done)
+            plan = self._planned
+            self._agenda.after(left / self._rate, lambda: self._finish(plan))
+
+    def _finish(self, plan: int) -> None:
+        if plan != self._planned:
+            return
+        self._advance()
+        ended: list[AttemptId] = []
+        while self._judging and self._judging[0][0] <= self._done + _CLOSE:
+            ended.append(heappop(self._judging)[2])
+        for attempt in ended:
+            self._on_judged(attempt)
+        self._fill()
+        self._plan()
+
 
 RewardKind = Literal["none", "math", "code", "judge"]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 
 from rollpacker.config import RunConfig
-from rollpacker.config.reading import load as load_run
+from rollpacker.config import load as load_run
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.model.program import Program
 from rollpacker.rollmux.service.job.joining import job_id, job_spec

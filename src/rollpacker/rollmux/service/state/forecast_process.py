@@ -10,8 +10,8 @@ import os
 import weakref
 from multiprocessing.connection import Connection
 
-from rollpacker.children import die_with, kill_child, start_child
 from rollpacker.core.codec import dumps, dumps_finite, load, loads
+from rollpacker.processes.children import die_with, kill_child, start_child
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.scheduler.snapshot import Snapshot

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 
-from rollpacker.shield import shielded
+from rollpacker.processes.shield import shielded
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4

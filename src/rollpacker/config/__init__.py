@@ -1,4 +1,7 @@
-"""One pydantic tree: the configuration of a run."""
+"""One pydantic tree: the configuration of a run.
+
+Nothing here acts on a key, or knows who does.
+"""
 
 from rollpacker.config.algorithms import (
     AlgorithmConfig,

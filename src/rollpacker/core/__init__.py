@@ -1,1 +1,4 @@
-"""The vocabulary: types, events, decisions, policies and their journal."""
+"""The vocabulary: types, events, decisions, policies and their journal.
+
+It knows no other package.
+"""

@@ -1,1 +1,4 @@
-"""Prompts: hub datasets, files of other frameworks, procedural tasks."""
+"""Prompts: hub datasets, files of other frameworks, procedural tasks.
+
+Nothing here knows models or rewards; prompts become tokens by the tokenizer that is given.
+"""

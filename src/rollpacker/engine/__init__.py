@@ -1,1 +1,4 @@
-"""Engines: what turns prompts and weights into sampled tokens."""
+"""Engines: what turns prompts and weights into sampled tokens.
+
+An engine knows no prompts, rewards or policies: tokens in, tokens out.
+"""

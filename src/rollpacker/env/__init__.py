@@ -1,1 +1,4 @@
-"""Environments: what answers the model between two turns of a response."""
+"""Environments: what answers the model between two turns of a response.
+
+Environments know no engine, policy or trainer.
+"""

@@ -1,1 +1,4 @@
-"""Rewards: functions that score responses, run in processes that may die."""
+"""Rewards: functions that score responses, run in processes that may die.
+
+A reward knows no engine and no policy: the judge is given its model by its options.
+"""

@@ -1,1 +1,4 @@
-"""The real driver: processes, clocks, files."""
+"""The real driver: processes, clocks, files.
+
+It decides nothing: that is the policy's.
+"""

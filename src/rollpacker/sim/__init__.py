@@ -1,1 +1,4 @@
-"""The simulated driver: a heap of timed events and cost models under the real policies."""
+"""The simulated driver: a heap of timed events and cost models under the real policies.
+
+The policies are those of real runs; nothing here has a copy of them.
+"""

@@ -1,1 +1,4 @@
-"""A workload trace's steps again: on a real engine, timed, or in the simulator."""
+"""A workload trace's steps again: on a real engine, timed, or in the simulator.
+
+It trains nothing.
+"""

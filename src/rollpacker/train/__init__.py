@@ -1,1 +1,4 @@
-"""Trainers and algorithms: from graded groups to one update."""
+"""Trainers and algorithms: from graded groups to one update.
+
+Trainers know no engines and no schedule of a step.
+"""

@@ -1,4 +1,7 @@
-"""A job file from the configuration of another framework: ``rollpacker init --from``."""
+"""A job file from the configuration of another framework: ``rollpacker init --from``.
+
+Nothing here starts a run or needs the other framework.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""``rollpacker mux``."""
+"""``rollpacker mux``.
+
+It speaks to a daemon over HTTP; only ``serve`` and ``simulate`` know more of it.
+"""

@@ -1,1 +1,4 @@
-"""``rollpacker simulate``, ``estimate``, ``calibrate`` and ``reproduce``."""
+"""``rollpacker simulate``, ``estimate``, ``calibrate`` and ``reproduce``.
+
+It prints what ``sim`` finds out.
+"""

@@ -1,1 +1,4 @@
-"""``rollpacker trace``."""
+"""``rollpacker trace``.
+
+It prints what ``polytrace`` and ``trace_replay`` find out.
+"""

@@ -1,1 +1,4 @@
-"""The driver's side of emulated devices."""
+"""The driver's side of emulated devices.
+
+Nothing here decodes or trains.
+"""

@@ -1,4 +1,7 @@
-"""vLLM as an engine: the one place that knows it, and what is peculiar about its versions."""
+"""vLLM as an engine: the one place that knows it, and what is peculiar about its versions.
+
+Nothing outside knows a name of vLLM's.
+"""
 
 # First: vLLM reads it as it is imported.
 from rollpacker.engine.vllm import environment as environment

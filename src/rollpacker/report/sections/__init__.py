@@ -1,1 +1,4 @@
-"""Parts of a run's report, one a file."""
+"""Parts of a run's report, one a file.
+
+Nothing here reads files of a run.
+"""

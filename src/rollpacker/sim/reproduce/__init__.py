@@ -1,4 +1,7 @@
-"""The paper's tables and figures, from the real policies on simulated machines."""
+"""The paper's tables and figures, from the real policies on simulated machines.
+
+Nothing here is needed to simulate a job of one's own.
+"""
 
 from __future__ import annotations
 

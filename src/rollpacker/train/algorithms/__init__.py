@@ -1,4 +1,7 @@
-"""Policy-gradient algorithms, one file each, and the one place that chooses among them."""
+"""Policy-gradient algorithms, one file each, and the one place that chooses among them.
+
+An algorithm knows no model, no replica and no batch layout.
+"""
 
 from __future__ import annotations
 

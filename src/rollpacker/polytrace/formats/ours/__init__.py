@@ -1,1 +1,4 @@
-"""Formats of our own: traces, journals, run folders."""
+"""Formats of our own: traces, journals, run folders.
+
+Nothing here knows what is done with a trace.
+"""

@@ -1,1 +1,4 @@
-"""The formats of the published PolyTrace suite."""
+"""The formats of the published PolyTrace suite.
+
+Nothing here knows other formats.
+"""

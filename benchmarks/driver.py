@@ -42,7 +42,7 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.build import assemble, rollout_settings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
-from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.metrics import TailMetrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 
@@ -217,7 +217,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
             record,
             parts.updates.groups,
             epoch=0.0,
-            tail=Tail(round_kind=record.kind),
+            tail=TailMetrics(round_kind=record.kind),
             num_tokens=0,
             extra={},
         )

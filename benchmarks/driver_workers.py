@@ -30,8 +30,8 @@ from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.placement import Post
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.supervisor import Crew
-from rollpacker.runtime.pool.topology import Gangs
+from rollpacker.runtime.pool.supervisor import Supervisor
+from rollpacker.runtime.pool.topology import Topology
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
 
@@ -70,7 +70,7 @@ def alone(number: int) -> Post:
     )
 
 
-class Told(Crew):
+class Told(Supervisor):
     """Takes what is sent to workers that are none."""
 
     def __init__(
@@ -91,7 +91,7 @@ class StandIns(WorkerPool):
         super().__init__(config, max_length=CAP, total_updates=1)
         count = config.devices.per_node or 1
         self._crew = Told(self._machines, count, self._told)
-        self._gangs = Gangs([alone(n) for n in range(count)])
+        self._gangs = Topology([alone(n) for n in range(count)])
         self._nodes = [Node(number=0, places=(), folder=Path("stand-ins"))]
         self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,

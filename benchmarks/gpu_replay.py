@@ -24,7 +24,7 @@ from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.turns import Response, Scale, Turn
+from rollpacker.polytrace.model.turns import Scale, TraceResponse, TraceTurn
 from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import Trace
 from rollpacker.trace_replay.plan import StepPlan, plan
@@ -57,9 +57,9 @@ def first_step(trace: Trace, longest: int) -> tuple[StepPlan, float]:
     return StepPlan(step=step.step, groups=groups), scale.tokens
 
 
-def single(response: Response) -> Response:
+def single(response: TraceResponse) -> TraceResponse:
     first = response.turns[0]
-    return Response(turns=(Turn(prompt=first.prompt, tokens=max(1, response.tokens)),))
+    return TraceResponse(turns=(TraceTurn(prompt=first.prompt, tokens=max(1, response.tokens)),))
 
 
 def kept(step: StepPlan) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.commands import Answer, Wait
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
 TTL = 3600.0
@@ -37,7 +37,7 @@ STEP = 50_000
 class Crowd:
     """Clients of one core: they submit jobs, ask for phases, finish them, end."""
 
-    def __init__(self, core: Core, clock: list[float], live: int) -> None:
+    def __init__(self, core: TransactionLog, clock: list[float], live: int) -> None:
         self.core = core
         self.clock = clock
         self.random = random.Random(0)
@@ -153,7 +153,7 @@ def start(folder: Path, verified: bool) -> Start:
     began, cpu = time.perf_counter(), time.process_time()
     store = SqliteStore(folder / "mux.sqlite", check=verified)
     after = 0 if verified or not (found := store.snapshots()) else found[0].seq
-    core = Core(store, None, TTL, verified=verified)
+    core = TransactionLog(store, None, TTL, verified=verified)
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     store.close()
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -175,7 +175,7 @@ def fill(folder: Path, entries: int, live: int) -> None:
     """Record so many entries; the end is that of a killed daemon."""
     clock = [0.0]
     store = SqliteStore(folder / "mux.sqlite")
-    core = Core(store, Settings(), TTL, lambda: clock[0])
+    core = TransactionLog(store, Settings(), TTL, lambda: clock[0])
     crowd = Crowd(core, clock, live)
     began = time.process_time()
     while core.brain.seq < entries:
@@ -194,7 +194,7 @@ def fill(folder: Path, entries: int, live: int) -> None:
 
 def leave(folder: Path) -> None:
     """Start, and stop in good order."""
-    core = Core(SqliteStore(folder / "mux.sqlite"), None, TTL)
+    core = TransactionLog(SqliteStore(folder / "mux.sqlite"), None, TTL)
     core.leave()
     core.store.close()
 

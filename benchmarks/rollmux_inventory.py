@@ -23,7 +23,7 @@ from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.arrivals import lately
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
-from rollpacker.rollmux.simulation.forecast import RUNS, Start, expected_starts, forecast
+from rollpacker.rollmux.simulation.forecast import RUNS, ExpectedStart, expected_starts, forecast
 from rollpacker.rollmux.simulation.policies import WITHOUT_SHARING, Run
 from rollpacker.rollmux.simulation.result import SimulationResult
 
@@ -37,8 +37,8 @@ class Forecasting(ClusterSimulation):
         super().__init__(jobs, scheduler, log)
         self.every = every
         self.waited = 0
-        self.said: dict[str, tuple[float, Start]] = {}
-        self.right: list[tuple[Start, float]] = []
+        self.said: dict[str, tuple[float, ExpectedStart]] = {}
+        self.right: list[tuple[ExpectedStart, float]] = []
         """As said, and the seconds of waiting as they were."""
 
     def _join(self, run: Running) -> None:
@@ -89,7 +89,7 @@ def ours(nodes: InventoryFile, jobs: list[TraceJob], name: str, until: float, ev
     print(f"\n{len(violations)} violations; {forecasts(simulation.right)}; {took}\n", flush=True)
 
 
-def forecasts(right: list[tuple[Start, float]]) -> str:
+def forecasts(right: list[tuple[ExpectedStart, float]]) -> str:
     """How right they were."""
     if not right:
         return "nobody waited"

@@ -22,7 +22,7 @@ from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import Cloud
-from rollpacker.rollmux.model.member import Seat
+from rollpacker.rollmux.model.seat import Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission
 from rollpacker.rollmux.record.trace import Philly, TraceJob, philly

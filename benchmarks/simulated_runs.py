@@ -23,7 +23,7 @@ from rollpacker.demo.contention import Contention
 from rollpacker.demo.run import Size, demo_config
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
-from rollpacker.polytrace.describe.compare import STEP, Timed, compare
+from rollpacker.polytrace.describe.compare import STEP, TimedSteps, compare
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
 from rollpacker.sim.recorded.rerun import replayed
@@ -32,7 +32,7 @@ from rollpacker.sim.recorded.run_record import METRICS, RunRecord, read_run
 MODES = ("off", "exact")
 DEMO_PROMPTS = 16
 RUNS = (("seed1", 1), ("seed1-again", 1), ("seed2", 2))
-Pair = tuple[Timed, Timed]
+Pair = tuple[TimedSteps, TimedSteps]
 """Predicted and measured."""
 
 
@@ -77,24 +77,24 @@ def pairs(runs: dict[tuple[str, str], RunRecord]) -> Iterator[tuple[str, str, Pa
         yield mode, "the same seed's run, step by step", (measured(again), measured(run))
 
 
-def measured(run: RunRecord) -> Timed:
+def measured(run: RunRecord) -> TimedSteps:
     """What a run's own metrics say."""
     steps = timed(run)
     phases = {phase: tuple(step.measured[phase] for step in steps) for phase in METRICS}
-    return Timed(source=run.name, steps=tuple(step.number for step in steps), phases=phases)
+    return TimedSteps(source=run.name, steps=tuple(step.number for step in steps), phases=phases)
 
 
-def windows(table: Timed, size: int) -> Timed:
+def windows(table: TimedSteps, size: int) -> TimedSteps:
     """Means of so many steps each; those that are left over are left out."""
     count = len(table.steps) // size
     phases = {
         phase: tuple(np.reshape(values[: count * size], (count, size)).mean(axis=1).tolist())
         for phase, values in table.phases.items()
     }
-    return Timed(source=table.source, steps=tuple(range(count)), phases=phases)
+    return TimedSteps(source=table.source, steps=tuple(range(count)), phases=phases)
 
 
-def row(predicted: Timed, actual: Timed, size: int) -> str:
+def row(predicted: TimedSteps, actual: TimedSteps, size: int) -> str:
     """Accuracy of the step and of its phases, in means of ``size`` steps."""
     found = compare(windows(predicted, size), windows(actual, size))
     each = {STEP: found.accuracy_mean} | {name: a.mean for name, a in found.phases.items()}

@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views.metrics import Metrics
 
@@ -41,7 +41,7 @@ def described() -> dict[str, Any]:
     """The description that a new daemon gives of itself."""
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "mux.sqlite")
-        writer = Writer(lambda: Core(store, None, 30.0))
+        writer = Writer(lambda: TransactionLog(store, None, 30.0))
         found = make_app(writer, Metrics(), Logs(Path(folder))).openapi()
         store.close()
     return found

@@ -19,7 +19,7 @@ from cpu_runs import Experiment, experiments
 
 from rollpacker.cli.simulate.reproduce import reproduce_rows
 from rollpacker.sim.reproduce import FIGURES
-from rollpacker.sim.reproduce.rows import Row, within
+from rollpacker.sim.reproduce.rows import ResultRow, within
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reproduction.md"
@@ -121,7 +121,7 @@ def sides(experiment: Experiment) -> list[str]:
     ]
 
 
-def page(by_figure: dict[str, list[Row]], seeds: int, wall: float) -> str:
+def page(by_figure: dict[str, list[ResultRow]], seeds: int, wall: float) -> str:
     """The whole documentation page."""
     every = [row for found in by_figure.values() for row in found]
     compared = sum(row.paper is not None for row in every)
@@ -144,7 +144,7 @@ def page(by_figure: dict[str, list[Row]], seeds: int, wall: float) -> str:
     return "\n".join([*lines, ""])
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[ResultRow]) -> list[str]:
     """Rows as a Markdown table."""
     lines = ["| | paper | ours | error | status | |", "|---|--:|--:|--:|---|---|"]
     for row in rows:
@@ -161,7 +161,7 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def write_folder(name: str, rows: Sequence[Row]) -> None:
+def write_folder(name: str, rows: Sequence[ResultRow]) -> None:
     """README, plot and the configuration of one simulated job."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
@@ -189,7 +189,7 @@ def write_folder(name: str, rows: Sequence[Row]) -> None:
     (folder / "plot.svg").write_text(plot(rows), encoding="utf-8")
 
 
-def plot(rows: Sequence[Row]) -> str:
+def plot(rows: Sequence[ResultRow]) -> str:
     """Bars of the paper's values and ours, on one scale."""
     top = max((v for row in rows for v in (row.paper, row.ours) if v is not None), default=1.0)
     height = 34 * len(rows) + 16

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollpacker.places import Place, Places
+from rollpacker.places import ConnectionPlace, Places
 
 STRANGERS, KNOWN, EACH = 4, 6, 3
 
@@ -13,10 +13,10 @@ class Server(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.places = Places(strangers=STRANGERS, known=KNOWN, each=EACH)
-        self.open: list[Place] = []
-        self.shut: list[Place] = []
+        self.open: list[ConnectionPlace] = []
+        self.shut: list[ConnectionPlace] = []
 
-    def come(self) -> Place:
+    def come(self) -> ConnectionPlace:
         def close() -> None:
             self.open.remove(place)
             self.shut.append(place)

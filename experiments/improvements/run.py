@@ -20,7 +20,7 @@ from rollpacker.config import parse_as
 from rollpacker.polytrace import formats
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.estimate.estimate import on_paper_gpus, simulation_of
-from rollpacker.sim.workload.source import Source, of_model, of_trace
+from rollpacker.sim.workload.source import LengthSource, of_model, of_trace
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 
@@ -58,7 +58,7 @@ class Outcome:
     kept: float
 
 
-def simulate(job: tuple[SimulationConfig, Any, Source, dict[str, Any], int]) -> Outcome:
+def simulate(job: tuple[SimulationConfig, Any, LengthSource, dict[str, Any], int]) -> Outcome:
     config, costs, source, arm, steps = job
     rollout = config.rollout.model_dump()
     streaming = {"group_tokens": 16384} | arm.get("streaming", {})
@@ -70,8 +70,8 @@ def simulate(job: tuple[SimulationConfig, Any, Source, dict[str, Any], int]) -> 
     return Outcome(1.0 / result.samples_per_s, result.kept_vs_true_len)
 
 
-def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, Source]]:
-    found: dict[str, tuple[SimulationConfig, Any, Source]] = {}
+def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, LengthSource]]:
+    found: dict[str, tuple[SimulationConfig, Any, LengthSource]] = {}
     for name, costs, model in SETTINGS:
         tree = {"calibration": costs, "workload": model, "domains": REWARDS}
         tree["rollout"] = {"prompts_per_step": 128, "num_generations": 8}

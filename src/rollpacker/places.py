@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ConnectionPlace:
     """Of a connection.
 
     Args:
@@ -40,22 +40,22 @@ class Places:
         self._most_strangers = strangers
         self._most_known = known
         self._most_each = each
-        self._strangers: dict[Place, None] = {}
-        self._known: dict[Place, None] = {}
+        self._strangers: dict[ConnectionPlace, None] = {}
+        self._known: dict[ConnectionPlace, None] = {}
         self._count: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._known)
 
-    def take(self, close: Callable[[], None]) -> Place:
+    def take(self, close: Callable[[], None]) -> ConnectionPlace:
         """A stranger has come; the one that has been there longest makes way where need be."""
-        place = Place(close)
+        place = ConnectionPlace(close)
         if len(self._strangers) >= self._most_strangers:
             self._end(next(iter(self._strangers)))
         self._strangers[place] = None
         return place
 
-    def know(self, place: Place, who: Hashable) -> None:
+    def know(self, place: ConnectionPlace, who: Hashable) -> None:
         """It has shown whose it is. Where need be an idle connection of the caller that has most
         makes way, or the longest of them that is busy; where that caller is this one, it does."""
         if place.who == who or not self._is_there(place):
@@ -74,13 +74,13 @@ class Places:
             idle = self._first(crowded)
         self._end(idle or place)
 
-    def answering(self, place: Place, busy: bool) -> None:
+    def answering(self, place: ConnectionPlace, busy: bool) -> None:
         """A request is being answered there, or no longer: the last to end is the last to go."""
         place.busy = busy
         if not busy and place in self._known:
             self._known[place] = self._known.pop(place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ConnectionPlace) -> None:
         """The connection is over."""
         self._strangers.pop(place, None)
         if place in self._known:
@@ -99,16 +99,16 @@ class Places:
         for place in (*self._strangers, *self._known):
             self._end(place)
 
-    def _is_there(self, place: Place) -> bool:
+    def _is_there(self, place: ConnectionPlace) -> bool:
         return place in self._strangers or place in self._known
 
-    def _idle(self, who: Hashable) -> Place | None:
+    def _idle(self, who: Hashable) -> ConnectionPlace | None:
         """Of a caller's connections the one that has been idle longest."""
         return next((each for each in self._known if each.who == who and not each.busy), None)
 
-    def _first(self, who: Hashable) -> Place:
+    def _first(self, who: Hashable) -> ConnectionPlace:
         return next(each for each in self._known if each.who == who)
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: ConnectionPlace) -> None:
         self.leave(place)
         place.close()

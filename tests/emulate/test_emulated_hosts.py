@@ -19,7 +19,7 @@ from rollpacker.core.types import (
     Sample,
     sampling_seed,
 )
-from rollpacker.emulate.driver.draws import Draws
+from rollpacker.emulate.driver.draws import WorkloadDraws
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
@@ -28,7 +28,7 @@ from rollpacker.runtime.cluster.nodes import ThisMachine
 from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
-from rollpacker.sim.workload.source import Source
+from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
 
 LONG = 32768
@@ -44,7 +44,7 @@ def started(folder: Path, engines: int, processes: int) -> Sequence[Host]:
     )
     traits = PAPER["32k"].traits(np.random.default_rng(0), 1)
     recorded = (Recorded(traits, np.full(64, LONG, np.int32)),)
-    emulation.emulated.source = Source(lengths=PAPER["32k"], recorded=recorded)
+    emulation.emulated.source = LengthSource(lengths=PAPER["32k"], recorded=recorded)
     emulation._draws.add([Prompt(id=PromptId("p0"))])
     specs = [
         WorkerSpec(
@@ -187,7 +187,7 @@ def test_draws_are_counted_as_a_simulation_does() -> None:
     counts = {"a": 3, "b": 5}
     workload = DrawnWorkload(PAPER["8k"], domains={"a": 1.0, "b": 1.0}, prompt_tokens=9, seed=0)
     simulated = workload.draw(counts)
-    draws = Draws()
+    draws = WorkloadDraws()
     drawn = [Prompt(id=PromptId(f"{d}{n}"), domain=d) for d in counts for n in range(counts[d])]
     draws.add(drawn)
     numbers = {
@@ -201,7 +201,7 @@ def test_draws_are_counted_as_a_simulation_does() -> None:
 
 
 def test_visits_are_steps_that_sample_a_prompt() -> None:
-    draws = Draws()
+    draws = WorkloadDraws()
     draws.add([Prompt(id=PromptId("x"))])
     visits = []
     for step in (0, 0, 3, 3, 4):

@@ -20,7 +20,7 @@ from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.head import head_of, read_head
 from rollpacker.emulate.messages import Draw, Forced
-from rollpacker.emulate.worker.responses import Responses
+from rollpacker.emulate.worker.responses import EmulatedResponses
 from rollpacker.emulate.worker.workers import EmulatedEngine, EmulatedReplica
 from rollpacker.engine.base import Output, Request, SamplingParams, Span
 from rollpacker.runtime.messages import messages as msg
@@ -39,7 +39,7 @@ class Process:
         self.emulated = Emulated(job(folder))
         self._wall = 0.0
         self.agenda = WallAgenda(self.emulated.config.factor, lambda: self._wall)
-        self.responses = Responses(self.emulated, CAP, WORDS)
+        self.responses = EmulatedResponses(self.emulated, CAP, WORDS)
         self.engines: list[EmulatedEngine] = []
         self.said: list[tuple[int, float, msg.Report]] = []
         self._touched: list[SimWorker] = []

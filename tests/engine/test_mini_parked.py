@@ -13,7 +13,7 @@ from rollpacker.core.types import EngineId
 from rollpacker.engine.base import Request
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.scheduling.blocks import Blocks
-from rollpacker.engine.mini.scheduling.parked import Parked, Turn
+from rollpacker.engine.mini.scheduling.parked import Parked, ParkedTurn
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.worker.engine_worker import EngineWorker
@@ -183,7 +183,7 @@ def test_those_that_are_back_go_last_and_the_next_to_run_never() -> None:
     parked = Parked(blocks)
     text = prompt(20)
     for attempt in range(4):
-        parked.put(attempt, Turn(prompt(20, attempt), text[:1], blocks.take(2)))
+        parked.put(attempt, ParkedTurn(prompt(20, attempt), text[:1], blocks.take(2)))
     assert (blocks.free, blocks.spare) == (0, 8)
     back = (1, 0, 3)
     for attempt in back:

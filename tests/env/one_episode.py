@@ -10,7 +10,7 @@ from chat_models import NAMES, make_tokenizer
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Message, Turn
 from rollpacker.env.episode import Episode
-from rollpacker.env.messages import Answer, Begin, Step, packed
+from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
 from rollpacker.env.template import Template
 from rollpacker.env.tool_faults import ToolFaults
 
@@ -45,19 +45,19 @@ class Says:
     async def close(self) -> None: ...
 
 
-def talk(name: str, environment: Says, *replies: str) -> list[Answer]:
+def talk(name: str, environment: Says, *replies: str) -> list[EnvironmentAnswer]:
     """What comes of an episode: its beginning, and an answer to each reply."""
 
     tokenizer, template = MADE[name], TEMPLATES[name]
 
-    async def episode() -> list[Answer]:
+    async def episode() -> list[EnvironmentAnswer]:
         begin = Begin(episode=1, row=packed({}), prompt=[USER], tools=[], room=10_000)
         config = EnvironmentConfig(kind="python", path=["x"])
         one = Episode(config, environment, template, begin)
         answers = [await one.begin()]
         for reply in replies:
             ids = np.asarray(tokenizer(reply, add_special_tokens=False)["input_ids"], np.int32)
-            step = Step(episode=1, reply=ids.tobytes(), left=10_000, left_sampled=10_000)
+            step = ModelReplied(episode=1, reply=ids.tobytes(), left=10_000, left_sampled=10_000)
             answers.append(await one.step(step))
         return answers
 

@@ -16,8 +16,8 @@ import psutil
 from chat_models import make_tokenizer
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.messages import Begin, Step, packed
-from rollpacker.env.processes.pool import EnvironmentPool, Reply
+from rollpacker.env.messages import Begin, ModelReplied, packed
+from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
 
 HERE = Path(__file__).parent
 TOKENIZER = make_tokenizer("qwen2_5")
@@ -36,10 +36,10 @@ class Driver:
     def __init__(self, pool: EnvironmentPool) -> None:
         self.pool = pool
         self._last = 0
-        self._answers: dict[int, asyncio.Queue[Reply]] = defaultdict(asyncio.Queue)
+        self._answers: dict[int, asyncio.Queue[EpisodeReply]] = defaultdict(asyncio.Queue)
         pool.attach(asyncio.get_running_loop(), self._take)
 
-    def _take(self, replies: Sequence[Reply]) -> None:
+    def _take(self, replies: Sequence[EpisodeReply]) -> None:
         for reply in replies:
             self._answers[reply.answer.episode].put_nowait(reply)
 
@@ -61,9 +61,9 @@ class Driver:
         """The model's reply."""
         ids = TOKENIZER(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
         reply = np.asarray(ids, np.int32).tobytes()
-        self.pool.step(Step(episode=episode, reply=reply, left=left, left_sampled=left))
+        self.pool.step(ModelReplied(episode=episode, reply=reply, left=left, left_sampled=left))
 
-    async def answer(self, episode: int) -> Reply:
+    async def answer(self, episode: int) -> EpisodeReply:
         """What comes next of an episode."""
         async with asyncio.timeout(PATIENCE_S):
             return await self._answers[episode].get()
@@ -75,7 +75,7 @@ class Driver:
         assert not reply.answer.error, reply.answer.error
         return episode
 
-    async def told(self, episode: int, text: str) -> Reply:
+    async def told(self, episode: int, text: str) -> EpisodeReply:
         """What an environment says to a reply."""
         self.say(episode, text)
         return await self.answer(episode)

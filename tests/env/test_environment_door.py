@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.messages import Answer, Begin, Ready, Step
+from rollpacker.env.messages import Begin, EnvironmentAnswer, EnvironmentReady, ModelReplied
 from rollpacker.env.processes import pool as pool_module
-from rollpacker.env.processes.pool import EnvironmentPool, Reply
-from rollpacker.env.processes.process import LARGEST, Member
+from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
+from rollpacker.env.processes.process import LARGEST, EnvironmentProcess
 from rollpacker.processes.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")
@@ -35,7 +35,7 @@ class Process(Child):
 
     def __init__(self) -> None:
         super().__init__()
-        self.member = Member(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
+        self.member = EnvironmentProcess(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
 
 
 class Pool:
@@ -44,13 +44,13 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr(Member, "kill", kill)
+        monkeypatch.setattr(EnvironmentProcess, "kill", kill)
         config = EnvironmentConfig(kind="python", path=["x:y"], processes=processes)
         self.pool = EnvironmentPool(config, TOKENIZER, {})
-        self.replies: list[Reply] = []
+        self.replies: list[EpisodeReply] = []
         self._last = 0
 
-    def _start(self, *_: Any) -> Member:
+    def _start(self, *_: Any) -> EnvironmentProcess:
         self.processes.append(Process())
         return self.processes[-1].member
 
@@ -63,12 +63,12 @@ class Pool:
         return self._last
 
     def step(self, episode: int) -> None:
-        self.pool.step(Step(episode, b"", ROOM, ROOM))
+        self.pool.step(ModelReplied(episode, b"", ROOM, ROOM))
 
-    def hear(self) -> Sequence[Reply]:
+    def hear(self) -> Sequence[EpisodeReply]:
         for process in [each for each in self.processes if each.alive]:
             if not process.member.ready:
-                process.write(pack(Ready()))
+                process.write(pack(EnvironmentReady()))
         found = self.pool._check()
         self.pool._dispatch()
         self.processes = [each for each in self.processes if each.alive]
@@ -79,7 +79,13 @@ def answers(rng: random.Random, episode: int) -> dict[str, Any]:
     """As an honest process writes them."""
     ids = np.asarray([rng.randrange(100) for _ in range(4)], np.int32).tobytes()
     messages = [{"role": "user", "content": "Yes.", "tool_calls": [{"id": "a", "n": [1, 2]}]}]
-    told = {"type": "Answer", "episode": episode, "tokens": ids, "seconds": 0.1, "reward": 0.5}
+    told = {
+        "type": "EnvironmentAnswer",
+        "episode": episode,
+        "tokens": ids,
+        "seconds": 0.1,
+        "reward": 0.5,
+    }
     more = {"calls": 1, "failed_calls": 0, "metrics": {"a": 1.0}, "messages": messages}
     return told | more | {"prompt": ids, "over": rng.choice(("", "stop")), "error": ""}
 
@@ -90,7 +96,11 @@ def written(rng: random.Random, episode: int, others: Sequence[int]) -> bytes:
     if rng.random() < 0.1:
         told = answers(rng, rng.choice((*others, -1, 2**40)))
     if rng.random() < 0.1:
-        told = {"type": rng.choice(("Ready", "Fatal", "Step", "?")), "error": "mine", "tools": [{}]}
+        told = {
+            "type": rng.choice(("EnvironmentReady", "Fatal", "ModelReplied", "?")),
+            "error": "mine",
+            "tools": [{}],
+        }
     try:
         data = pack(told)
     except (RecursionError, OverflowError, TypeError, ValueError):
@@ -98,10 +108,10 @@ def written(rng: random.Random, episode: int, others: Sequence[int]) -> bytes:
     return torn(data, rng) if rng.random() < 0.2 else data
 
 
-def check(reply: Reply) -> None:
+def check(reply: EpisodeReply) -> None:
     """What goes on to the run."""
     answer = reply.answer
-    assert type(answer) is Answer
+    assert type(answer) is EnvironmentAnswer
     for data in (answer.tokens, answer.prompt):
         ids = np.frombuffer(data, np.int32)
         assert len(ids) <= ROOM
@@ -162,11 +172,13 @@ def test_token_ids_are_the_tokenizers(
     pool = Pool(monkeypatch, 1)
     pool.hear()
     first, other = pool.begin(), pool.begin()
-    pool.of(first).write(pack(Answer(episode=first, tokens=np.asarray(ids, np.int32).tobytes())))
+    pool.of(first).write(
+        pack(EnvironmentAnswer(episode=first, tokens=np.asarray(ids, np.int32).tobytes()))
+    )
     (reply,) = pool.hear()
     assert reply.answer.error.startswith(said)
     assert not reply.blameless
-    pool.of(other).write(pack(Answer(episode=other, over="stop")))
+    pool.of(other).write(pack(EnvironmentAnswer(episode=other, over="stop")))
     (reply,) = pool.hear()
     assert (reply.answer.episode, reply.answer.error) == (other, "")
 
@@ -176,7 +188,7 @@ def test_a_process_that_is_ready_can_stop_no_run(monkeypatch: pytest.MonkeyPatch
     pool.hear()
     episode = pool.begin()
     pool.of(episode).write(pack({"type": "Fatal", "error": "mine"}))
-    pool.of(episode).write(pack(Ready(tools=[{"name": "mine"}])))
+    pool.of(episode).write(pack(EnvironmentReady(tools=[{"name": "mine"}])))
     assert pool.hear() == []
     assert (pool.pool.broken, pool.pool.tools) == (None, [])
 
@@ -191,7 +203,7 @@ def test_tools_that_fail_for_many_are_broken(monkeypatch: pytest.MonkeyPatch) ->
         process.write(pack({"type": "Fatal", "error": "tool 'odd' failed"}))
         pool.hear()
         assert pool.pool.broken is None, number
-        process.write(pack(Answer(episode=episode, calls=1, failed_calls=1)))
+        process.write(pack(EnvironmentAnswer(episode=episode, calls=1, failed_calls=1)))
         pool.hear()
     process.write(pack({"type": "Fatal", "error": "tool 'odd' failed"}))
     pool.hear()
@@ -233,11 +245,11 @@ def test_what_is_said_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pool.hear()
     process = pool.of(pool.begin())
     for number in range(3):
-        process.write(pack(Ready(warnings=[f"{number}/{n}" for n in range(2000)])))
+        process.write(pack(EnvironmentReady(warnings=[f"{number}/{n}" for n in range(2000)])))
         pool.hear()
     assert len(pool.pool.said()) == 100
 
 
 def test_a_long_conversation_is_no_trouble(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "7" * 1000, "tool_calls": []}] * 20_000
-    check_values(pack(Answer(episode=1, messages=messages)))
+    check_values(pack(EnvironmentAnswer(episode=1, messages=messages)))

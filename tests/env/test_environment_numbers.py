@@ -16,7 +16,7 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.env.adapters.rows import number
 from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
@@ -25,10 +25,10 @@ from rollpacker.runtime.attempts.rewards import Rewards
 CONFIG = EnvironmentConfig(kind="python", path=["x"])
 
 
-def attempt(id_: int = 1, **conversation: Any) -> Attempt:
+def attempt(id_: int = 1, **conversation: Any) -> Trajectory:
     """One that has ended by itself after a turn."""
     held = {"over": "stop", "turns": [TurnRecord(sampled=1)]} | conversation
-    return Attempt(
+    return Trajectory(
         id=AttemptId(id_),
         prompt=PromptId("p"),
         index=0,

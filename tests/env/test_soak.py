@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pool_driving import PATIENCE_S, Driver, opened
 
-from rollpacker.env.messages import Answer
+from rollpacker.env.messages import EnvironmentAnswer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 EPISODES, AT_ONCE, PROCESSES = 1000, 16, 2
@@ -38,7 +38,7 @@ ENDS: Mapping[str, tuple[int, str]] = {
 """How often an episode ends in which way, and what is said of it."""
 
 
-async def episode(driver: Driver, key: int, what: str, turns: int) -> tuple[Answer, int]:
+async def episode(driver: Driver, key: int, what: str, turns: int) -> tuple[EnvironmentAnswer, int]:
     """From its beginning to an end of its own: its last answer, and how often it was begun."""
     for times in range(1, 100):
         number = driver.begin(key)

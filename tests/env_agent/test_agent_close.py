@@ -16,7 +16,7 @@ import pytest
 from agent_programs import TIMEOUT_S, alive, descriptors, opened, reply, run, until, write
 
 from rollpacker.env.agent.environment import AgentEnvironment
-from rollpacker.env.agent.program import Program
+from rollpacker.env.agent.program import AgentProgram
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.base import Opening
 
@@ -261,7 +261,7 @@ def test_a_program_that_has_ended_is_off_the_list() -> None:
 
     async def ended() -> list[int]:
         listed = Listed()
-        program = Program(["true"], stdin=b"", environment={}, reaper=listed)
+        program = AgentProgram(["true"], stdin=b"", environment={}, reaper=listed)
         await program.ended
         return listed.said
 

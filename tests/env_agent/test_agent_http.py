@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.agent.server.http import RefusedError, Request, RequestReader, Response
+from rollpacker.env.agent.server.http import HttpRequest, HttpResponse, RefusedError, RequestReader
 
 PLAIN = b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nX-Y:  z \r\n\r\nhello"
 CHUNKED = (
@@ -16,7 +16,7 @@ CHUNKED = (
 BARE = b"\r\nGET /v1/models HTTP/1.0\r\n\r\n"
 
 
-def fed(*parts: bytes) -> list[Request]:
+def fed(*parts: bytes) -> list[HttpRequest]:
     reader = RequestReader(dict)
     found = []
     for part in parts:
@@ -133,7 +133,7 @@ def test_a_client_may_wait_before_it_sends_the_body() -> None:
 
 
 def test_a_response_says_how_long_it_is() -> None:
-    data = Response(body=b"{}").encoded(last=True)
+    data = HttpResponse(body=b"{}").encoded(last=True)
     head, _, body = data.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-length: 2" in head

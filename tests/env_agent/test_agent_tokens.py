@@ -13,7 +13,7 @@ from agent_programs import alive, opened, write
 from importing import imported
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import Episode
-from rollpacker.env.messages import Answer, Begin, Step, packed
+from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
 from rollpacker.env.template import Template
 
 TOOLS = Path(__file__).parents[2] / "examples" / "tools"
@@ -40,14 +40,14 @@ def tokenizer() -> Iterator[Any]:
 
 def talk(
     folder: Path, tokenizer: Any, *said: tuple[str, bool], program: str = PROGRAM
-) -> list[Answer]:
+) -> list[EnvironmentAnswer]:
     """The answers to an episode's beginning and to replies, ``cut`` or not."""
 
-    def step(text: str, cut: bool) -> Step:
+    def step(text: str, cut: bool) -> ModelReplied:
         ids = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-        return Step(episode=1, reply=ids.tobytes(), left=1000, left_sampled=1000, cut=cut)
+        return ModelReplied(episode=1, reply=ids.tobytes(), left=1000, left_sampled=1000, cut=cut)
 
-    async def episode() -> list[Answer]:
+    async def episode() -> list[EnvironmentAnswer]:
         path = write(folder, program)
         config = EnvironmentConfig(kind="agent", path=path, step_timeout_s=60.0)
         async with opened(path) as factory:

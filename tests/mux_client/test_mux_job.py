@@ -18,11 +18,11 @@ from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.client.link import Link, MuxError, UnreachableError, new_key
+from rollpacker.rollmux.service.client.link import DaemonLink, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.job.phase_job import JobPhases
 from rollpacker.runtime.ipc import watchdog as guard_process
-from rollpacker.runtime.ipc.watchdog_client import Guard
-from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError
+from rollpacker.runtime.ipc.watchdog_client import Watchdog
+from rollpacker.runtime.step.node_lease import DisplacedError, WaitStoppedError
 
 
 def phases_of(
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_wait_for_nodes(daemon: Daemon) -> None:
         await until(lambda: daemon.client().job("waiter")["state"] == "waiting")
         waiter.interrupt()
         began = time.monotonic()
-        with pytest.raises(StoppedError):
+        with pytest.raises(WaitStoppedError):
             await waiting
         assert time.monotonic() - began < 10
         for each in (waiter, holder):
@@ -158,7 +158,7 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path) -> None:
         phases.interrupt()
         phases.interrupt()
         if asked is not None:
-            with pytest.raises(StoppedError):
+            with pytest.raises(WaitStoppedError):
                 await asked
         await phases.close()
 
@@ -181,7 +181,7 @@ def test_a_job_can_stop_while_the_daemon_is_away(tmp_path: Path) -> None:
 
 def test_a_displaced_job_may_come_back_while_the_daemon_drains(daemon: Daemon) -> None:
     phases, late = phases_of(daemon, "stays"), phases_of(daemon, "late")
-    link = Link(daemon.url, daemon.token_file, patience_s=9.0)
+    link = DaemonLink(daemon.url, daemon.token_file, patience_s=9.0)
 
     async def run() -> None:
         await phases.open(Nobody(), failed, released)
@@ -316,7 +316,7 @@ def test_a_process_that_may_not_be_signalled_keeps_no_other_from_it(script: Modu
 
 def test_a_guard_that_has_died_is_dismissed_all_the_same() -> None:
     """A job ended with this, and not with what it had to say."""
-    guard = Guard()
+    guard = Watchdog()
     guard._process.kill()
     guard._process.wait()
     with pytest.raises(BrokenPipeError):

@@ -10,15 +10,15 @@ import pytest
 from mux_real_daemon import Daemon
 from test_mux_job import Nobody, failed, phases_of, released
 
-from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient, Permit
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient, PhasePermit
 from rollpacker.rollmux.service.client.link import new_key
-from rollpacker.rollmux.service.client.phase_lease import Lease, acquire
+from rollpacker.rollmux.service.client.phase_lease import HeldLease, acquire
 
 
 def test_a_permit_that_was_waited_for_longer_than_a_lease_is_whole(tmp_path: Path) -> None:
     """It used to count from when it was asked for, and was over before it came."""
     daemon = Daemon(tmp_path, ttl=1.5)
-    got: list[tuple[Permit, float]] = []
+    got: list[tuple[PhasePermit, float]] = []
     try:
         for name in ("dead", "waits"):
             daemon.job(name)
@@ -45,7 +45,7 @@ class Slow(MuxClient):
         super().__init__(daemon.url, daemon.token_file, patience_s=30.0)
         self.sent, self.over, self.idle = threading.Event(), threading.Event(), threading.Event()
 
-    def heartbeat(self, permit: Permit) -> tuple[float, bool]:
+    def heartbeat(self, permit: PhasePermit) -> tuple[float, bool]:
         found = super().heartbeat(permit)
         self.sent.set()
         assert self.over.wait(20.0)
@@ -53,7 +53,7 @@ class Slow(MuxClient):
         self.idle.wait(0.3)
         return found
 
-    def finish(self, permit: Permit, seconds: float, key: str) -> dict[str, object]:
+    def finish(self, permit: PhasePermit, seconds: float, key: str) -> dict[str, object]:
         found = super().finish(permit, seconds, key)
         self.over.set()
         return found
@@ -103,8 +103,8 @@ def test_a_lease_that_is_given_up_is_extended_by_no_late_answer(hasty: Daemon) -
     hasty.job("gives-up")
     client, extended = Slow(hasty), list[float]()
     permit = client.permit("gives-up", "rollout", new_key())
-    assert isinstance(permit, Permit)
-    lease = Lease(client, permit, on_extended=extended.append)
+    assert isinstance(permit, PhasePermit)
+    lease = HeldLease(client, permit, on_extended=extended.append)
     assert client.sent.wait(20.0)
     lease.give_up("the daemon says so")
     client.over.set()

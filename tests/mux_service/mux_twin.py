@@ -11,13 +11,13 @@ from typing import Any
 from mux_world import TTL, World
 
 from rollpacker.core.codec import dumps, loads
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views import views
 
 
 @contextmanager
-def twin(world: World, *, snapshots: bool) -> Iterator[Core]:
+def twin(world: World, *, snapshots: bool) -> Iterator[TransactionLog]:
     """Started at this moment on what is on disk; without snapshots it reads the whole log."""
     folder = Path(tempfile.mkdtemp(prefix="mux-twin-"))
     shutil.copytree(world.folder, folder, dirs_exist_ok=True)
@@ -26,13 +26,13 @@ def twin(world: World, *, snapshots: bool) -> Iterator[Core]:
         for table in ("snapshots", "ended_jobs"):
             store._db.run(f"DELETE FROM {table}")
     try:
-        yield Core(store, None, TTL, lambda: world.time)
+        yield TransactionLog(store, None, TTL, lambda: world.time)
     finally:
         store.close()
         shutil.rmtree(folder)
 
 
-def seen(core: Core) -> dict[str, Any]:
+def seen(core: TransactionLog) -> dict[str, Any]:
     """All views."""
     nodes = [*core.brain.slots, *core.brain.scheduler.cluster.nodes, "nobody"]
     return {

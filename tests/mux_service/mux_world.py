@@ -13,7 +13,7 @@ from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.commands import Answer, Wait
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
 TTL = 10.0
@@ -33,7 +33,9 @@ class World:
 
     def open(self) -> None:
         self.store = SqliteStore(self.folder / "mux.sqlite")
-        self.core = Core(self.store, self.settings, TTL, lambda: self.time, machines=self.machines)
+        self.core = TransactionLog(
+            self.store, self.settings, TTL, lambda: self.time, machines=self.machines
+        )
 
     def restart(self, down_s: float = 0.0) -> None:
         """Killed and started again: nothing but the database survives."""

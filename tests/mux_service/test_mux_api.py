@@ -17,7 +17,7 @@ from rollpacker.rollmux import service
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views.metrics import Metrics
 
@@ -29,7 +29,7 @@ STREAMS = ("/v1/journal", "/v1/events", "/v1/metrics")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     folder = tmp_path_factory.mktemp("described")
     store = SqliteStore(folder / "mux.sqlite")
-    return make_app(Writer(lambda: Core(store, None, 30.0)), Metrics(), Logs(folder))
+    return make_app(Writer(lambda: TransactionLog(store, None, 30.0)), Metrics(), Logs(folder))
 
 
 def described(app: FastAPI) -> dict[tuple[str, str], APIRoute]:

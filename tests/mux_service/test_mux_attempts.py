@@ -11,10 +11,10 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model.inventory import Machine
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state import daemon_events
-from rollpacker.rollmux.service.state.attempts import Running
+from rollpacker.rollmux.service.state.attempts import RunningPrograms
 from rollpacker.rollmux.service.views import views
 
 MACHINES = [
@@ -174,7 +174,7 @@ def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) ->
 
 def test_nodes_on_which_nothing_runs_any_more_are_forgotten() -> None:
     """A cloud's come under ever new names, and each look walked all of them."""
-    programs = Running()
+    programs = RunningPrograms()
     for number in range(3):
         programs.add("a", [f"r{number}"])
         programs.add("b", [f"r{number}"])
@@ -219,7 +219,7 @@ def test_texts_from_before_are_told_as_they_are(world: World) -> None:
     """A daemon of before has taken half of a surrogate pair into a program's environment; each
     heartbeat of its node was answered by 500."""
     world.submit("a")
-    odd = Program(command=("train",), environment={"A": "\ud800"})
+    odd = JobProgram(command=("train",), environment={"A": "\ud800"})
     world.core.record(daemon_events.ProgramGiven(job="a", program=odd))
     world.core.commit()
     world.restart()

@@ -13,10 +13,10 @@ from test_mux_inventory import NAMED, ONE_EACH, alone
 
 from rollpacker.core.codec import load, loads
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
-from rollpacker.rollmux.scheduler.snapshot import Snapshot
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 from rollpacker.rollmux.service.commands import node_commands
 from rollpacker.rollmux.service.state import forecast_process, forecaster
-from rollpacker.rollmux.service.state.forecast_process import Ahead, asked
+from rollpacker.rollmux.service.state.forecast_process import ForecastProcess, asked
 from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.simulation.arrivals import lately
 from rollpacker.rollmux.simulation.forecast import forecast
@@ -43,13 +43,13 @@ def test_nobody_waits_for_a_forecast(world: World, monkeypatch: pytest.MonkeyPat
     alone(world, "a")
     alone(world, "b")
     found = Event()
-    look = Ahead.run
+    look = ForecastProcess.run
 
-    def slow(self: Ahead, request: bytes) -> dict[str, float]:
+    def slow(self: ForecastProcess, request: bytes) -> dict[str, float]:
         assert found.wait(60.0)
         return look(self, request)
 
-    monkeypatch.setattr(Ahead, "run", slow)
+    monkeypatch.setattr(ForecastProcess, "run", slow)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
     world.wait(10.0)
     assert views.job(world.core, "b")["queue"]["starts_in_s"] is None
@@ -98,7 +98,7 @@ def test_a_process_says_what_the_scheduler_itself_does(world: World) -> None:
     for name in "abcd":
         alone(world, name)
     scheduler, now = world.core.brain.scheduler, world.core.now()
-    process = Ahead(world.core.settings)
+    process = ForecastProcess(world.core.settings)
     for number in range(2):
         mine = forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))
         assert process.run(asked(scheduler, now, number)) == mine
@@ -112,11 +112,11 @@ class Foreseen:
         self._waits = list(waits)
         self.numbers: list[int] = []
         self.coming: list[str] = []
-        monkeypatch.setattr(Ahead, "run", lambda _, request: self._found(*loads(request)))
+        monkeypatch.setattr(ForecastProcess, "run", lambda _, request: self._found(*loads(request)))
 
     def _found(self, now: float, number: int, state: dict[str, Any]) -> dict[str, float]:
         scheduler = Scheduler(NAMED)
-        scheduler.restore(load(state, Snapshot))
+        scheduler.restore(load(state, SchedulerSnapshot))
         self.coming = [spec.id for spec in lately(scheduler.cluster, now).like]
         self.numbers.append(number)
         return {"b": self._waits[min(len(self.numbers), len(self._waits)) - 1]}

@@ -23,18 +23,18 @@ from rollpacker.rollmux.service.commands import writer as writer_module
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.audit import Audit
-from rollpacker.rollmux.service.http.middleware import Guard
+from rollpacker.rollmux.service.http.middleware import AccessGuard
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views import history, metrics, views
 
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
-CLASSES = (Audit, Core, metrics.Metrics, logs.Logs, Tokens, Writer)
+CLASSES = (Audit, TransactionLog, metrics.Metrics, logs.Logs, Tokens, Writer)
 LONGEST_S = 10.0
 ENDING = {
     "Writer": {"start", "stop", "_run", "_serve", "_collect", "_deliver", "_fail", "_refuse_all"},
-    "Core": {"close", "leave"},
+    "TransactionLog": {"close", "leave"},
     "Audit": {"close"},
 }
 """Their beginning and end, and what takes up the others' failures."""
@@ -85,7 +85,7 @@ FOUND = callbacks()
 class Client:
     """Asks the guarded application in this process."""
 
-    def __init__(self, app: Guard) -> None:
+    def __init__(self, app: AccessGuard) -> None:
         self._app = app
         self._count = 0
 
@@ -171,10 +171,10 @@ class Client:
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
-    def core() -> Core:
+    def core() -> TransactionLog:
         store = SqliteStore(folder / "mux.sqlite")
         try:
-            return Core(store, NAMED, 30.0, machines=MACHINES)
+            return TransactionLog(store, NAMED, 30.0, machines=MACHINES)
         except BaseException:
             store.close()
             raise
@@ -186,7 +186,7 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
     audit = Audit(folder / "audit.jsonl")
     app = make_app(writer, counted, logs.Logs(folder / "logs"))
     who = Tokens(folder / FILE, b"secret")
-    guard = Guard(
+    guard = AccessGuard(
         app,
         lambda header: who.principal(header),
         lambda *told: counted.request(*told),

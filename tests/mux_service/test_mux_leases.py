@@ -11,7 +11,7 @@ from mux_world import TTL, World
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state.clock import ClusterClock
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.store.store import StoreError
 
@@ -334,7 +334,7 @@ def test_a_scheduler_that_decides_otherwise_does_not_start(tmp_path: Path) -> No
     store._db.run("DELETE FROM entries")
     store.append([replace(first, decisions=text).sealed("")], [], {})
     with pytest.raises(StoreError, match="now decides otherwise"):
-        Core(store, None, TTL)
+        TransactionLog(store, None, TTL)
     store.close()
 
 

@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.commands import Answer
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.store.store import chained
 
@@ -29,12 +29,12 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
         asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
         return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
 
-    def poison(core: Core) -> Answer:
+    def poison(core: TransactionLog) -> Answer:
         core.record(ev.PermitRequested(job="nobody", phase="rollout"))
         return Answer(200, {})
 
     async def batch() -> list[object]:
-        writer = Writer(lambda: Core(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0))
+        writer = Writer(lambda: TransactionLog(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0))
         calls = [submit("a"), poison, submit("b"), submit("c")]
         tasks = [asyncio.ensure_future(writer.call(call)) for call in calls]
         loop = asyncio.get_running_loop()
@@ -65,9 +65,9 @@ class Failing:
         self._monkeypatch = monkeypatch
         self.writer = Writer(self._open)
 
-    def _open(self) -> Core:
+    def _open(self) -> TransactionLog:
         self.opened += 1
-        return Core(SqliteStore(self._file), None, 10.0, lambda: self.time)
+        return TransactionLog(SqliteStore(self._file), None, 10.0, lambda: self.time)
 
     def on(self, kind: type[ev.Event]) -> None:
         def fail(*_: object) -> None:
@@ -96,7 +96,7 @@ async def failing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         await asyncio.to_thread(world.writer.stop)
 
 
-def permitted(core: Core, job: str) -> int:
+def permitted(core: TransactionLog, job: str) -> int:
     """The token of a new job's first permit."""
     alone = bodies.NewJob(id=job, **SPEC | {"slo": 1.0})
     first, second = bodies.Asked(f"{job}/1", ""), bodies.Asked(f"{job}/2", "")
@@ -202,7 +202,7 @@ def test_a_node_whose_failure_the_scheduler_fails_on_is_silent_all_the_same(
 ) -> None:
     """Its agent was forgotten before, and came back with the log as one that has just reported."""
 
-    def reported(core: Core) -> str:
+    def reported(core: TransactionLog) -> str:
         alone, asked = bodies.NewJob(id="a", **SPEC), bodies.Asked("a", "")
         commands.once(core, asked, lambda: commands.submit(core, asked, alone))
         node = next(iter(core.brain.scheduler.cluster.nodes))
@@ -226,7 +226,7 @@ def test_a_look_that_fails_reads_no_log_again(
 ) -> None:
     """Nothing has happened, so there is nothing to forget."""
 
-    def look(core: Core) -> None:
+    def look(core: TransactionLog) -> None:
         raise KeyError("of a view")
 
     async def main() -> None:

@@ -18,9 +18,9 @@ from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state import daemon_events, recovery, state_record
 from rollpacker.rollmux.service.state import snapshots as snaps
-from rollpacker.rollmux.service.state.leased_scheduler import Brain
-from rollpacker.rollmux.service.state.transaction_log import Core
-from rollpacker.rollmux.service.store.store import Snapshot, StoreError
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
+from rollpacker.rollmux.service.store.store import StoredSnapshot, StoreError
 
 TEAMS = (Team(name="a", rollout=2, train=2),)
 NAMED = Settings(warm_s=0.0, cold_s=1.0, nodes="named", teams=TEAMS, patience_s=60.0)
@@ -29,7 +29,7 @@ MACHINES = [
 ]
 
 
-def snapshot(core: Core) -> None:
+def snapshot(core: TransactionLog) -> None:
     core.commit()
     core.keeper.keep(core.brain, core._digest)
 
@@ -39,7 +39,7 @@ class SnapshotMachine(ServiceMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shadows: list[Brain] = []
+        self.shadows: list[LeasedScheduler] = []
 
     @rule()
     def restore(self) -> None:
@@ -89,7 +89,7 @@ class SnapshotMachine(ServiceMachine):
         super().teardown()
 
 
-def text_of(brain: Brain) -> Any:
+def text_of(brain: LeasedScheduler) -> Any:
     return loads(state_record.encode(state_record.state_of(brain)))
 
 
@@ -168,7 +168,7 @@ def test_the_newest_two_are_kept_and_the_newest_is_used(world: World) -> None:
     world.store.close()
 
 
-SPOILED: dict[str, Callable[[Snapshot], Snapshot]] = {
+SPOILED: dict[str, Callable[[StoredSnapshot], StoredSnapshot]] = {
     "cut": lambda was: was._replace(state=was.state[:-9]),
     "altered": lambda was: was._replace(state=was.state.replace('"issued":', '"issued":1')),
     "of another version": lambda was: was._replace(version="0.0/0"),

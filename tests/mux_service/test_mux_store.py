@@ -16,8 +16,8 @@ from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.store.store import (
     Entry,
     Grant,
-    Snapshot,
     Store,
+    StoredSnapshot,
     StoreError,
     UnavailableError,
     chained,
@@ -101,8 +101,8 @@ def test_a_transaction_that_clashes_leaves_nothing(opener: Opener, clash: str) -
     store.close()
 
 
-def snapshot(seq: int) -> Snapshot:
-    return Snapshot(seq, f"digest {seq}", "version", "ended", f'{{"ü": {seq}}}', "checksum")
+def snapshot(seq: int) -> StoredSnapshot:
+    return StoredSnapshot(seq, f"digest {seq}", "version", "ended", f'{{"ü": {seq}}}', "checksum")
 
 
 def test_snapshots_and_the_jobs_that_ended_before_them(opener: Opener) -> None:

@@ -10,7 +10,7 @@ from mux_world import World
 
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state.records import JobRecord
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.service.views.numbers import numbers
 
@@ -198,7 +198,7 @@ def test_all_jobs_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     for number in range(5):
         world.submit(f"j{number}")
 
-    async def read(look: Callable[[Core], Any]) -> Any:
+    async def read(look: Callable[[TransactionLog], Any]) -> Any:
         found = look(world.core)
         looks.append(len(found) if isinstance(found, list) else 0)
         return found
@@ -208,7 +208,7 @@ def test_all_jobs_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     assert max(looks) == 2
     shown = views._job
 
-    def failing(core: Core, name: str, *more: Any) -> Any:
+    def failing(core: TransactionLog, name: str, *more: Any) -> Any:
         if name in ("j0", "j2", "j3"):
             raise KeyError("injected")
         return shown(core, name, *more)

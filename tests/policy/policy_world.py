@@ -18,14 +18,14 @@ from rollpacker.core.types import (
     RoundKind,
 )
 from rollpacker.policy.engines.fleet import Layout
-from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.policy.engines.latency import RowCosts
 from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 
 
-def local_machine(workers: int, replica: int = 1) -> Machine:
+def local_machine(workers: int, replica: int = 1) -> Hardware:
     """Engines of one device each, and replicas of ``replica`` devices."""
     latency = {1: 1e-3, 64: 2e-3}
     profile = EngineProfile(kv_tokens=10_000, latency=latency, prefill_token_s=1e-4)
@@ -44,7 +44,7 @@ def settings(
     tail_engines: int = 0,
     replica_engines: int = 0,
     layout: Layout = "colocated",
-    machine: Machine | None = None,
+    machine: Hardware | None = None,
     rows: RowCosts | None = None,
 ) -> RolloutSettings:
     return RolloutSettings(

@@ -15,16 +15,16 @@ from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.lengths.bias import Bias
 from rollpacker.policy.lengths.lengths import LengthHistory, known_correlation
 from rollpacker.policy.rounds.auto_mode import (
-    Admission,
+    AutoMode,
     Choice,
+    RoundCosts,
     StepTime,
     SyntheticRounds,
-    Workload,
     predict,
 )
 
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})
-WORK = Workload(prompts=64, responses=8, engines=8, latency=GPU)
+WORK = RoundCosts(prompts=64, responses=8, engines=8, latency=GPU)
 AUTO = TailBatchingConfig(mode="auto", bias_limit=0.9)
 
 
@@ -67,7 +67,7 @@ def choose(admission, history, work=WORK, step=10, measured=None):
 
 
 def test_step_time_adds_up_ticks():
-    work = Workload(
+    work = RoundCosts(
         prompts=1,
         responses=4,
         engines=2,
@@ -136,7 +136,7 @@ def test_exact_changes_nothing():
 
 
 def test_it_waits_until_enough_is_known():
-    admission = Admission(AUTO)
+    admission = AutoMode(AUTO)
     assert choose(admission, LengthHistory()) == Choice()
     few = LengthHistory()
     tell(few, PromptId("a"), np.arange(8), np.arange(8), RoundKind.FULL, 0, 99)
@@ -148,14 +148,14 @@ def test_where_all_responses_are_empty_there_is_nothing_to_win():
     history = LengthHistory(100)
     for i in range(200):
         tell(history, PromptId(str(i)), np.zeros(8, int), np.zeros(8, int), RoundKind.FULL, 0, 100)
-    assert choose(Admission(AUTO), history) == Choice()
+    assert choose(AutoMode(AUTO), history) == Choice()
 
 
 def test_it_races_prompts_only_within_the_bias_limit():
     history = usual()
     found = {}
     for limit in (0.8, 0.9, 0.95, 0.99):
-        admission = Admission(AUTO.model_copy(update={"bias_limit": limit}))
+        admission = AutoMode(AUTO.model_copy(update={"bias_limit": limit}))
         found[limit] = choose(admission, history)
         assert found[limit].mode in ("exact", "prompts")
         assert found[limit].eta_responses == 1.0
@@ -168,31 +168,31 @@ def test_it_races_prompts_only_within_the_bias_limit():
 def test_responses_race_only_where_allowed():
     history = usual()
     wide = AUTO.model_copy(update={"bias_limit": 0.5, "race_responses": True})
-    assert choose(Admission(wide), history).mode == "race"
+    assert choose(AutoMode(wide), history).mode == "race"
     narrow = wide.model_copy(update={"race_responses": False})
-    assert choose(Admission(narrow), history).mode == "prompts"
+    assert choose(AutoMode(narrow), history).mode == "prompts"
 
 
 @pytest.mark.parametrize("train", [0.0, 2e-4])
 def test_it_stays_off_near_the_cap(train):
     work = replace(WORK, prompts=16, train_seconds_per_token=train)
-    assert choose(Admission(AUTO), near_the_cap(), work) == Choice()
+    assert choose(AutoMode(AUTO), near_the_cap(), work) == Choice()
 
 
 def test_it_stays_off_where_latency_grows_with_the_batch():
     linear = LatencyCurve({1: 0.001, 256: 0.256})
-    assert choose(Admission(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
+    assert choose(AutoMode(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
 
 
 def test_the_same_inputs_give_the_same_choice():
     history = usual()
-    first, second = Admission(AUTO), Admission(AUTO)
+    first, second = AutoMode(AUTO), AutoMode(AUTO)
     assert choose(first, history) == choose(second, history)
     assert first.state_dict() == second.state_dict()
 
 
 def test_it_does_not_flap():
-    admission = Admission(AUTO)
+    admission = AutoMode(AUTO)
     chosen = [
         choose(admission, full_rounds(FITS["8k"], seed=seed), step=10 * seed) for seed in range(15)
     ]
@@ -215,18 +215,18 @@ def bias(ratio, audits=20, alarms=()):
 
 def test_bad_audits_make_it_careful():
     history = usual()
-    admission = Admission(AUTO)
+    admission = AutoMode(AUTO)
     before = choose(admission, history)
     after = choose(admission, history, step=20, measured=bias(0.80))
     assert after.eta_prompts < before.eta_prompts
-    lenient = Admission(AUTO)
+    lenient = AutoMode(AUTO)
     choose(lenient, history)
     assert choose(lenient, history, step=20, measured=bias(0.97)).eta_prompts >= before.eta_prompts
 
 
 def test_an_alarm_turns_it_off_for_a_while():
     history = usual()
-    admission = Admission(AUTO)
+    admission = AutoMode(AUTO)
     assert choose(admission, history) != Choice()
     assert choose(admission, history, step=13, measured=bias(0.9, alarms=("x",))) == Choice()
     assert choose(admission, history, step=112) == Choice()
@@ -237,7 +237,7 @@ def test_between_decisions_it_costs_nothing_and_on_average_little(calls):
     """About 10 ms of CPU a step."""
     history = full_rounds(FITS["8k"], prompts=128, steps=10)
     work = replace(WORK, prompts=128)
-    admission = Admission(AUTO)
+    admission = AutoMode(AUTO)
     choose(admission, history, work, step=0)
     rng = np.random.default_rng(5)
     state = rng.bit_generator.state
@@ -255,7 +255,7 @@ def test_between_decisions_it_costs_nothing_and_on_average_little(calls):
 @given(st.integers(0, 50))
 def test_a_restored_admission_goes_on_the_same(seed):
     history = full_rounds(FITS["8k"], prompts=32, steps=2, seed=seed)
-    admission, restored = Admission(AUTO), Admission(AUTO)
+    admission, restored = AutoMode(AUTO), AutoMode(AUTO)
     choose(admission, history)
     choose(admission, history, step=20, measured=bias(0.85))
     restored.load_state_dict(json.loads(json.dumps(admission.state_dict())))

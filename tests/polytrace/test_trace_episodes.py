@@ -16,10 +16,10 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKi
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.formats import validate
-from rollpacker.polytrace.formats.ours.episodes import Turn
+from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
-from rollpacker.runtime.attempts.samples import Row, SampleLog
+from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 from rollpacker.sim.workload import turn_script
 from rollpacker.sim.workload.source import of_trace
 
@@ -54,22 +54,22 @@ class Story:
             attempt=attempt, prompt=PromptId(prompt), index=index, engine=EngineId(0)
         )
         self.tell(self.now, ev.PromptsDrawn(prompts=drawn), started)
-        self.reply(attempt, -1, Turn(0, OPENING_S))
+        self.reply(attempt, -1, EpisodeTurn(0, OPENING_S))
         return attempt
 
-    def turn(self, attempt: AttemptId, number: int, tokens: int, turn: Turn) -> None:
+    def turn(self, attempt: AttemptId, number: int, tokens: int, turn: EpisodeTurn) -> None:
         self.wait(turn.latency_s or 0.0)
         ended = ev.TurnFinished(attempt=attempt, turn=number, tokens=tokens, finish_reason="stop")
         self.tell(self.now, ended, do.StepEnvironment(attempt=attempt))
 
-    def reply(self, attempt: AttemptId, number: int, turn: Turn) -> None:
+    def reply(self, attempt: AttemptId, number: int, turn: EpisodeTurn) -> None:
         replied = ev.EnvironmentReplied(
             attempt=attempt, turn=number, tokens=turn.added, seconds=turn.wait_s
         )
         go_on = do.ContinueAttempt(attempt=attempt, engine=EngineId(0))
         self.tell(self.wait(turn.wait_s), replied, go_on)
 
-    def episode(self, prompt: str, index: int, turns: list[Turn]) -> AttemptId:
+    def episode(self, prompt: str, index: int, turns: list[EpisodeTurn]) -> AttemptId:
         """A whole one."""
         attempt = self.start(prompt, index)
         tokens = 0
@@ -84,7 +84,11 @@ class Story:
         return attempt
 
 
-TURNS = [Turn(30, 0.5, 45, 2.0), Turn(12, 0.125, 20, 1.0), Turn(7, 0.0625, 0, 0.5)]
+TURNS = [
+    EpisodeTurn(30, 0.5, 45, 2.0),
+    EpisodeTurn(12, 0.125, 20, 1.0),
+    EpisodeTurn(7, 0.0625, 0, 0.5),
+]
 READ = [
     {"prompt_tokens": 70, "completion_tokens": 30, "finish_reason": "tool_calls", "latency_s": 2.0},
     {"prompt_tokens": 145, "completion_tokens": 12, "finish_reason": "tool_calls", "latency_s": 1},
@@ -137,12 +141,14 @@ def test_attempts_that_stop_keep_what_they_had(tmp_path: Path) -> None:
     assert frame["turns"].to_list()[3] is None
 
 
-def write_table(folder: Path, *attempts: tuple[AttemptId, list[Turn]], tokens: int = 0) -> None:
+def write_table(
+    folder: Path, *attempts: tuple[AttemptId, list[EpisodeTurn]], tokens: int = 0
+) -> None:
     """As a run does; ``tokens`` beyond those of whole turns."""
     log = SampleLog(folder, say=print, turns=True)
     for attempt, turns in attempts:
         records = [TurnRecord(sampled=t.tokens, wait_s=t.wait_s, added=t.added) for t in turns]
-        row = Row(
+        row = SampleRow(
             prompt=PromptId("p"),
             attempt=attempt,
             sample_index=attempt,
@@ -209,7 +215,7 @@ def test_the_suites_lines_have_the_totals(tmp_path: Path) -> None:
 
 SECONDS = st.integers(0, 64).map(lambda n: n / 64)
 TURN = st.builds(
-    Turn,
+    EpisodeTurn,
     tokens=st.integers(1, 90),
     wait_s=SECONDS,
     added=st.integers(0, 50),
@@ -220,7 +226,7 @@ TURN = st.builds(
 @settings(max_examples=settings().max_examples // 4)
 @given(made=st.lists(st.lists(TURN, min_size=1, max_size=5), min_size=1, max_size=6))
 def test_any_turns_come_back(
-    made: list[list[Turn]], tmp_path_factory: pytest.TempPathFactory
+    made: list[list[EpisodeTurn]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     story = Story(folder)
@@ -263,8 +269,12 @@ def test_its_waits_are_characterised_and_simulated(tmp_path: Path) -> None:
     source = of_trace(trace)
     played = {turns for prompt in source.recorded for turns in prompt.turns}
     assert played == {
-        (turn_script.Turn(30),),
-        (turn_script.Turn(30, 0.5, 45), turn_script.Turn(12)),
-        (turn_script.Turn(30, 0.5, 45), turn_script.Turn(12, 0.125, 20), turn_script.Turn(7)),
+        (turn_script.ScriptedTurn(30),),
+        (turn_script.ScriptedTurn(30, 0.5, 45), turn_script.ScriptedTurn(12)),
+        (
+            turn_script.ScriptedTurn(30, 0.5, 45),
+            turn_script.ScriptedTurn(12, 0.125, 20),
+            turn_script.ScriptedTurn(7),
+        ),
     }
     assert source.turns is not None

@@ -15,7 +15,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKi
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
-from rollpacker.runtime.attempts.samples import Row, SampleLog
+from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:
@@ -97,7 +97,7 @@ def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
 def write_samples(folder: Path, *states: str) -> None:
     log = SampleLog(folder, say=print)
     for attempt, state in enumerate(states):
-        row = Row(
+        row = SampleRow(
             prompt=PromptId("p"),
             attempt=AttemptId(attempt),
             sample_index=attempt,

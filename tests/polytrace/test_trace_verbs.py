@@ -15,7 +15,7 @@ from trace_lines import dump, timing
 
 from rollpacker.cli import main
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.describe.compare import Timed, compare, read_timed
+from rollpacker.polytrace.describe.compare import TimedSteps, compare, read_timed
 from rollpacker.polytrace.formats.ours.native import concat
 from rollpacker.polytrace.model.fit import fit
 from rollpacker.polytrace.model.generate import generate
@@ -264,8 +264,8 @@ def metrics(path: Path, rows: dict[int, tuple[float, float, float]], torn: str =
     return path
 
 
-def timed(source: str, **phases: tuple[float, ...]) -> Timed:
-    return Timed(source=source, steps=tuple(range(len(phases["step"]))), phases=phases)
+def timed(source: str, **phases: tuple[float, ...]) -> TimedSteps:
+    return TimedSteps(source=source, steps=tuple(range(len(phases["step"]))), phases=phases)
 
 
 def test_compare_is_one_minus_the_relative_error() -> None:
@@ -336,7 +336,7 @@ def test_compare_reads_runs_and_lists(call: Call, tmp_path: Path) -> None:
 def test_compare_names_the_steps_that_one_lacks(tmp_path: Path) -> None:
     a = read_timed(metrics(tmp_path / "a.jsonl", {3: (1.0, 1.0, 1.0), 4: (1.0, 1.0, 1.0)}))
     b = read_timed(metrics(tmp_path / "b.jsonl", {4: (1.0, 1.0, 1.0), 7: (1.0, 1.0, 1.0)}))
-    assert a == Timed(
+    assert a == TimedSteps(
         source=a.source,
         steps=(3, 4),
         phases={"step": (1.0, 1.0), "rollout": (1.0, 1.0), "train": (1.0, 1.0)},

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.core.codec import dumps
-from rollpacker.report.reading.conversations import Call, Message, conversation, says, turns_of
+from rollpacker.report.reading.conversations import Message, ShownCall, conversation, says, turns_of
 from rollpacker.report.reading.responses import find
 from rollpacker.report.run_report import write_report
 from rollpacker.report.sections.browser import LONGEST
@@ -65,7 +65,10 @@ def test_messages_are_read_whatever_they_hold():
         {"role": "user", "content": image},
         {"content": 7},
     ) == [
-        Message(role="assistant", calls=(Call("f", '{"a": 1}'), Call("g", ""), Call("", "h"))),
+        Message(
+            role="assistant",
+            calls=(ShownCall("f", '{"a": 1}'), ShownCall("g", ""), ShownCall("", "h")),
+        ),
         Message(role="tool", name="f", content="ab"),
         Message(role="user", content='[{"type":"image","url":"x"}]'),
         Message(role="", content="7"),

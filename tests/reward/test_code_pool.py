@@ -17,7 +17,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.processes.frames import WireError
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.process import GradingJob
 from rollpacker.reward.processes.replies import read_reply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
@@ -230,7 +230,7 @@ RUN = (
     ],
 )
 def test_forged_runs_are_refused(old: str, new: str) -> None:
-    job = Job(7, tuple(programs(RIGHT)), [1])
+    job = GradingJob(7, tuple(programs(RIGHT)), [1])
     good = f'{{"job":7,"f":1,"s":0.1,"scores":[1.0],"runs":[{RUN}]}}'
     assert read_reply(good.encode(), job).runs[0].level == "basic"
     with pytest.raises(WireError):
@@ -238,7 +238,7 @@ def test_forged_runs_are_refused(old: str, new: str) -> None:
 
 
 def test_a_beat_is_of_the_running_job_only() -> None:
-    job = Job(7, tuple(programs(RIGHT)), [1])
+    job = GradingJob(7, tuple(programs(RIGHT)), [1])
     assert read_reply(b'{"beat":7}', job).beat
     assert not read_reply(b'{"beat":6}', job).beat
     assert not read_reply(b'{"beat":7}', None).beat

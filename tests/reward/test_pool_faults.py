@@ -14,7 +14,7 @@ from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.processes.frames import WireError
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.reward.processes.process import Job, start
+from rollpacker.reward.processes.process import GradingJob, start
 from rollpacker.reward.processes.replies import read_reply
 
 TIMEOUT_S = 0.5
@@ -201,7 +201,7 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_forged_replies_are_refused(payload):
-    job = Job(7, tuple(requests(["1"])), [1])
+    job = GradingJob(7, tuple(requests(["1"])), [1])
     assert read_reply(b'{"job":7,"f":1,"s":0.1,"scores":[1.0]}', job).scores == (1.0,)
     with pytest.raises(WireError):
         read_reply(payload, job)

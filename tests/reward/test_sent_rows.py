@@ -17,7 +17,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.processes.frames import HEADER
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.reward.processes.process import GradingProcess, Job
+from rollpacker.reward.processes.process import GradingJob, GradingProcess
 from rollpacker.reward.processes.rows import ABOUT_A_ROW, LARGE, KeptRows, SentRows
 from rollpacker.reward.processes.worker import _job
 
@@ -56,7 +56,7 @@ class Processes(RuleBasedStateMachine):
     )
     def send(self, process: str, places: list[int]) -> None:
         rows = [ROWS[place] for place in places]
-        job = Job(7, tuple(request(row, n) for n, row in enumerate(rows)), [0])
+        job = GradingJob(7, tuple(request(row, n) for n, row in enumerate(rows)), [0])
         *about, last = frames(job.encode(self.sent, process))
         for each in about:
             assert each.startswith(ABOUT_A_ROW)

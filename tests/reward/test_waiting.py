@@ -9,9 +9,9 @@ from pool_helpers import requests
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.processes.ledger import Ledger
-from rollpacker.reward.processes.process import Job
-from rollpacker.reward.processes.replies import Reply
+from rollpacker.reward.processes.ledger import ScoreLedger
+from rollpacker.reward.processes.process import GradingJob
+from rollpacker.reward.processes.replies import GraderReply
 from rollpacker.reward.processes.waiting import Waiting
 
 REWARDS = [
@@ -28,9 +28,9 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(REWARDS)
+        self.ledger = ScoreLedger(REWARDS)
         self.waiting = Waiting(REWARDS, self.ledger, RETRIES, join=True)
-        self.running: dict[str, list[Job]] = {"x": [], "y": []}
+        self.running: dict[str, list[GradingJob]] = {"x": [], "y": []}
         self.next = 0
         self.gone: set[int] = set()
         self.failures: Counter[tuple[int, int]] = Counter()
@@ -73,12 +73,12 @@ class Queue(RuleBasedStateMachine):
         if len(jobs) == 1 and not jobs[0].failures:
             self._is_full(jobs[0])
 
-    def _keys(self, job: Job) -> list[tuple[int, int]]:
+    def _keys(self, job: GradingJob) -> list[tuple[int, int]]:
         """What is charged: the calls of a and c are of one job, whose failures count together."""
         function = job.functions[0] if job.functions[0] % 2 else 0
         return [(request.attempt, function) for request in job.requests]
 
-    def _is_full(self, job: Job) -> None:
+    def _is_full(self, job: GradingJob) -> None:
         """What is left for the same function could not have been joined."""
         size = REWARDS[job.functions[0]].call_size
         if 1 < size > len(job.requests):
@@ -95,7 +95,7 @@ class Queue(RuleBasedStateMachine):
             job, function = jobs[0], jobs[0].functions.pop(0)
             if not job.functions:
                 jobs.pop(0)
-            self.ledger.score(job, function, Reply(scores=(1.0,) * len(job.requests)))
+            self.ledger.score(job, function, GraderReply(scores=(1.0,) * len(job.requests)))
 
     @rule(process=st.sampled_from("xy"), dies=st.booleans())
     def fail(self, process: str, dies: bool) -> None:

@@ -3,7 +3,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.processes.frames import LARGEST_REPLY, Channel, State, frame
+from rollpacker.processes.frames import LARGEST_REPLY, Channel, PeerState, frame
 from rollpacker.reward.processes.driver import Driver
 
 
@@ -21,11 +21,11 @@ def test_frames_arrive_whole_however_they_are_cut(payloads, sizes):
             theirs.sendall(data[:size])
             data = data[size:]
             frames, state = channel.receive()
-            assert state is State.OPEN
+            assert state is PeerState.OPEN
             got += frames
     frames, state = channel.receive()
     assert got + frames == payloads
-    assert state is State.CLOSED
+    assert state is PeerState.CLOSED
     channel.close()
 
 
@@ -51,7 +51,7 @@ def test_good_frames_before_a_bad_one_are_kept():
     channel = Channel(ours)
     with theirs:
         theirs.sendall(frame(b"good") + (LARGEST_REPLY + 1).to_bytes(4, "little"))
-        assert channel.receive() == ([b"good"], State.BROKEN)
+        assert channel.receive() == ([b"good"], PeerState.BROKEN)
     channel.close()
 
 

@@ -6,11 +6,11 @@ from cluster_worlds import job, run
 
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.member import ROLLOUT, TRAIN, Seat, State
+from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN, Seat, SeatState
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement import cycle as il
 from rollpacker.rollmux.record.trace import Philly, philly
-from rollpacker.rollmux.scheduler.repack import Task
+from rollpacker.rollmux.scheduler.repack import RepackStep
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 
@@ -19,7 +19,7 @@ def tight_and_guest() -> list[Seat]:
     tight = Seat("tight", (1, 1), 100.0, 60.0, 1.02)
     tight.start(ROLLOUT, 0.0)
     tight.finish(ROLLOUT, 100.0)
-    return [tight, Seat("guest", (2, 1), 60.0, 90.0, 3.0, state=State.WAIT_T)]
+    return [tight, Seat("guest", (2, 1), 60.0, 90.0, 3.0, state=SeatState.WAIT_T)]
 
 
 def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
@@ -72,7 +72,7 @@ def test_swaps_save_what_they_promise(nodes: str) -> None:
             assert live.home is not None
             before = values(scheduler)
             scheduler.admission.left = 50.0
-            moved = repack._move(Task("swap", live.spec.id, live.home.group, 24), 0.0)
+            moved = repack._move(RepackStep("swap", live.spec.id, live.home.group, 24), 0.0)
             swaps += bool(moved)
             assert values(scheduler) <= before + 1e-6
             assert all(each.destination and each.next_seat for each in moved)

@@ -14,7 +14,7 @@ from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Fixed, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.model.seat import SeatState
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
@@ -98,7 +98,7 @@ class Foreseeing(Scheduler):
         self.at = at
         for job in self.cluster.jobs.values():
             seat = job.seat
-            self.tails += seat is not None and seat.state is State.RUN_R and not seat.busy
+            self.tails += seat is not None and seat.state is SeatState.RUN_R and not seat.busy
             self.reserved += job.destination is not None
             self.going += job.going
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.rollmux.model.member import Seat, State
+from rollpacker.rollmux.model.seat import Seat, SeatState
 from rollpacker.rollmux.model.tail_model import extra_beside, to_release
 from rollpacker.rollmux.placement import cycle as il
 from rollpacker.rollmux.placement.admission import overloaded
@@ -49,10 +49,10 @@ def test_what_tails_make_possible_is_not_refused_beforehand() -> None:
 
 
 def test_a_tail_is_left_to_who_waits_and_once_a_node() -> None:
-    running = Seat("a", (1, 1), 100.0, 20.0, 2.0, state=State.RUN_R, busy=1)
-    waiting = Seat("b", (1, 2), 100.0, 20.0, 2.0, state=State.WAIT_R)
-    elsewhere = Seat("c", (2, 4), 100.0, 20.0, 2.0, state=State.WAIT_R)
-    tailing = Seat("d", (1, 8), 100.0, 20.0, 2.0, state=State.RUN_R, busy=0)
+    running = Seat("a", (1, 1), 100.0, 20.0, 2.0, state=SeatState.RUN_R, busy=1)
+    waiting = Seat("b", (1, 2), 100.0, 20.0, 2.0, state=SeatState.WAIT_R)
+    elsewhere = Seat("c", (2, 4), 100.0, 20.0, 2.0, state=SeatState.WAIT_R)
+    tailing = Seat("d", (1, 8), 100.0, 20.0, 2.0, state=SeatState.RUN_R, busy=0)
 
     def released(*seats: Seat, reached: bool = True) -> list[Seat]:
         return to_release(seats, lambda _: reached, lifetime=True)

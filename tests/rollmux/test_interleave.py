@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.rollmux.model.member import POOLS, TRAIN, Seat, State
+from rollpacker.rollmux.model.seat import POOLS, TRAIN, Seat, SeatState
 from rollpacker.rollmux.placement import cycle as il
 from rollpacker.rollmux.placement.group_simulation import rehearse
 
@@ -125,8 +125,8 @@ def test_a_waiting_gang_is_not_starved_by_small_jobs() -> None:
 
 
 def test_a_phase_is_held_back_for_who_would_be_late() -> None:
-    tight = Seat("tight", (1, 1), 80.0, 20.0, state=State.RUN_R, expected_end=10.0)
-    loose = Seat("loose", (2, 1), 80.0, 60.0, 3.0, state=State.WAIT_T)
+    tight = Seat("tight", (1, 1), 80.0, 20.0, state=SeatState.RUN_R, expected_end=10.0)
+    loose = Seat("loose", (2, 1), 80.0, 60.0, 3.0, state=SeatState.WAIT_T)
     tight.promise(1.05, since=-80.0)
     assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is None
     tight.promise(3.0, since=-80.0)

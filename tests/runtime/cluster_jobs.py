@@ -21,9 +21,9 @@ from runtime_jobs import Workshop, run
 
 from rollpacker.config import RunConfig
 from rollpacker.job.plan import build
-from rollpacker.runtime.cluster.cluster import Cluster
+from rollpacker.runtime.cluster.cluster import RunNodes
 from rollpacker.runtime.cluster.local import Start, start_processes
-from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.node_lease import PhaseNodes
 
 BEAT_S = 1.0
 # At the first completion after `at`, waits until the test has struck.
@@ -151,8 +151,8 @@ class Proxy:
 def on(launcher: Launcher) -> Iterator[Launcher]:
     """Jobs of this process run on its nodes."""
 
-    def nodes_of(config: RunConfig, _: object = None, start: Start = start_processes) -> Cluster:
-        return Cluster(config, launcher, start)
+    def nodes_of(config: RunConfig, _: object = None, start: Start = start_processes) -> RunNodes:
+        return RunNodes(config, launcher, start)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "nodes_of", nodes_of)
@@ -167,7 +167,7 @@ def struck(
     *,
     at: int = 5,
     resume: bool = False,
-    phases: Phases | None = None,
+    phases: PhaseNodes | None = None,
     **changes: Any,
 ) -> tuple[Path, str]:
     """A run in which ``strike`` happens after the grades of ``at`` responses."""

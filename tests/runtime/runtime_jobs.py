@@ -27,7 +27,7 @@ from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.runtime.attempts import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.node_lease import PhaseNodes
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -236,7 +236,7 @@ def asked_today(stored: Path) -> Path:
 
 
 def run(
-    config: RunConfig, *, resume: bool = False, phases: Phases | None = None
+    config: RunConfig, *, resume: bool = False, phases: PhaseNodes | None = None
 ) -> tuple[Path, str]:
     """Train in this process, which stays as it was; the folder and what was said."""
     said, collected = StringIO(), gc.get_threshold()

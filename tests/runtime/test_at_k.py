@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollpacker.config import RewardConfig
-from rollpacker.job.ask.at_k import Answer, ks, maj_at, pass_at
+from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
 from rollpacker.reward.votes import voting
 
 
@@ -29,7 +29,7 @@ def test_pass_at_k_is_what_drawing_k_of_n_gives(right):
 
 def answers(*groups):
     return [
-        Answer(vote=str(n), right=right)
+        GradedAnswer(vote=str(n), right=right)
         for n, (size, right) in enumerate(groups)
         for _ in [0] * size
     ]

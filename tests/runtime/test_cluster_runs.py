@@ -27,7 +27,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import verify
-from rollpacker.runtime.step.node_lease import Alone, Tenant
+from rollpacker.runtime.step.node_lease import OwnNodes, Tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12
@@ -196,7 +196,7 @@ def test_what_is_wrong_on_a_node_is_said_with_its_name(shop: Workshop) -> None:
         run(config)
 
 
-class Fenced(Alone):
+class Fenced(OwnNodes):
     """Lets the test say until when workers on other nodes may run."""
 
     def __init__(self) -> None:

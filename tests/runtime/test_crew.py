@@ -18,7 +18,7 @@ from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.ipc.link import Link
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.supervisor import Crew
+from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 SPECS = cast(Mapping[int, Sequence[WorkerSpec]], {0: [SimpleNamespace(rank=0)]})
@@ -58,7 +58,7 @@ class Machine:
         return {0: LocalHost(Link(ours), self.worker)}
 
 
-Talk = Callable[[Crew, Machine, list[Any], list[str]], Awaitable[None]]
+Talk = Callable[[Supervisor, Machine, list[Any], list[str]], Awaitable[None]]
 
 
 def with_crew(talk: Talk) -> None:
@@ -66,7 +66,7 @@ def with_crew(talk: Talk) -> None:
 
     async def main() -> None:
         machine, heard, lost = Machine(), list[Any](), list[str]()
-        crew = Crew(
+        crew = Supervisor(
             cast(Nodes, machine),
             60.0,
             lambda _number, report: heard.append(report),
@@ -91,7 +91,7 @@ def with_crew(talk: Talk) -> None:
 
 
 def test_others_are_heard_while_a_process_ends_that_has_closed_its_socket() -> None:
-    async def talk(_crew: Crew, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+    async def talk(_crew: Supervisor, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
         machine.end.close()
         for _ in range(20):
             await asyncio.sleep(0.001)
@@ -105,7 +105,7 @@ def test_others_are_heard_while_a_process_ends_that_has_closed_its_socket() -> N
 
 
 def test_one_that_was_put_down_is_lost_at_once() -> None:
-    async def talk(crew: Crew, _machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+    async def talk(crew: Supervisor, _machine: Machine, _heard: list[Any], lost: list[str]) -> None:
         crew.put_down(0, "it gave no sign of life")
         assert lost == ["worker 0 died: it gave no sign of life"]
         assert not crew.live
@@ -117,7 +117,7 @@ def test_one_that_was_put_down_is_lost_at_once() -> None:
 def test_an_answer_that_nobody_waits_for_costs_no_later_report(asked: bool) -> None:
     """Both come at once."""
 
-    async def talk(crew: Crew, machine: Machine, heard: list[Any], lost: list[str]) -> None:
+    async def talk(crew: Supervisor, machine: Machine, heard: list[Any], lost: list[str]) -> None:
         if asked:
             asking = asyncio.create_task(crew.ask([0], msg.Offload()))
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from rollpacker.data.load import load_rows
 from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.checks import check
 from rollpacker.job.plan.resume import as_begun, choose_start
-from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_may_lack_settings_that_are_new(tmp_path: Path) -> None:
     stored = Path(__file__).parents[1] / "stored" / "v0_1_0" / "run" / "checkpoint-6"
     state = json.loads((stored / "state.json").read_text())
     assert "missing" not in state["config"]["data"]
-    found = Found(step=6, path=stored, state=state)
+    found = VerifiedCheckpoint(step=6, path=stored, state=state)
     asked = config_of_now(state["config"])
     same = config.parse(asked)
     assert choose_start(as_begun(same, found), tmp_path, found, resume=True).step == 6

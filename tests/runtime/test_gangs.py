@@ -10,7 +10,7 @@ from rollpacker.config import RunConfig, parse
 from rollpacker.core.types import EngineId
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.pool.placement import Post, lay_out
-from rollpacker.runtime.pool.topology import Gangs
+from rollpacker.runtime.pool.topology import Topology
 
 Case = tuple[list[Post], list[tuple[int, EngineId]]]
 
@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> Case:
     run = config(layout, kind, training, shard, size)
     node = Node(number=0, places=(("cpu", ()),) * devices, folder=Path("/meeting"))
     posts = lay_out(run, [node], sizes)
-    gangs = Gangs(posts)
+    gangs = Topology(posts)
     formed: list[tuple[int, EngineId]] = []
     for key in draw(st.permutations([*gangs.engines])):
         taken = {one for other in formed for one in gangs.covered(*other)}
@@ -52,10 +52,10 @@ def cases(draw: st.DrawFn) -> Case:
     return posts, formed
 
 
-def deaths(case: Case) -> Iterator[tuple[Gangs, int, set[int], set[EngineId], set[int]]]:
+def deaths(case: Case) -> Iterator[tuple[Topology, int, set[int], set[EngineId], set[int]]]:
     posts, formed = case
     for worker in range(len(posts)):
-        gangs = Gangs(posts)
+        gangs = Topology(posts)
         workers, engines, replicas = gangs.without(worker, formed)
         yield gangs, worker, workers, {*engines}, {*map(int, replicas)}
 

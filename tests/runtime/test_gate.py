@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from rollpacker.processes.open_files import allow_files
 from rollpacker.runtime.ipc import rendezvous as gates
-from rollpacker.runtime.ipc.rendezvous import Gate, enter
+from rollpacker.runtime.ipc.rendezvous import Rendezvous, enter
 from rollpacker.runtime.ipc.wire import encode, head
 
 
@@ -35,16 +35,16 @@ class Bomb:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[tuple[Gate, asyncio.Queue[tuple[str, socket.socket]]]]:
+async def opened() -> AsyncIterator[tuple[Rendezvous, asyncio.Queue[tuple[str, socket.socket]]]]:
     came: asyncio.Queue[tuple[str, socket.socket]] = asyncio.Queue()
-    gate = Gate("127.0.0.1", lambda *who: came.put_nowait(who), asyncio.get_running_loop())
+    gate = Rendezvous("127.0.0.1", lambda *who: came.put_nowait(who), asyncio.get_running_loop())
     try:
         yield gate, came
     finally:
         gate.close()
 
 
-async def come(gate: Gate, name: str) -> socket.socket:
+async def come(gate: Rendezvous, name: str) -> socket.socket:
     return await asyncio.to_thread(enter, gate.address, gate.key, name)
 
 

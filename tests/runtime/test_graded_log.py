@@ -21,10 +21,10 @@ from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import Output
-from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import CodeRun
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.step import StepRecord
@@ -40,11 +40,11 @@ RUN = CodeRun(
 )
 
 
-def graded(number: int) -> Attempt:
+def graded(number: int) -> Trajectory:
     rng = np.random.default_rng(number)
     tokens = rng.integers(0, 99, number + 1).astype(np.int32)
     attempt = AttemptId(number)
-    return Attempt(
+    return Trajectory(
         id=attempt,
         prompt=PromptId(f"p{number // 2}"),
         index=number % 2,
@@ -89,7 +89,7 @@ def test_of_a_dropped_step_all_grades_are_kept(tmp_path: Path) -> None:
         {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
     )
     record = StepRecord(step=STEP, start_s=0.0, attempts={a.id: a for a in attempts})
-    keeper: Any = Keeper
+    keeper: Any = CheckpointManager
     keeper(config, parts, checkpoints).keep_graded(record)
     log.close()
     assert log.begin(STEP, "w") == 2

@@ -22,7 +22,7 @@ from rollpacker.data.source import PromptSource
 from rollpacker.demo.model import EOS_ID, build_model, build_tokenizer
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.job.hosted import Host, HostedJob
+from rollpacker.job.hosted import HostedJob, HostTrainer
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
@@ -84,7 +84,7 @@ class Trainer:
         ]
         tokens = {r.id: np.array(self.tokenizer.encode(r.prompt), np.int32) for r in rows}
         source = PromptSource([Prompt(id=r.id, tokens=len(tokens[r.id])) for r in rows], 0)
-        host = Host(
+        host = HostTrainer(
             engine=MiniEngine(self.model, config=MiniEngineConfig()),
             weights=lambda: None,
             problems=Problems(rows, tokens, source),

@@ -24,7 +24,7 @@ from runtime_jobs import (
 
 from rollpacker.job import train
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import Alone
+from rollpacker.runtime.step.node_lease import OwnNodes
 
 ROWS = 7
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -194,7 +194,7 @@ def test_what_fails_when_the_workers_are_there_ends_them(tmp_path: Path) -> None
 
 
 def test_nodes_that_cannot_be_left_keep_no_worker(tmp_path: Path) -> None:
-    class Stuck(Alone):
+    class Stuck(OwnNodes):
         async def close(self, *, displaced: bool = False) -> None:
             raise RuntimeError("no way out")
 

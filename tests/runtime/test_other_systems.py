@@ -9,7 +9,7 @@ from runtime_jobs import Workshop, run
 
 from rollpacker.cli import main
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.rollmux.service.client.client import Permit
+from rollpacker.rollmux.service.client.client import PhasePermit
 from rollpacker.rollmux.service.job.phase_job import place
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.cluster.devices import worker_devices
@@ -33,7 +33,7 @@ def test_a_run_needs_no_affinity(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_affinity")
 def test_cores_of_shared_nodes_are_refused_in_one_line() -> None:
-    permit = Permit(token=1, phase="rollout", nodes=("r0",), stop_at=0.0, lease_s=1.0)
+    permit = PhasePermit(token=1, phase="rollout", nodes=("r0",), stop_at=0.0, lease_s=1.0)
     with pytest.raises(ValueError, match=r"^mux\.cores needs Linux, this is "):
         place([os.getpid()], permit, {"rollout": [0]})
 

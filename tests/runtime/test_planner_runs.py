@@ -20,7 +20,7 @@ from spanning_runs import decided, happened
 
 from rollpacker.core import journal
 from rollpacker.job.plan import build
-from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.drawing.gantt import Gantt
 from rollpacker.report.reading.run_folder import load_run
@@ -78,7 +78,7 @@ def fast_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let policies believe that two devices are ten times as fast as one."""
     measured = build.machine_of
 
-    def believed(*args: Any) -> Machine | None:
+    def believed(*args: Any) -> Hardware | None:
         machine = measured(*args)
         assert machine is not None
         profiles = {

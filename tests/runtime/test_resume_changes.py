@@ -11,7 +11,7 @@ from runtime_jobs import Workshop, kept_samples, run, weights_digest
 
 from rollpacker import config
 from rollpacker.job.plan.resume import as_begun, choose_start
-from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,9 @@ def changed(began: dict[str, Any], now: dict[str, Any], cwd: Path | None = None)
     """What is said of a run that began with one configuration and goes on with another."""
     state: dict[str, Any] = {"config": config.parse(began).model_dump(mode="json")}
     state |= {"counters": {"step": 3}} | ({} if cwd is None else {"cwd": str(cwd)})
-    found = Found(step=3, path=Path("checkpoint-3"), state=json.loads(json.dumps(state)))
+    found = VerifiedCheckpoint(
+        step=3, path=Path("checkpoint-3"), state=json.loads(json.dumps(state))
+    )
     return choose_start(config.parse(now), Path("run"), found, resume=True).changed
 
 
@@ -172,7 +174,7 @@ def test_a_run_from_before_steps_could_be_too_empty_goes_on_for_ever(shop: Works
     asked = shop.config("a", rollout__dynamic_sampling={"enabled": True})
     state = {"config": asked.model_dump(mode="json"), "counters": {"step": 3}}
     del state["config"]["rollout"]["dynamic_sampling"]["max_empty_steps"]
-    found = Found(step=3, path=Path("checkpoint-3"), state=state)
+    found = VerifiedCheckpoint(step=3, path=Path("checkpoint-3"), state=state)
     assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 0
     asked = shop.config("a", rollout__dynamic_sampling={"enabled": True, "max_empty_steps": 3})
     assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 3

@@ -10,9 +10,9 @@ import pytest
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.sample_table import read
-from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.metrics import TailMetrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import StepRecord
@@ -42,7 +42,7 @@ class Step:
     def end(self, step: int) -> None:
         record = StepRecord(step=step, start_s=0.0, end_s=1.0)
         prompt = PromptId("p")
-        record.attempts[AttemptId(step)] = Attempt(
+        record.attempts[AttemptId(step)] = Trajectory(
             id=AttemptId(step),
             prompt=prompt,
             index=0,
@@ -51,7 +51,7 @@ class Step:
             start_s=0.0,
             since_s=0.0,
         )
-        tail = Tail(round_kind=RoundKind.FULL)
+        tail = TailMetrics(round_kind=RoundKind.FULL)
         step = self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})
         asyncio.run(step)
 
@@ -67,7 +67,7 @@ def test_after_a_flush_the_rows_of_every_step_are_on_disk(tmp_path: Path) -> Non
 
 
 def test_what_is_wrong_with_the_rows_of_a_step_ends_the_next_one(tmp_path: Path) -> None:
-    def broken(_attempt: Attempt) -> str:
+    def broken(_attempt: Trajectory) -> str:
         raise RuntimeError("no such token")
 
     run = Step(tmp_path, completion=broken)

@@ -14,7 +14,7 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime.attempts import sample_table as table
 from rollpacker.runtime.attempts import samples as module
 from rollpacker.runtime.attempts.sample_table import merge, read
-from rollpacker.runtime.attempts.samples import Row, SampleLog
+from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 
 STORED = Path(__file__).parents[1] / "stored"
 
@@ -42,7 +42,7 @@ def add(log, attempt, step, **other):
         "completion": f"It is {attempt}.",
         "completion_ids": np.array([5, attempt], np.int32),
     }
-    log.add(Row(**(row | other)))
+    log.add(SampleRow(**(row | other)))
 
 
 def run(folder, first, last, said=None, resumed=-1, **config):

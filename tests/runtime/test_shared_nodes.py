@@ -26,10 +26,10 @@ from rollpacker.core.journal import replay
 from rollpacker.core.types import Phase
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import Alone, DisplacedError, StoppedError, Tenant
+from rollpacker.runtime.step.node_lease import DisplacedError, OwnNodes, Tenant, WaitStoppedError
 
 
-class Nodes(Alone):
+class Nodes(OwnNodes):
     """Keeps what it is given."""
 
     async def open(
@@ -79,13 +79,13 @@ def test_a_node_may_fail_in_an_evaluation_a_rollout_or_a_training(at: int, tmp_p
     assert checkpoints(folder)[-1] == 2
 
 
-class StoppedWait(Alone):
+class StoppedWait(OwnNodes):
     """The user gives up while the nodes of the second step are waited for."""
 
     async def begin(self, phase: Phase) -> None:
         self.asked = getattr(self, "asked", 0) + 1
         if phase == "rollout" and self.asked > 3:
-            raise StoppedError("stopped")
+            raise WaitStoppedError("stopped")
 
 
 def test_an_interrupt_while_waiting_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_tail_leaves_most_workers_and_changes_no_bit(tmp_path: Path) -> None:
     few: dict[str, Any] = {"epochs": 1, "deterministic": True, "devices__per_node": 2}
     few["mux__url"] = "http://127.0.0.1:1"
     quiet = Progress(Console(file=StringIO()))
-    alone = job.train(workshop.config("alone", **few), progress=quiet, phases=Alone())
+    alone = job.train(workshop.config("alone", **few), progress=quiet, phases=OwnNodes())
     phases = WantedNodes()
     shared = job.train(workshop.config("shared", **few), progress=quiet, phases=phases)
     lines = (shared / "journal.jsonl").read_text(encoding="utf-8").splitlines()
@@ -190,7 +190,7 @@ def test_states_that_wait_in_host_memory_change_no_bit(
     few |= {"trainer": trainer, "devices": SEPARATE}
     few["mux__url"] = "http://127.0.0.1:1"
     few |= {"eval": {"data": {"path": str(workshop.data)}, "every": 1}}
-    alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=Alone())
+    alone = job.train(workshop.config("alone", **few), progress=QUIET, phases=OwnNodes())
     phases = WarmNodes()
     warm = job.train(workshop.config("warm", **few), progress=QUIET, phases=phases)
     assert kept_samples(warm) == kept_samples(alone)

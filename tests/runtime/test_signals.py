@@ -34,7 +34,7 @@ from rollpacker.job.run import stopping
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import Alone, StoppedError
+from rollpacker.runtime.step.node_lease import OwnNodes, WaitStoppedError
 
 REWARDS = '''
 import os, pathlib, signal, time
@@ -173,7 +173,7 @@ def test_a_step_that_fits_is_finished(
     bench.assert_goes_on("run", options, **changes)
 
 
-class Told(Alone):
+class Told(OwnNodes):
     """A signal when a phase begins or ends, for the time that is given."""
 
     def __init__(self, when: str, count: int) -> None:
@@ -192,7 +192,7 @@ class Told(Alone):
         self.happen("end")
 
 
-class Waiting(Alone):
+class Waiting(OwnNodes):
     """The nodes of a later phase do not come, until the user gives up."""
 
     def __init__(self, phase: Phase, patience: int) -> None:
@@ -211,10 +211,10 @@ class Waiting(Alone):
                 me()
             while self.interrupts < self.patience:
                 await asyncio.sleep(0.01)
-            raise StoppedError("stopped")
+            raise WaitStoppedError("stopped")
 
 
-class Unanswered(Alone):
+class Unanswered(OwnNodes):
     """The nodes cannot be given back, until the user wants nothing but to stop."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Unanswered(Alone):
             me()
         while self.interrupts < 2:
             await asyncio.sleep(0.01)
-        raise StoppedError("the phase was not finished")
+        raise WaitStoppedError("the phase was not finished")
 
 
 class AtStep(Progress):

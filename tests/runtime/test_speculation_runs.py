@@ -12,7 +12,7 @@ from rollpacker.cli.simulate.rehearse import rehearsed
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.step.draft_sources import Hints
+from rollpacker.runtime.step.draft_sources import DraftSources
 
 # Cold responses of a random model repeat themselves.
 COLD = {
@@ -83,7 +83,7 @@ def test_nothing_is_drafted_where_responses_race_nor_without_any_mode(
 
 def test_hints_are_those_of_the_last_visit_and_bounded() -> None:
     texts = {PromptId(name): np.arange(10, dtype=np.int32) for name in "abc"}
-    hints = Hints(kept=20)
+    hints = DraftSources(kept=20)
     for prompt, text in texts.items():
         hints.begin()
         hints.finished(prompt, text)

@@ -16,10 +16,10 @@ from rollpacker.engine.base import Output
 from rollpacker.policy.engines.fleet import Fleet, by_number, colocated, grid, separate
 from rollpacker.policy.lengths.bias import BiasMeter
 from rollpacker.policy.lengths.lengths import LengthHistory
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.record.metrics import Tail
+from rollpacker.runtime.record.metrics import TailMetrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import Formation, ReplicaTask, StepRecord
@@ -31,7 +31,7 @@ DECODED = {0: 6.0, 1: 4.0}
 def record(fleet: Fleet, *tasks: tuple[int, float, float]) -> StepRecord:
     step = StepRecord(step=0, start_s=0.0, rollout_end_s=6.0, end_s=10.0, fleet=fleet)
     for engine, end in DECODED.items():
-        step.attempts[AttemptId(engine)] = Attempt(
+        step.attempts[AttemptId(engine)] = Trajectory(
             id=AttemptId(engine),
             prompt=PromptId("p"),
             index=engine,
@@ -65,7 +65,9 @@ def lines(step: StepRecord, folder: Path) -> list[dict[str, Any]]:
     log = RunLog(
         folder, config, last_step=-1, max_length=9, progress=Progress(), texts=texts, trackers=()
     )
-    written = log.step(step, [], epoch=0.0, tail=Tail(round_kind=step.kind), num_tokens=0, extra={})
+    written = log.step(
+        step, [], epoch=0.0, tail=TailMetrics(round_kind=step.kind), num_tokens=0, extra={}
+    )
     asyncio.run(written)
     log.flush()
     log.close()

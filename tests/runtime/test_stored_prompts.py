@@ -13,7 +13,7 @@ from rollpacker.data.base import DataError
 from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import choose_start
-from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.model.card import read_card
 
@@ -151,7 +151,9 @@ def test_rows_that_are_read_otherwise(
     # As the line says, so it may go on; a run of this version may not.
     state = {"config": trees[1].model_dump(mode="json"), "counters": {"step": 1}}
     for kept, may in ((earlier, True), (of_then, False)):
-        found = Found(step=1, path=Path("checkpoint-1"), state=state | {"source": kept})
+        found = VerifiedCheckpoint(
+            step=1, path=Path("checkpoint-1"), state=state | {"source": kept}
+        )
         if may:
             said = choose_start(trees[0], Path("r"), found, resume=True).changed
             assert len(said) == 1
@@ -177,7 +179,7 @@ def test_rows_that_ids_excluded(shop: Workshop) -> None:
     with pytest.raises(DataError, match=r"dropped the 1 rows whose id is in .*: a file of ids"):
         source.load_state_dict(earlier)
     state = {"config": of_now.model_dump(mode="json"), "counters": {"step": 1}, "source": earlier}
-    found = Found(step=1, path=Path("checkpoint-1"), state=state)
+    found = VerifiedCheckpoint(step=1, path=Path("checkpoint-1"), state=state)
     (line,) = choose_start(of_then, Path("x"), found, resume=True).changed
     assert line.startswith("data.exclude was ")
     load_data(of_then, card, Progress(), begun=earlier)[0].source.load_state_dict(earlier)

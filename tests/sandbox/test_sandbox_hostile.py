@@ -16,7 +16,7 @@ from rollpacker.sandbox import (
     SandboxUnavailableError,
     Verdict,
 )
-from rollpacker.sandbox.hostile import Hostile, World, hostile_programs
+from rollpacker.sandbox.hostile import Hostile, Targets, hostile_programs
 from rollpacker.sandbox.hostile.suite import ESCAPED
 from rollpacker.sandbox.selftest import quick_check, selftest
 from rollpacker.sandbox.types import Limits, Outcome
@@ -45,7 +45,7 @@ def test_every_program_is_contained(level: Level, each: Level) -> None:
     assert found.contained == found.total >= 170
 
 
-def outside(hostile: Hostile, world: World) -> str:
+def outside(hostile: Hostile, world: Targets) -> str:
     """What it prints without a sandbox."""
     with tempfile.TemporaryFile("w+") as stdin:
         stdin.write(getattr(hostile.test, "stdin", ""))
@@ -64,12 +64,12 @@ def outside(hostile: Hostile, world: World) -> str:
 
 def test_escapes_would_succeed_outside() -> None:
     """Or else their containment would say nothing."""
-    with World() as world:
+    with Targets() as world:
         names = {each.name for each in hostile_programs(world) if each.kind == "escape"}
     left = sorted(names - NOT_OUTSIDE - NOT_EVERYWHERE, reverse=True)
     failed: list[str] = []
     while left:
-        with World() as world:
+        with Targets() as world:
             aimed = {each.name: each for each in hostile_programs(world)}
             while left and not world.damage():  # one that was hit is no target any more
                 name = left.pop()
@@ -80,13 +80,13 @@ def test_escapes_would_succeed_outside() -> None:
 
 
 def test_damage_is_seen() -> None:
-    with World() as world:
+    with Targets() as world:
         assert world.damage() == []
         Path(world.fields["victim"]).write_text("x")
         assert world.damage() == ["files were changed"]
     names = {"kill_canary": "a process was killed", "connect_unix": "a socket was connected to"}
     for name, damage in names.items():
-        with World() as world:
+        with Targets() as world:
             (hostile,) = [each for each in hostile_programs(world) if each.name == name]
             outside(hostile, world)
             deadline = time.monotonic() + 10.0
@@ -112,7 +112,7 @@ def test_the_quick_check_passes_and_can_fail(
 
 
 def test_infra_is_not_containment() -> None:
-    with World() as world:
+    with Targets() as world:
         hostile = hostile_programs(world)[0]
     outcomes: dict[Outcome, bool] = {"infra": False, "pass": False, "crash": True}
     for outcome, contained in outcomes.items():

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollpacker.sandbox import CallTest, Level, Limits, Sandbox, StdinTest, Test
-from rollpacker.sandbox.hostile import World, hostile_programs
+from rollpacker.sandbox.hostile import Targets, hostile_programs
 
 PROGRAM = (
     "def f(a, b): return a * b\nif __name__ == '__main__': print(f(*map(int, input().split())))"
@@ -20,7 +20,7 @@ def test_honest_and_hostile_programs_do_not_mix(level: Level) -> None:
     draw = random.Random(0)
     limits = Limits(memory_mb=256, output_mb=2, idle_s=0.25)
     with (
-        World() as world,
+        Targets() as world,
         Sandbox(level, zygotes=3, limits=limits, check=False) as sandbox,
         ThreadPoolExecutor(3) as threads,
     ):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rollpacker.sandbox.grading.compare import same_output, same_value
 from rollpacker.sandbox.grading.decode import (
     BadResultError,
-    Members,
     Pairs,
+    SetMembers,
     decode,
     most_marks,
     read_report,
@@ -39,7 +39,7 @@ def exact(value: Any) -> Any:
     """A value with its types; what is decoded is not hashed yet."""
     if isinstance(value, dict | Pairs):
         return dict, [(exact(key), exact(item)) for key, item in value.items()]
-    if isinstance(value, Members):
+    if isinstance(value, SetMembers):
         return set, set(value)
     if isinstance(value, list | tuple):
         return type(value), [exact(item) for item in value]
@@ -262,7 +262,7 @@ def test_values_within_a_tolerance(found: Any, expected: Any, same: bool) -> Non
     ("value", "shown"),
     [
         (Pairs([(1, "a"), ((2,), None)]), "{1: 'a', (2,): None}"),
-        (Members([1, 2.5]), "{1, 2.5}"),
+        (SetMembers([1, 2.5]), "{1, 2.5}"),
         ([10**5000], "[<an integer of 16610 bits>]"),
         ([1] * 40, f"[{'1, ' * 30}...]"),
         (Pairs([(n, n) for n in range(40)]), "..."),

@@ -13,7 +13,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs.costs import CurveCosts, RewardCosts, TrainCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
-from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World
 
@@ -104,7 +104,7 @@ def scripted_turns(script: Script, seed: int) -> Turns:
     """The response that this seed gives, uncut; no turn ends exactly at the cap."""
     tokens = scripted_length(script.engine(), seed)
     if not script.tools:
-        return (Turn(tokens),)
+        return (ScriptedTurn(tokens),)
     rng = np.random.default_rng(seed)
     inner = np.setdiff1d(np.arange(1, tokens), [script.cap])
     count = int(rng.integers(0, min(3, len(inner)) + 1))
@@ -112,7 +112,7 @@ def scripted_turns(script: Script, seed: int) -> Turns:
     parts = np.diff([0, *cuts, tokens]).tolist()
     waits = (rng.choice([0.013, 0.4, 3.0], count + 2) * rng.uniform(0.5, 1.5, count + 2)).tolist()
     added = [*rng.integers(1, 40, count).tolist(), 0]
-    return (Turn(0, waits.pop()), *map(Turn, parts, waits, added))
+    return (ScriptedTurn(0, waits.pop()), *map(ScriptedTurn, parts, waits, added))
 
 
 def scripted_reward(seed: int) -> float:

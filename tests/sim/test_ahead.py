@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from rollpacker.sim.costs.ahead import PLAIN, Ahead, Rule
-from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.workload.sequences import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 
@@ -33,7 +33,7 @@ def ahead(tokens: float, below: int = 8, row_cost: float = 0.0) -> Rule:
 def test_decoding_ahead_takes_a_share_of_the_steps():
     plain, decoder = Decoder(Affine(), max_running=8), Decoder(Affine(), max_running=8)
     for each in (plain, decoder):
-        each.submit(0.0, Request(0, "a", 10, 1000))
+        each.submit(0.0, SimulatedRequest(0, "a", 10, 1000))
     decoder.speculate(0.0, ahead(2.0))
     end, long = decoder.next_event(0.0), plain.next_event(0.0)
     assert decoder.advance(end) == [(0, 1000)]
@@ -48,8 +48,8 @@ def test_decoding_ahead_takes_a_share_of_the_steps():
 def test_it_begins_where_few_enough_run():
     decoder = Decoder(Affine(), max_running=8)
     decoder.speculate(0.0, ahead(2.0, below=1))
-    decoder.submit(0.0, Request(0, "a", 10, 100))
-    decoder.submit(0.0, Request(1, "b", 10, 300))
+    decoder.submit(0.0, SimulatedRequest(0, "a", 10, 100))
+    decoder.submit(0.0, SimulatedRequest(1, "b", 10, 300))
     first = decoder.next_event(0.0)
     decoder.advance(first)
     assert (decoder.steps, decoder.drafted) == (100, 0)
@@ -60,7 +60,7 @@ def test_it_begins_where_few_enough_run():
 
 def test_it_may_begin_between_two_events():
     decoder = Decoder(Affine(slope=0.0), max_running=8)
-    decoder.submit(0.0, Request(0, "a", 10, 1000))
+    decoder.submit(0.0, SimulatedRequest(0, "a", 10, 1000))
     whole = decoder.next_event(0.0)
     decoder.speculate(whole / 2, ahead(4.0))
     end = decoder.next_event(whole / 2)

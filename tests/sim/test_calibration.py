@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rollpacker.config import RolloutConfig, StreamingConfig
-from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import CurveCosts, GpuCosts
@@ -125,7 +125,7 @@ def test_the_nearest_calibration_holds_the_longest_response() -> None:
     assert {longest: calibration.nearest(longest).name for longest in names} == names
 
 
-def machine(gpus: int, given: dict[str, Any] = CPU, **streaming: Any) -> Machine | None:
+def machine(gpus: int, given: dict[str, Any] = CPU, **streaming: Any) -> Hardware | None:
     rollout = RolloutConfig(streaming=StreamingConfig(**streaming))
     job = SimulationConfig(calibration="", workload="", gpus=gpus, rollout=rollout)
     return machine_of(job, Calibration.model_validate(given))

@@ -18,7 +18,7 @@ from rollpacker.sim.costs.costs import (
 )
 from rollpacker.sim.costs.hardware import DEVICES, MeasuredDevice, find_device
 from rollpacker.sim.costs.models import MODELS, ModelShape, find_model
-from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.workload.sequences import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 H800 = DEVICES["H800"]
@@ -202,7 +202,7 @@ def test_no_decoder_beats_the_packing_bound(lengths: list[int], max_running: int
     for costs in (CurveCosts(CPU), GpuCosts(device=H800, shape=MODELS["Qwen2.5-14B"])):
         decoder = Decoder(costs, max_running=max_running)
         for attempt, tokens in enumerate(lengths):
-            decoder.submit(0.0, Request(attempt, "g", 20, tokens))
+            decoder.submit(0.0, SimulatedRequest(attempt, "g", 20, tokens))
         now, at = 0.0, decoder.next_event(0.0)
         while at is not None:
             now = at

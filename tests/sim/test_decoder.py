@@ -11,7 +11,7 @@ from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
 from rollpacker.sim.costs.hardware import DEVICES
 from rollpacker.sim.costs.models import MODELS
-from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.workload.sequences import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 GPU = GpuCosts(device=DEVICES["H800"], shape=MODELS["Qwen2.5-14B"])
@@ -40,7 +40,7 @@ class Affine:
         return ahead.row_s * drafted
 
 
-Action = tuple[float, Request | int]
+Action = tuple[float, SimulatedRequest | int]
 """A submission, or the abort of an attempt."""
 
 
@@ -62,8 +62,8 @@ class Naive:
     ) -> None:
         self.costs, self.max_running, self.blocks = costs, max_running, blocks
         self.actions = list(actions)
-        self.queue: list[Request] = []
-        self.batch: list[Request] = []
+        self.queue: list[SimulatedRequest] = []
+        self.batch: list[SimulatedRequest] = []
         self.tokens: dict[int, int] = {}
         self.held: dict[str, set[int]] = {}
         self.prefilled: set[str] = set()
@@ -79,7 +79,7 @@ class Naive:
         held = (r.prompt_tokens + self.tokens[r.attempt] + more for r in self.batch)
         return sum(-(-tokens // 16) * 16 for tokens in held)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: SimulatedRequest) -> None:
         self.held[request.group].discard(request.attempt)
         if not self.held[request.group]:
             self.prefilled.discard(request.group)
@@ -91,7 +91,7 @@ class Naive:
             if self.actions[0][0] > until:
                 break
             at, what = self.actions.pop(0)
-            if isinstance(what, Request):
+            if isinstance(what, SimulatedRequest):
                 changed |= not self.queue
                 self.queue.append(what)
                 self.tokens[what.attempt] = what.generated
@@ -173,7 +173,7 @@ def drive(costs: EngineCosts, max_running: int, actions: list[Action]) -> Outcom
             now = todo[0][0]
             while todo and todo[0][0] == now:
                 what = todo.pop(0)[1]
-                if isinstance(what, Request):
+                if isinstance(what, SimulatedRequest):
                     decoder.submit(now, what)
                 else:
                     out.aborted |= decoder.abort(now, [what])
@@ -187,7 +187,7 @@ def drive(costs: EngineCosts, max_running: int, actions: list[Action]) -> Outcom
     out.end, out.peak = now, decoder.peak_kv
     assert decoder.waiting == 0
     made = sum(tokens for _, tokens, _ in out.finished) + sum(out.aborted.values())
-    elsewhere = sum(what.generated for _, what in actions if isinstance(what, Request))
+    elsewhere = sum(what.generated for _, what in actions if isinstance(what, SimulatedRequest))
     assert decoder.generated_tokens == made - elsewhere
     return out
 
@@ -215,7 +215,7 @@ def workloads(draw: st.DrawFn, longest: int = 60, aborts: bool = True) -> list[A
     for attempt in range(count):
         at = draw(times)
         target = draw(st.integers(1, longest))
-        request = Request(
+        request = SimulatedRequest(
             attempt=attempt,
             group=f"g{attempt // draw(st.integers(1, 4))}",
             prompt_tokens=draw(st.integers(1, 50)),
@@ -249,7 +249,7 @@ def round_of(seed: int, count: int, median: float, aborts: bool) -> list[Action]
     actions: list[Action] = []
     for attempt in range(count):
         tokens = max(1, min(4096, int(median * rng.lognormvariate(0.0, 0.9))))
-        actions.append((0.0, Request(attempt, f"p{attempt // 8}", 200, tokens)))
+        actions.append((0.0, SimulatedRequest(attempt, f"p{attempt // 8}", 200, tokens)))
     if aborts:
         actions += [(rng.uniform(1.0, 20.0), attempt) for attempt in range(0, count, 5)]
     return sorted(actions, key=lambda action: action[0])
@@ -277,8 +277,10 @@ def test_half_a_block_of_slack_stands_for_blocks() -> None:
     assert counts[0] == pytest.approx(counts[1], rel=0.05)
 
 
-def request(attempt: int, group: str = "g", tokens: int = 10, generated: int = 0) -> Request:
-    return Request(attempt, group, 100, tokens, generated)
+def request(
+    attempt: int, group: str = "g", tokens: int = 10, generated: int = 0
+) -> SimulatedRequest:
+    return SimulatedRequest(attempt, group, 100, tokens, generated)
 
 
 def finish(decoder: Decoder, now: float) -> float:

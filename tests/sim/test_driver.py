@@ -15,7 +15,7 @@ from rollpacker.sim.costs.costs import CurveCosts
 from rollpacker.sim.costs.driver import DriverCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
 from rollpacker.sim.recorded import fit_costs, rerun
-from rollpacker.sim.workload.sequences import Request
+from rollpacker.sim.workload.sequences import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 from rollpacker.sim.world.world import World
 
@@ -55,7 +55,7 @@ def decoder() -> Decoder:
     device = MeasuredDevice(latency={1: 0.1, 8: 0.1}, kv_tokens=10**6, prefill_token_s=0.0)
     made = Decoder(CurveCosts(device), max_running=8)
     for attempt, tokens in enumerate((100, 200)):
-        made.submit(0.0, Request(attempt, "p", 1, tokens))
+        made.submit(0.0, SimulatedRequest(attempt, "p", 1, tokens))
     return made
 
 

@@ -210,12 +210,12 @@ def test_the_machine_grows_with_the_step() -> None:
     large = of_trace(trace_of(np.full((1024, 8), 900), cap=1000))
     assert est.on_paper_gpus("made", small).gpus == 8
     assert est.on_paper_gpus("made", large).gpus == 32
-    assert est.on_paper_gpus("made", large, est.Hardware(gpus=16)).gpus == 16
+    assert est.on_paper_gpus("made", large, est.EstimatedMachine(gpus=16)).gpus == 16
     huge = est.on_paper_gpus("made", of_trace(trace_of(np.full((2400, 8), 9), cap=10)))
     assert huge.rollout.prompts_per_step * 8 <= 2400
     assert "50% of a step" in huge.costs
     with pytest.raises(ValueError, match="no such calibration"):
-        est.on_paper_gpus("made", small, est.Hardware(calibration="paper-of-nobody"))
+        est.on_paper_gpus("made", small, est.EstimatedMachine(calibration="paper-of-nobody"))
     assert (FOLDER / "paper-7b-8k.yaml").is_file()
 
 

@@ -14,7 +14,7 @@ from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded import fit_costs, rerun
 from rollpacker.sim.recorded.run_record import RunRecord, read_run
-from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.workload.source import LengthSource, of_model
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 
@@ -58,7 +58,7 @@ def made_run(
         cores = {"all": driver["cores"], "workers": driver["cores"]}
         summary = {"steps": steps, "decoded_tokens": 1, "timing_s": timing_s, "cores": cores}
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    source: Source = of_model("paper-8k")
+    source: LengthSource = of_model("paper-8k")
     settings = config.parse_as(
         SimulationConfig,
         {

@@ -13,8 +13,8 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded import fit_costs, rerun
 from rollpacker.sim.recorded.run_record import RunRecord, read_run
-from rollpacker.sim.workload.source import Source, of_model
-from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.source import LengthSource, of_model
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 from rollpacker.sim.workload.workload import Recorded
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
@@ -29,10 +29,13 @@ def episode(rng: np.random.Generator) -> Turns:
     tokens = rng.integers(10, 300, count).tolist()
     waits = rng.exponential(0.05, count).tolist()
     added = [*rng.integers(5, 60, count - 1).tolist(), 0]
-    return (Turn(0, float(rng.uniform(0.0, 0.02))), *map(Turn, tokens, waits, added))
+    return (
+        ScriptedTurn(0, float(rng.uniform(0.0, 0.02))),
+        *map(ScriptedTurn, tokens, waits, added),
+    )
 
 
-def episodes(steps: int) -> Source:
+def episodes(steps: int) -> LengthSource:
     rng = np.random.default_rng(3)
     model = of_model("paper-8k")
     recorded: list[Recorded] = []
@@ -41,7 +44,7 @@ def episodes(steps: int) -> Source:
         lengths = np.array([sum(turn.tokens for turn in each) for each in turns], np.int32)
         traits = model.lengths.traits(rng, 1)
         recorded.append(Recorded(traits, lengths, turns=turns))
-    return Source(lengths=model.lengths, recorded=tuple(recorded), cap=2000)
+    return LengthSource(lengths=model.lengths, recorded=tuple(recorded), cap=2000)
 
 
 def made_run(folder: Path, mode: str, steps: int = 12) -> RunRecord:

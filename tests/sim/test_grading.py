@@ -9,7 +9,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
 from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
-from rollpacker.sim.world.grading import Grading
+from rollpacker.sim.world.grading import SimulatedGrading
 
 COSTS = RewardCosts(math_s=0.5, judge_s=8.0, judge_idle=0.25, judge_slots=3)
 KINDS = {"maths": "math", "programs": "code", "essays": "judge"}
@@ -22,7 +22,7 @@ class Service:
         self.agenda = Agenda()
         self.load = load
         self.came: dict[int, float] = {}
-        self.grading = Grading(
+        self.grading = SimulatedGrading(
             self.agenda,
             COSTS,
             KINDS,

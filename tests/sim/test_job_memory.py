@@ -14,12 +14,12 @@ from rollpacker.sim.costs.hardware import DEVICES
 from rollpacker.sim.costs.models import MODELS
 from rollpacker.sim.memory.layouts import candidates, fitting, with_changes
 from rollpacker.sim.memory.memory import needs
-from rollpacker.sim.memory.needs import Machine, Needs
+from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 from rollpacker.sim.memory.working_set import layer_token_bytes
 
 SMALL, LARGE = MODELS["Qwen2.5-0.5B"], MODELS["Qwen2.5-7B"]
-H100 = Machine(name="H100", cuda=True, devices=8, device_bytes=80e9, workers=8, on_device=1)
-LAPTOP = Machine(name="CPU", cuda=False, devices=1, device_bytes=16e9, workers=2, on_device=2)
+H100 = JobMachine(name="H100", cuda=True, devices=8, device_bytes=80e9, workers=8, on_device=1)
+LAPTOP = JobMachine(name="CPU", cuda=False, devices=1, device_bytes=16e9, workers=2, on_device=2)
 
 
 def job(dtype: str = "bfloat16", rank: int = 0, **sections: Any) -> RunConfig:
@@ -33,7 +33,7 @@ def job(dtype: str = "bfloat16", rank: int = 0, **sections: Any) -> RunConfig:
     return parse(tree | sections)
 
 
-def sizes(found: Needs) -> dict[str, float]:
+def sizes(found: MemoryNeeds) -> dict[str, float]:
     """Gigabytes by name."""
     return {part.name: part.size / 1e9 for part in found.worker}
 

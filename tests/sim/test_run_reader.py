@@ -19,7 +19,7 @@ from rollpacker.core.types import (
 from rollpacker.sim.recorded.run_lanes import Tried
 from rollpacker.sim.recorded.run_reader import Reader
 from rollpacker.sim.recorded.run_steps import Interval, RunStep
-from rollpacker.sim.workload.turn_script import Turn
+from rollpacker.sim.workload.turn_script import ScriptedTurn
 
 P = PromptId("p")
 
@@ -84,7 +84,11 @@ def test_turns_are_kept_with_their_waits() -> None:
     story = Story()
     two_turns(story)
     story.finished(22.5, 0, 15)
-    assert story.tried().turns == [Turn(0, 1.0), Turn(10, 3.0, 40), Turn(5, 2.5)]
+    assert story.tried().turns == [
+        ScriptedTurn(0, 1.0),
+        ScriptedTurn(10, 3.0, 40),
+        ScriptedTurn(5, 2.5),
+    ]
     assert (story.tried().tokens, story.tried().added, story.tried().end_s) == (15, 40, 22.5)
     assert story.step.last_end_s == 22.5
 

@@ -15,7 +15,7 @@ from rollpacker.policy.engines.fleet import grid, separate
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.policy.settings import RolloutSettings, streaming_rules
 from rollpacker.sim.costs.costs import TrainCosts
-from rollpacker.sim.workload.turn_script import Turn
+from rollpacker.sim.workload.turn_script import ScriptedTurn
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World
 
@@ -126,7 +126,12 @@ def test_a_step_by_hand() -> None:
         engine=lambda _devices: Flat(),
         train=TrainCosts(0.0, 1.0, prompt_tokens=100),
     )
-    world = World(RolloutPolicy(settings), Scripted([(Turn(10),), (Turn(30),)]), costs, cap=1000)
+    world = World(
+        RolloutPolicy(settings),
+        Scripted([(ScriptedTurn(10),), (ScriptedTurn(30),)]),
+        costs,
+        cap=1000,
+    )
     step = world.run_step(0)
     assert step.rollout_s == pytest.approx(1.0 + 30.0, abs=0.1)
     assert step.train_s == pytest.approx(110.0 + 130.0, abs=0.1)

@@ -13,11 +13,11 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.sim.costs.costs import TrainCosts
-from rollpacker.sim.workload.turn_script import Course, Turn, Turns
+from rollpacker.sim.workload.turn_script import Course, ScriptedTurn, Turns
 from rollpacker.sim.world.agenda import Agenda
-from rollpacker.sim.world.decoding import Decoding
+from rollpacker.sim.world.decoding import SimulatedDecoding
 from rollpacker.sim.world.machines import WorldCosts
-from rollpacker.sim.world.step import Attempt, Step
+from rollpacker.sim.world.step import SimulatedAttempt, SimulatedStep
 from rollpacker.sim.world.worker import SimWorker
 
 CAP = 1000
@@ -35,7 +35,7 @@ class Bench:
             engine=lambda _devices: Flat(),
             train=TrainCosts(0.0, 1.0),
         )
-        self.decoding = Decoding(
+        self.decoding = SimulatedDecoding(
             self.agenda,
             self.engines,
             costs=costs,
@@ -44,7 +44,7 @@ class Bench:
             post=self.post,
             settle=lambda: None,
         )
-        self.step = Step(number=0, start_s=0.0)
+        self.step = SimulatedStep(number=0, start_s=0.0)
         self.decoding.begin(self.step)
 
     def hire(self, number: int) -> SimWorker:
@@ -79,9 +79,9 @@ class Bench:
                 case _:
                     pass
 
-    def start(self, id_: int = 0, turns: Turns = TWO_TURNS, engine: int = 0) -> Attempt:
+    def start(self, id_: int = 0, turns: Turns = TWO_TURNS, engine: int = 0) -> SimulatedAttempt:
         course = Course(AttemptId(id_), "p", 100, turns)
-        attempt = Attempt(PromptId("p"), id_, EngineId(engine), course)
+        attempt = SimulatedAttempt(PromptId("p"), id_, EngineId(engine), course)
         self.step.attempts[AttemptId(id_)] = attempt
         self.decoding.start(attempt)
         return attempt
@@ -101,7 +101,7 @@ class Bench:
     def abort(self, at: float, id_: int = 0) -> None:
         self.agenda.at(at, lambda: self._abort(self.step.attempts[AttemptId(id_)]))
 
-    def _abort(self, attempt: Attempt) -> None:
+    def _abort(self, attempt: SimulatedAttempt) -> None:
         if (attempt.decoding or attempt.acting) and not attempt.stopping:
             self.decoding.abort(attempt)
             self.decoding.send()
@@ -129,7 +129,7 @@ def test_a_move_while_it_waits_is_done_at_once_and_prefills_all() -> None:
     """Another one decodes there: the move does not wait for the end of its step."""
     bench = Bench()
     bench.start()
-    bench.start(1, (Turn(30),))
+    bench.start(1, (ScriptedTurn(30),))
     bench.move(13.3, 1)
     bench.run()
     assert bench.of(ev.AttemptMigrated) == [(13.3, moved(1, 10))]
@@ -182,7 +182,7 @@ def test_a_stop_in_the_step_that_ends_a_turn_counts_the_turn() -> None:
 def test_an_abort_while_it_waits_takes_effect_at_once() -> None:
     bench = Bench(1)
     bench.start()
-    bench.start(1, (Turn(30),))
+    bench.start(1, (ScriptedTurn(30),))
     bench.abort(13.3)
     bench.run()
     assert bench.ends() == [(13.3, 0, 10), (31.0, 1, 30)]
@@ -190,7 +190,7 @@ def test_an_abort_while_it_waits_takes_effect_at_once() -> None:
 
 def test_an_abort_of_one_that_has_not_begun() -> None:
     bench = Bench(1)
-    bench.start(turns=(Turn(0, 5.0), Turn(3)))
+    bench.start(turns=(ScriptedTurn(0, 5.0), ScriptedTurn(3)))
     bench.abort(1.0)
     bench.run()
     assert bench.ends() == [(1.0, 0, 0)]
@@ -214,8 +214,8 @@ class Told:
 def responses(draw) -> Turns:
     count = draw(st.integers(1, 4))
     tokens = draw(st.lists(st.integers(1, 12), min_size=count, max_size=count))
-    made = [Turn(n, draw(SECONDS), draw(st.integers(0, 30))) for n in tokens]
-    return (*([Turn(0, draw(SECONDS))] if draw(st.booleans()) else []), *made)
+    made = [ScriptedTurn(n, draw(SECONDS), draw(st.integers(0, 30))) for n in tokens]
+    return (*([ScriptedTurn(0, draw(SECONDS))] if draw(st.booleans()) else []), *made)
 
 
 WHAT = st.builds(
@@ -246,7 +246,7 @@ def test_whatever_is_done_every_turn_is_told_and_every_attempt_ends_once(made, t
     assert sum(each.generated_tokens for each in work) == sum(e.tokens for e in ends.values())
 
 
-def check_turns(bench: Bench, attempt: Attempt, turns: Turns, finished: bool) -> None:
+def check_turns(bench: Bench, attempt: SimulatedAttempt, turns: Turns, finished: bool) -> None:
     """What was told of its turns, in order: all of them, unless it was stopped."""
     mine = [(t, e) for t, e in bench.lines if getattr(e, "attempt", None) == attempt.course.attempt]
     wanted: list[tuple] = []

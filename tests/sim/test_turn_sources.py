@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.turns import Response, Scale
-from rollpacker.polytrace.model.turns import Turn as Recorded
+from rollpacker.polytrace.model.turns import Scale, TraceResponse
+from rollpacker.polytrace.model.turns import ScriptedTurn as Recorded
 from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import Trace
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.workload.source import of_model, of_trace
-from rollpacker.sim.workload.turn_script import Turn, at_most, recorded_turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, at_most, recorded_turns
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 from rollpacker.trace_replay.plan import plan
@@ -25,7 +25,7 @@ from rollpacker.trace_replay.simulated import replay, replay_costs
 
 
 def test_recorded_turns_say_what_tools_put_in() -> None:
-    response = Response(
+    response = TraceResponse(
         turns=(
             Recorded(prompt=100, tokens=20, tool_s=1.0),
             Recorded(prompt=150, tokens=0, tool_s=2.0),
@@ -33,12 +33,14 @@ def test_recorded_turns_say_what_tools_put_in() -> None:
         )
     )
     turns = recorded_turns(response)
-    assert turns == (Turn(20, 3.0, 35), Turn(7))
+    assert turns == (ScriptedTurn(20, 3.0, 35), ScriptedTurn(7))
     assert at_most(turns, 100) == turns
-    assert at_most(turns, 22) == (Turn(20, 3.0, 35), Turn(2))
-    assert at_most(turns, 20) == (Turn(20),)
-    assert at_most(turns, 5) == (Turn(5),)
-    assert recorded_turns(Response(turns=(Recorded(prompt=9, tokens=0),))) == (Turn(1),)
+    assert at_most(turns, 22) == (ScriptedTurn(20, 3.0, 35), ScriptedTurn(2))
+    assert at_most(turns, 20) == (ScriptedTurn(20),)
+    assert at_most(turns, 5) == (ScriptedTurn(5),)
+    assert recorded_turns(TraceResponse(turns=(Recorded(prompt=9, tokens=0),))) == (
+        ScriptedTurn(1),
+    )
 
 
 @given(st.integers(0, 99))

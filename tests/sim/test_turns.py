@@ -17,8 +17,8 @@ from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.sim.costs.costs import BLOCK_SLACK, TrainCosts
-from rollpacker.sim.workload.sequences import Request, ToolKv
-from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.sequences import SimulatedRequest, ToolKv
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 from rollpacker.sim.world.decoder import Decoder
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World
@@ -105,12 +105,12 @@ def world_of(responses: list[Turns], mode: str = "off", tool_kv: ToolKv = "cache
     return world.run_step(0), lines
 
 
-TWO_TURNS: Turns = (Turn(10, tool_s=5.0, added=50), Turn(4))
+TWO_TURNS: Turns = (ScriptedTurn(10, tool_s=5.0, added=50), ScriptedTurn(4))
 
 
 def test_a_turn_its_tools_and_the_next_turn() -> None:
     """Prompt 1 s, 10 steps, tools 5 s, 50 new tokens 0.5 s, 4 steps."""
-    result, lines = world_of([TWO_TURNS, (Turn(3),)])
+    result, lines = world_of([TWO_TURNS, (ScriptedTurn(3),)])
     ends = {e.attempt: (now, e.tokens) for now, e in lines if isinstance(e, ev.AttemptFinished)}
     assert ends == {1: (4.0, 3), 0: (pytest.approx(20.5), 14)}
     assert result.rollout_s == pytest.approx(20.5)
@@ -119,7 +119,7 @@ def test_a_turn_its_tools_and_the_next_turn() -> None:
 
 
 def test_gradients_run_over_what_tools_put_in() -> None:
-    result, _ = world_of([TWO_TURNS, (Turn(3),)])
+    result, _ = world_of([TWO_TURNS, (ScriptedTurn(3),)])
     assert result.train_s == pytest.approx(2 * 200 + 14 + 50 + 3)
     assert result.step_s == pytest.approx(result.rollout_s + result.train_s)
     assert result.bubble == pytest.approx(0.0, abs=1e-9)
@@ -127,27 +127,27 @@ def test_gradients_run_over_what_tools_put_in() -> None:
 
 def test_nothing_cached_is_prefilled_again() -> None:
     """160 tokens of context; while another response holds the prompt, 60 of them."""
-    alone, _ = world_of([TWO_TURNS, (Turn(3),)], tool_kv="dropped")
+    alone, _ = world_of([TWO_TURNS, (ScriptedTurn(3),)], tool_kv="dropped")
     assert alone.rollout_s == pytest.approx(1.0 + 10.0 + 5.0 + 1.6 + 4.0)
     # The other response decodes all the while; it is frozen by the prefill at a step's end.
-    shared, lines = world_of([TWO_TURNS, (Turn(30),)], tool_kv="dropped")
+    shared, lines = world_of([TWO_TURNS, (ScriptedTurn(30),)], tool_kv="dropped")
     ends = {e.attempt: now for now, e in lines if isinstance(e, ev.AttemptFinished)}
     assert ends == {0: pytest.approx(16.0 + 0.6 + 4.0), 1: pytest.approx(1.0 + 30.0 + 0.6)}
     assert shared.tool_wait_s == 0.0
 
 
 def test_tools_that_answer_during_a_step_wait_for_its_end() -> None:
-    turns: Turns = (Turn(10, tool_s=4.3, added=0), Turn(4))
-    _, lines = world_of([turns, (Turn(30),)])
+    turns: Turns = (ScriptedTurn(10, tool_s=4.3, added=0), ScriptedTurn(4))
+    _, lines = world_of([turns, (ScriptedTurn(30),)])
     ends = {e.attempt: now for now, e in lines if isinstance(e, ev.AttemptFinished)}
     assert ends == {0: pytest.approx(16.0 + 4.0), 1: pytest.approx(31.0)}
 
 
 def test_an_abort_during_a_tool_call_takes_effect_at_once() -> None:
     """The third response has 10 tokens and waits when the race is over."""
-    waits: Turns = (Turn(10, tool_s=500.0), Turn(400))
+    waits: Turns = (ScriptedTurn(10, tool_s=500.0), ScriptedTurn(400))
     race = {"eta_prompts": 1.0, "eta_responses": 1.5}
-    result, lines = world_of([waits, (Turn(20),), (Turn(30),)], "race", **race)
+    result, lines = world_of([waits, (ScriptedTurn(20),), (ScriptedTurn(30),)], "race", **race)
     aborted = [(now, e.tokens) for now, e in lines if isinstance(e, ev.AttemptAborted)]
     assert aborted == [(pytest.approx(31.0), 10)]
     assert result.rollout_s == pytest.approx(31.0)
@@ -163,7 +163,7 @@ def drain(decoder: Decoder, now: float) -> float:
     return now
 
 
-def prefilled(decoder: Decoder, now: float, request: Request) -> int:
+def prefilled(decoder: Decoder, now: float, request: SimulatedRequest) -> int:
     """Tokens that are prefilled when it is submitted to an idle engine."""
     before = decoder.busy_s
     decoder.submit(now, request)
@@ -171,8 +171,8 @@ def prefilled(decoder: Decoder, now: float, request: Request) -> int:
     return round((decoder.busy_s - before) / PREFILL_S)
 
 
-FIRST = Request(0, "a", 100, 20, returns=True)
-SECOND = Request(0, "a", 100, 5, earlier=50)
+FIRST = SimulatedRequest(0, "a", 100, 20, returns=True)
+SECOND = SimulatedRequest(0, "a", 100, 5, earlier=50)
 """After 20 tokens and 30 of a tool."""
 
 
@@ -186,7 +186,7 @@ def test_others_take_the_kv_that_they_need_from_its_end(other: int, found: int) 
     decoder.submit(0.0, FIRST)
     now = drain(decoder, 0.0)
     if other:
-        decoder.submit(now, Request(1, "b", other - 10, 10))
+        decoder.submit(now, SimulatedRequest(1, "b", other - 10, 10))
         now = drain(decoder, now)
     assert prefilled(decoder, now, SECOND) == 150 - found
 
@@ -195,11 +195,11 @@ def test_others_take_the_kv_that_they_need_from_its_end(other: int, found: int) 
 def test_what_is_kept_admits_nothing_in_its_place(tool_kv: ToolKv, waits: int) -> None:
     decoder = Decoder(Flat(capacity=1000.0), max_running=8, tool_kv=tool_kv)
     decoder.submit(0.0, FIRST)
-    decoder.submit(0.0, Request(2, "c", 300, 200))
+    decoder.submit(0.0, SimulatedRequest(2, "c", 300, 200))
     first = decoder.next_event(0.0)
     assert first is not None
     assert decoder.advance(first) == [(0, 20)]
-    decoder.submit(first, Request(1, "b", 550, 10))
+    decoder.submit(first, SimulatedRequest(1, "b", 550, 10))
     decoder.next_event(first)
     assert decoder.waiting == waits
 
@@ -221,14 +221,14 @@ def replied(turn: int, tokens: int, seconds: float) -> ev.EnvironmentReplied:
 
 
 def test_the_policy_hears_of_turns() -> None:
-    _, lines = world_of([TWO_TURNS, (Turn(3),)])
+    _, lines = world_of([TWO_TURNS, (ScriptedTurn(3),)])
     assert told(lines) == [(11.0, turned(0, 10)), (16.0, replied(0, 50, 5.0))]
 
 
 def test_an_environment_begins_and_hears_of_the_end() -> None:
     """2 s, in which the other one's prompt was prefilled; 10 steps, 5 s, 0.5 s and 4 steps, 3 s."""
-    whole: Turns = (Turn(0, 2.0), *TWO_TURNS[:1], Turn(4, 3.0))
-    result, lines = world_of([whole, (Turn(3),)])
+    whole: Turns = (ScriptedTurn(0, 2.0), *TWO_TURNS[:1], ScriptedTurn(4, 3.0))
+    result, lines = world_of([whole, (ScriptedTurn(3),)])
     assert told(lines) == [
         (2.0, replied(-1, 0, 2.0)),
         (12.0, turned(0, 10)),
@@ -245,7 +245,9 @@ def test_an_environment_begins_and_hears_of_the_end() -> None:
 
 
 def test_an_environment_hears_of_a_cut() -> None:
-    _, lines = world_of([(Turn(990), Turn(400), Turn(7, 3.0)), (Turn(3),)])
+    _, lines = world_of(
+        [(ScriptedTurn(990), ScriptedTurn(400), ScriptedTurn(7, 3.0)), (ScriptedTurn(3),)]
+    )
     (cut,) = [
         event for _, event in told(lines) if isinstance(event, ev.TurnFinished) and event.turn
     ]
@@ -278,7 +280,7 @@ class Split(ScriptedWorkload):
         cuts = np.sort(rng.choice(np.arange(1, tokens), count - 1, replace=False))
         parts = np.diff([0, *cuts, tokens]).tolist()
         waits = rng.choice([0.0, 0.013, 0.4, 3.0], count - 1).tolist()
-        return (*map(Turn, parts[:-1], waits), Turn(parts[-1]))
+        return (*map(ScriptedTurn, parts[:-1], waits), ScriptedTurn(parts[-1]))
 
 
 class SplitRun(Run):

@@ -11,17 +11,17 @@ from hypothesis import given
 from rollpacker.core.types import PromptId
 from rollpacker.sim.recorded.run_lanes import Tried
 from rollpacker.sim.recorded.unfinished import gone_on, whole
-from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 
 CAP = 100
 TURNS = st.lists(
-    st.builds(Turn, st.integers(1, 20), st.floats(0.01, 9.0), st.integers(0, 5)),
+    st.builds(ScriptedTurn, st.integers(1, 20), st.floats(0.01, 9.0), st.integers(0, 5)),
     min_size=1,
     max_size=4,
 )
 
 
-def ended(*turns: Turn) -> Tried:
+def ended(*turns: ScriptedTurn) -> Tried:
     tokens = sum(turn.tokens for turn in turns)
     return replace(nobody(), tokens=tokens, turns=list(turns), end_s=1.0, decoding=False)
 
@@ -72,21 +72,27 @@ def test_one_that_waited_goes_on_waiting(turns, seconds, others):
 
 
 def test_those_of_its_own_step_are_asked_first():
-    one = left_waiting((Turn(3, 0.0),), 1.0)
-    near, far = ended(Turn(9, 2.0), Turn(1)), ended(Turn(9, 3.0), Turn(2))
+    one = left_waiting((ScriptedTurn(3, 0.0),), 1.0)
+    near, far = (
+        ended(ScriptedTurn(9, 2.0), ScriptedTurn(1)),
+        ended(ScriptedTurn(9, 3.0), ScriptedTurn(2)),
+    )
     rng = np.random.default_rng(0)
-    assert gone_on(one, ((near,), (near, far)), CAP, rng) == (Turn(3, 2.0), Turn(1))
-    late = left_waiting((Turn(3, 0.0),), 2.5)
-    assert gone_on(late, ((near,), (near, far)), CAP, rng) == (Turn(3, 3.0), Turn(2))
+    assert gone_on(one, ((near,), (near, far)), CAP, rng) == (ScriptedTurn(3, 2.0), ScriptedTurn(1))
+    late = left_waiting((ScriptedTurn(3, 0.0),), 2.5)
+    assert gone_on(late, ((near,), (near, far)), CAP, rng) == (
+        ScriptedTurn(3, 3.0),
+        ScriptedTurn(2),
+    )
 
 
 def test_one_that_was_never_begun_is_as_another_one_whatever_began_it():
-    other = ended(Turn(0, 0.1), Turn(7, 1.0), Turn(3))
+    other = ended(ScriptedTurn(0, 0.1), ScriptedTurn(7, 1.0), ScriptedTurn(3))
     assert go_on(nobody(), other) == whole(other)
 
 
 def test_without_an_environment_it_is_as_long_as_a_longer_one():
     long, short = replace(nobody(), tokens=50), replace(nobody(), tokens=5)
-    assert go_on(stopped((), 7), long, short) == (Turn(50),)
-    assert go_on(stopped((), 70), long, short) == (Turn(CAP),)
+    assert go_on(stopped((), 7), long, short) == (ScriptedTurn(50),)
+    assert go_on(stopped((), 70), long, short) == (ScriptedTurn(CAP),)
     assert go_on(nobody(), short) == whole(short)

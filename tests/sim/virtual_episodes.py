@@ -9,8 +9,8 @@ from scripted_job import Script, scripted_turns
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import sampling_seed
 from rollpacker.engine.fake import FakeEngine
-from rollpacker.env.messages import Answer
-from rollpacker.env.processes.pool import Reply
+from rollpacker.env.messages import EnvironmentAnswer
+from rollpacker.env.processes.pool import EpisodeReply
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.sim.world.agenda import Agenda
 
@@ -56,27 +56,27 @@ class VirtualEnvironments:
         seed = sampling_seed(self._script.seed, self._step(), *key)
         opening, *turns = scripted_turns(self._script, seed)
         self._turns[command.episode] = turns
-        self._answer(opening.tool_s, Answer(episode=command.episode))
+        self._answer(opening.tool_s, EnvironmentAnswer(episode=command.episode))
 
     def step(self, command) -> None:
         episode, turns = command.episode, self._turns[command.episode]
         assert command.left_sampled >= 0
         if command.cut:
             assert command.left_sampled == 0
-            self._answer(turns[-1].tool_s, Answer(episode=episode, over="length"))
+            self._answer(turns[-1].tool_s, EnvironmentAnswer(episode=episode, over="length"))
             return
         turn = turns.pop(0)
         assert len(command.reply) == 4 * turn.tokens
         tokens = np.ones(turn.added, np.int32).tobytes()
         over = "" if turns else "stop"
-        self._answer(turn.tool_s, Answer(episode=episode, tokens=tokens, over=over))
+        self._answer(turn.tool_s, EnvironmentAnswer(episode=episode, tokens=tokens, over=over))
 
-    def _answer(self, seconds: float, answer: Answer) -> None:
+    def _answer(self, seconds: float, answer: EnvironmentAnswer) -> None:
         self._agenda.after(seconds, lambda: self._answered(answer))
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: EnvironmentAnswer) -> None:
         if answer.episode in self._turns:
-            self._take([Reply(answer)])
+            self._take([EpisodeReply(answer)])
 
     def close_episode(self, episode) -> None:
         self._turns.pop(episode, None)

@@ -149,7 +149,7 @@ class VirtualWorker:
 
     def _scored(self, task: msg.Score, start: float) -> None:
         logprobs = {(s.prompt, s.index): s.logprobs for g in task.groups for s in g.samples}
-        report = msg.Scored(logprobs=logprobs, start_s=start, end_s=self._agenda.now)
+        report = msg.ScoredSamples(logprobs=logprobs, start_s=start, end_s=self._agenda.now)
         self._report(self._id, report)
         self._go_on()
 

@@ -58,7 +58,7 @@ class _OneReplica:
             case msg.Score():
                 self.scored += command.groups
                 logprobs = self.trainer.score(command.groups)
-                self.updates.scored(replica, msg.Scored(logprobs=logprobs, **NOW))
+                self.updates.scored(replica, msg.ScoredSamples(logprobs=logprobs, **NOW))
             case msg.Apply():
                 update = self.trainer.apply(command.total)
                 self.updates.applied(replica, msg.Applied(update=update, checksum=0, **NOW))

@@ -15,7 +15,7 @@ from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory import engine_memory, memory, working_set
-from rollpacker.sim.memory.needs import Machine
+from rollpacker.sim.memory.needs import JobMachine
 from rollpacker.train.algorithms import build
 from rollpacker.train.mesh import part
 from rollpacker.train.model import loss
@@ -52,7 +52,7 @@ def job(dtype="float32", rank=0, **sections):
 
 
 def needs(config, model, workers=1):
-    machine = Machine(
+    machine = JobMachine(
         name="CPU",
         cuda=False,
         devices=1,

@@ -20,7 +20,14 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import read, replay
 from rollpacker.core.types import AttemptId, Prompt, PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.verl.reports import Broken, Finished, InOrder, Report, Stopped, Stored
+from rollpacker.verl.reports import (
+    AttemptStopped,
+    Broken,
+    InOrder,
+    Report,
+    ResponseFinished,
+    Stored,
+)
 from rollpacker.verl.round_driver import RoundDriver, RoundError, Speed
 from rollpacker.verl.settings import VerlConfig, rollout_settings
 
@@ -58,7 +65,7 @@ class Workers:
         seconds = FIRST_S + TOKEN_S * length
         self.lengths.append(length)
         self._running[attempt] = self.now, length
-        done = Finished(
+        done = ResponseFinished(
             attempt=attempt,
             tokens=length,
             finish_reason="length" if length == CAP else "stop",
@@ -70,7 +77,7 @@ class Workers:
         began, length = self._running.pop(attempt)
         seconds = self.now - began
         known = length if seconds >= FIRST_S + TOKEN_S * length else None
-        self._later(HOP_S, Stopped(attempt=attempt, tokens=known, seconds=seconds))
+        self._later(HOP_S, AttemptStopped(attempt=attempt, tokens=known, seconds=seconds))
 
     def _later(self, seconds: float, report: Report) -> None:
         heapq.heappush(self._agenda, (self.now + seconds, next(self._order), report))
@@ -78,7 +85,7 @@ class Workers:
     def run(self, take: Callable[[Sequence[Report]], None]) -> None:
         while self._agenda:
             self.now, _, report = heapq.heappop(self._agenda)
-            if not isinstance(report, Finished) or report.attempt in self._running:
+            if not isinstance(report, ResponseFinished) or report.attempt in self._running:
                 take([report])
 
 

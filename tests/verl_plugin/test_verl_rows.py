@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from verl.utils import tensordict_utils as tu
 
-from rollpacker.verl.rows import Rows
+from rollpacker.verl.rows import RowQueue
 
 pytestmark = pytest.mark.verl
 
@@ -37,7 +37,7 @@ def _column(value: Any) -> Any:
 
 
 def test_a_row_has_the_same_id_in_every_epoch() -> None:
-    rows = Rows(loader(["a", "b", "c"]), 3)
+    rows = RowQueue(loader(["a", "b", "c"]), 3)
     first = [prompt.id for prompt in rows.draw(3)]
     assert len(set(first)) == 3
     assert list(rows.batch(first)["uid"]) == first
@@ -48,13 +48,13 @@ def test_a_row_has_the_same_id_in_every_epoch() -> None:
 
 
 def test_equal_rows_that_wait_together_have_ids_of_their_own() -> None:
-    rows = Rows(loader(["a", "a"]), 2)
+    rows = RowQueue(loader(["a", "a"]), 2)
     first, second = (prompt.id for prompt in rows.draw(2))
     assert second == f"{first}-2"
 
 
 def test_what_is_left_of_an_epoch_is_passed_over() -> None:
-    rows = Rows(loader(["a", "b", "c", "d", "e"]), 5)
+    rows = RowQueue(loader(["a", "b", "c", "d", "e"]), 5)
     drawn = [prompt.id for prompt in rows.draw(3)]
     assert rows.remaining == 2
     rows.next_epoch()
@@ -63,10 +63,10 @@ def test_what_is_left_of_an_epoch_is_passed_over() -> None:
 
 
 def test_rows_that_wait_are_there_after_a_resume() -> None:
-    rows = Rows(loader(["a", "b", "c"]), 3)
+    rows = RowQueue(loader(["a", "b", "c"]), 3)
     ids = [prompt.id for prompt in rows.draw(2)]
     rows.forget(ids[:1])
-    again = Rows(loader(["c"]), 3)
+    again = RowQueue(loader(["c"]), 3)
     again.load_state_dict(rows.state_dict())
     assert again.remaining == 1
     (prompt,) = again.batch(ids[1:])["raw_prompt"]

@@ -23,7 +23,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from rollpacker.demo.model import build_model, build_tokenizer
-from rollpacker.verl import Trainer
+from rollpacker.verl import TailBatchingTrainer
 
 PROMPTS, P0, R0, CAP = 16, 4, 4, 192
 REWARD = '''
@@ -90,7 +90,7 @@ def config(folder: Path, *overrides: str) -> Any:
         return compose("ppo_trainer", overrides=[*given, *overrides])
 
 
-class Stubbed(Trainer):
+class Stubbed(TailBatchingTrainer):
     """Ours over verl's own parts, but for the model: nothing computes, decodes or learns."""
 
     def _setup(self) -> None:

@@ -43,7 +43,7 @@ from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.step.node_lease import Phases
+    from rollpacker.runtime.step.node_lease import PhaseNodes
 
 app = typer.Typer(
     help="Fast synchronous, on-policy RL post-training of language models.",
@@ -145,7 +145,7 @@ def _fresh(out: Path) -> Path:
     return folder
 
 
-def shared_phases(loaded: config.RunConfig) -> Phases | None:
+def shared_phases(loaded: config.RunConfig) -> PhaseNodes | None:
     """The phases of a job that shares its nodes; None for one that has its own."""
     if not loaded.mux.url:
         return None

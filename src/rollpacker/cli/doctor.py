@@ -13,9 +13,9 @@ from rich.markup import escape
 from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
 
 if TYPE_CHECKING:
-    from rollpacker.job.ask.fit import Fit
+    from rollpacker.job.ask.fit import MemoryFit
     from rollpacker.sim.memory.layouts import Changes
-    from rollpacker.sim.memory.needs import Needs, Part
+    from rollpacker.sim.memory.needs import MemoryNeeds, Part
 
 _GB = 1e9
 
@@ -79,7 +79,7 @@ def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_jso
         raise typer.Exit(1)
 
 
-def _print(found: Fit) -> None:
+def _print(found: MemoryFit) -> None:
     needs, machine = found.needs, found.needs.machine
     print_plain(_headline(found))
     _table("each that decodes" if needs.trainer else "each device", needs.worker)
@@ -111,7 +111,7 @@ def _table(title: str, parts: tuple[Part, ...]) -> None:
     console.print(view)
 
 
-def _print_host(found: Fit) -> None:
+def _print_host(found: MemoryFit) -> None:
     """The machine's own memory, and the shared memory through which engines get weights."""
     needs = found.needs
     if found.free_host is not None:
@@ -147,7 +147,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else many}"
 
 
-def _headline(found: Fit) -> str:
+def _headline(found: MemoryFit) -> str:
     from rollpacker.job.plan.learning_rate import short_count
 
     config, machine, division = found.config, found.needs.machine, found.needs.division
@@ -166,7 +166,7 @@ def _headline(found: Fit) -> str:
     )
 
 
-def _verdict(needs: Needs) -> str:
+def _verdict(needs: MemoryNeeds) -> str:
     machine = needs.machine
     place = f"each {machine.name}" if machine.cuda else machine.name
     size = machine.device_bytes / _GB
@@ -177,13 +177,13 @@ def _verdict(needs: Needs) -> str:
     return f"{said}; tight, as fragments come on top" if needs.tight else said
 
 
-def _host(found: Fit) -> str:
+def _host(found: MemoryFit) -> str:
     total = sum(part.size for part in found.needs.host) / _GB
     free = "" if found.free_host is None else f" of {found.free_host / _GB:.1f} GB that are free"
     return f"the machine's own memory: {total:.1f} GB{free} ({_listed(found.needs.host)})"
 
 
-def _fix(found: Fit) -> str:
+def _fix(found: MemoryFit) -> str:
     if found.changes is not None and found.changed is not None:
         return _changed(found.changes, found.changed, found.needs)
     levers = "a smaller model, shorter responses" + _untried(found)
@@ -196,7 +196,7 @@ def _fix(found: Fit) -> str:
     return f"none of the layouts tried; nearest was {nearest}, {why}; take {levers}"
 
 
-def _changed(changes: Changes, changed: Needs, needs: Needs) -> str:
+def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
     machine = changed.machine
     keys = " ".join(_override(key, value) for key, value in changes.items())
     more = machine.devices > needs.machine.devices
@@ -205,7 +205,7 @@ def _changed(changes: Changes, changed: Needs, needs: Needs) -> str:
     return f"{keys or 'the same job'}{place} ({size})"
 
 
-def _untried(found: Fit) -> str:
+def _untried(found: MemoryFit) -> str:
     """What else takes less of a device, where the search for a layout has not tried it."""
     config, cuda = found.config, found.needs.machine.cuda
     separate = config.devices.layout == "separate" or not cuda
@@ -230,7 +230,7 @@ def _listed(parts: tuple[Part, ...]) -> str:
     return ", ".join(f"{part.name} {_amount(part)}" for part in parts)
 
 
-def _as_json(found: Fit) -> dict[str, Any]:
+def _as_json(found: MemoryFit) -> dict[str, Any]:
     needs, machine = found.needs, found.needs.machine
     return {
         "model": found.config.model.path,

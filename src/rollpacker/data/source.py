@@ -11,7 +11,7 @@ from rollpacker.data.base import DataError
 from rollpacker.data.held_out import Same
 
 
-class Source(Protocol):
+class PromptStream(Protocol):
     """Where a run's prompts come from; ``PromptSource`` is that of the runs of our own."""
 
     epoch: int

@@ -13,7 +13,7 @@ from rollpacker.policy.settings import asynchronous_grading
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
-from rollpacker.sim.workload.source import Source, load_source
+from rollpacker.sim.workload.source import LengthSource, load_source
 from rollpacker.sim.world.grading import RewardKind
 
 
@@ -56,7 +56,7 @@ class Emulated:
         assert run.devices.emulate is not None
         self.run = run
         self.config = load_as(EmulationConfig, Path(run.devices.emulate))
-        self.source: Source = load_source(self.config.workload, self.config.task)
+        self.source: LengthSource = load_source(self.config.workload, self.config.task)
         self.calibration: Calibration = _as_traced(
             calibration.load(self.config.calibration).moved(self.config.model, self.config.device),
             self.source,
@@ -92,7 +92,7 @@ class Emulated:
         return self.calibration.weight_sync_s + self.calibration.rollout_start_s
 
 
-def _as_traced(costs: Calibration, source: Source) -> Calibration:
+def _as_traced(costs: Calibration, source: LengthSource) -> Calibration:
     """With the trace's times of rewards, where it tells them."""
     times = source.rewards
     if times is None:

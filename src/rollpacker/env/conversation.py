@@ -13,7 +13,7 @@ from rollpacker.env.calls.calls import BadCall, Call, Parsed
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ToolRequest:
     """A call that a reply made; ``key`` is its id, None where it has none."""
 
     call: Call | BadCall
@@ -54,17 +54,17 @@ def count_calls(message: Message) -> int:
     return len(message.get("tool_calls") or ()) + len(message.get("bad_calls") or ())
 
 
-def calls_of(message: Message) -> list[Asked]:
+def calls_of(message: Message) -> list[ToolRequest]:
     """The calls of a reply, in its order."""
     asked = [_asked(each) for each in message.get("tool_calls") or ()]
     for bad in message.get("bad_calls") or ():
-        asked.insert(bad["place"], Asked(BadCall(bad["error"]), bad.get("id")))
+        asked.insert(bad["place"], ToolRequest(BadCall(bad["error"]), bad.get("id")))
     return asked
 
 
-def _asked(call: Mapping[str, Any]) -> Asked:
+def _asked(call: Mapping[str, Any]) -> ToolRequest:
     function = call["function"]
-    return Asked(Call(function["name"], arguments_of(function)), call.get("id"))
+    return ToolRequest(Call(function["name"], arguments_of(function)), call.get("id"))
 
 
 def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
 from rollpacker.env.calls.calling import call
 from rollpacker.env.conversation import count_calls
-from rollpacker.env.messages import Answer, Begin, Step
+from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
 
@@ -58,22 +58,22 @@ class Episode:
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
-    async def begin(self) -> Answer:
+    async def begin(self) -> EnvironmentAnswer:
         """Make the environment, and begin. Never raises."""
         return await self._guarded(self._begin)
 
-    async def step(self, command: Step) -> Answer:
+    async def step(self, command: ModelReplied) -> EnvironmentAnswer:
         """Take the model's reply. Never raises."""
         return await self._guarded(lambda: self._step(command))
 
-    async def _guarded(self, work: Callable[[], Any]) -> Answer:
+    async def _guarded(self, work: Callable[[], Any]) -> EnvironmentAnswer:
         """What goes wrong is this episode's own."""
         start = time.perf_counter()
         limit = self._config.step_timeout_s
         scope = asyncio.timeout(limit)
         try:
             async with scope:
-                answer: Answer = await work()
+                answer: EnvironmentAnswer = await work()
         except BaseException as error:  # whatever a user's environment raises
             if _not_theirs(error):
                 raise
@@ -84,10 +84,12 @@ class Episode:
             await self.close()
         return _timed(answer, time.perf_counter() - start)
 
-    def _failed(self, error: str) -> Answer:
-        return Answer(episode=self._command.episode, error=error, messages=self._messages)
+    def _failed(self, error: str) -> EnvironmentAnswer:
+        return EnvironmentAnswer(
+            episode=self._command.episode, error=error, messages=self._messages
+        )
 
-    async def _begin(self) -> Answer:
+    async def _begin(self) -> EnvironmentAnswer:
         begin = self._command
         self._template = self._template.variant(begin.template)
         making = asyncio.ensure_future(call(self._factory.make))
@@ -100,7 +102,7 @@ class Episode:
         if opening.prompt is not None or opening.tools or opening.messages:
             first = begin.prompt if opening.prompt is None else opening.prompt
             prompt = self._prompt([*first, *opening.messages])
-        return Answer(
+        return EnvironmentAnswer(
             episode=begin.episode,
             prompt=prompt,
             over="stop" if opening.done else "",
@@ -128,7 +130,7 @@ class Episode:
             )
         return _packed(tokens)
 
-    async def _step(self, command: Step) -> Answer:
+    async def _step(self, command: ModelReplied) -> EnvironmentAnswer:
         ids = np.frombuffer(command.reply, np.int32).tolist()
         reply = self._template.reply(ids, self._tools, self._calls)
         self._calls += count_calls(reply.message)
@@ -149,15 +151,15 @@ class Episode:
             return await self._last(turn, "length")
         return self._answer(turn, tokens=_packed(tokens))
 
-    async def _last(self, turn: Turn, over: str) -> Answer:
+    async def _last(self, turn: Turn, over: str) -> EnvironmentAnswer:
         """The episode is over: what the environment makes of it as a whole counts too."""
         final = getattr(self._environment, "final_reward", None)
         if final is not None:
             turn = _with_reward(turn, await call(final))
         return self._answer(turn, over=over, messages=self._messages)
 
-    def _answer(self, turn: Turn, **more: Any) -> Answer:
-        return Answer(
+    def _answer(self, turn: Turn, **more: Any) -> EnvironmentAnswer:
+        return EnvironmentAnswer(
             episode=self._command.episode,
             reward=turn.reward,
             calls=turn.calls,
@@ -304,7 +306,7 @@ def _with_reward(turn: Turn, more: Any) -> Turn:
     return replace(turn, reward=gained + (turn.reward or 0.0))
 
 
-def _timed(answer: Answer, seconds: float) -> Answer:
+def _timed(answer: EnvironmentAnswer, seconds: float) -> EnvironmentAnswer:
     return msgspec.structs.replace(answer, seconds=seconds)
 
 

@@ -53,7 +53,7 @@ def _sent(value: Any) -> bool:
     return True
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class ModelReplied(msgspec.Struct, frozen=True, tag=True):
     """The model has replied: ``reply`` token ids, int32 in native order.
 
     ``left`` and ``left_sampled``: tokens that the conversation, and what the model samples, may
@@ -73,10 +73,10 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     episode: int
 
 
-Command = Begin | Step | Close
+Command = Begin | ModelReplied | Close
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class EnvironmentReady(msgspec.Struct, frozen=True, tag=True):
     """The process has loaded its environment, or goes on with it; ``warnings`` for the user."""
 
     warnings: list[str] = []
@@ -89,7 +89,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+class EnvironmentAnswer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
     """What an environment answered.
 
     Args:
@@ -130,4 +130,4 @@ class Answer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=
             raise ValueError(f"a turn has {len(self.metrics)} metrics, more than {_METRICS}")
 
 
-Report = Ready | Fatal | Answer
+Report = EnvironmentReady | Fatal | EnvironmentAnswer

@@ -13,7 +13,7 @@ from rollpacker.env.calls.calls import BadCall, Call, short
 from rollpacker.env.calls.schema import Schema, mistake, schema_of
 from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.code_tool import CodeTool
-from rollpacker.env.conversation import Asked, calls_of, whole
+from rollpacker.env.conversation import ToolRequest, calls_of, whole
 from rollpacker.env.tool_faults import KEY, Caller, ToolFaults
 from rollpacker.errors import one_line
 from rollpacker.find import find
@@ -92,7 +92,7 @@ async def _result(tools: Mapping[str, Tool], made: Call | BadCall, by: Caller) -
     return text, False
 
 
-def _message(asked: Asked, text: str) -> Message:
+def _message(asked: ToolRequest, text: str) -> Message:
     message: Message = {"role": "tool", "content": whole(text)}
     if isinstance(asked.call, Call):
         message["name"] = asked.call.name

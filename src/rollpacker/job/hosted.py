@@ -37,7 +37,7 @@ from rollpacker.train import algorithms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostTrainer:
     """What a host gives its run.
 
     Args:
@@ -69,7 +69,7 @@ class HostedJob:
         host: what it runs with.
     """
 
-    def __init__(self, config: RunConfig, host: Host) -> None:
+    def __init__(self, config: RunConfig, host: HostTrainer) -> None:
         self._config = config
         self._host = host
         self._folder = Path(config.output)

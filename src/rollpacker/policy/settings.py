@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.engines.fleet import Layout
-from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
 from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.gradients.tail_release import tail_engines
@@ -39,7 +39,7 @@ class RolloutSettings:
     latency: dict[int, float]
     asynchronous_grading: bool
     rules: StreamingRules
-    machine: Machine | None = None
+    machine: Hardware | None = None
     rows: RowCosts | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def streaming_rules(
     ordered: bool = False,
     updates: int = 1,
     train_all: bool = False,
-    machine: Machine | None = None,
+    machine: Hardware | None = None,
     shared: bool = False,
     permits: bool = False,
     layout: Layout = "colocated",

@@ -26,7 +26,7 @@ class WireError(RuntimeError):
     """The other side wrote something that none of our processes writes."""
 
 
-class State(Enum):
+class PeerState(Enum):
     """Of the other side."""
 
     OPEN = "open"
@@ -102,25 +102,25 @@ class Channel:
             return f"wrote nonsense ({error})"
         except Exception as error:
             return f"wrote nonsense ({one_line(error)})"
-        if state is State.BROKEN:
+        if state is PeerState.BROKEN:
             return f"wrote more than {self._largest >> 20} MiB at once"
-        return "" if state is State.CLOSED else None
+        return "" if state is PeerState.CLOSED else None
 
-    def receive(self) -> tuple[list[bytes], State]:
+    def receive(self) -> tuple[list[bytes], PeerState]:
         """Complete frames that have arrived, and what the other side is like after them."""
-        state = State.OPEN
+        state = PeerState.OPEN
         try:
             while data := self._sock.recv(1 << 16):
                 self._unread += data
                 if len(self._unread) > self._largest:
                     break
             else:
-                state = State.CLOSED
+                state = PeerState.CLOSED
         except BlockingIOError:
             pass
         except OSError:
-            state = State.CLOSED
-        return self._frames(), State.BROKEN if self._next_is_too_large() else state
+            state = PeerState.CLOSED
+        return self._frames(), PeerState.BROKEN if self._next_is_too_large() else state
 
     def _frames(self) -> list[bytes]:
         frames: list[bytes] = []

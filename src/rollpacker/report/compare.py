@@ -12,7 +12,16 @@ from typing import Any
 from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import MODES, Figure, number, present
 from rollpacker.report.drawing.gantt import Gantt
-from rollpacker.report.drawing.page import Page, Section, Table, Tile, count, plain, seconds, share
+from rollpacker.report.drawing.page import (
+    Page,
+    Section,
+    TextTable,
+    Tile,
+    count,
+    plain,
+    seconds,
+    share,
+)
 from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_run
 
 BASELINE = "off"
@@ -157,7 +166,7 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         )
     if scope := summary.get("scope"):
         text += f" {scope}"
-    table = Table(header=["", *(mode.name for mode in modes)], rows=rows)
+    table = TextTable(header=["", *(mode.name for mode in modes)], rows=rows)
     return Section("results", "Results", text, table=table)
 
 

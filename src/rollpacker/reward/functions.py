@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.errors import defined, told
 from rollpacker.find import BUILT_IN, Parameters, find
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
-from rollpacker.reward.logged import Notes, brief, plain, verl_extras
+from rollpacker.reward.logged import LoggedValues, brief, plain, verl_extras
 
 if TYPE_CHECKING:
     import asyncio
 
     from rollpacker.config import RewardConfig
-    from rollpacker.reward.code import Host
+    from rollpacker.reward.code import GraderHost
 
 Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
 """Scores of some responses, one each; None where the function is not applicable."""
@@ -53,7 +53,7 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
 def resolve(
     function: str,
     options: Mapping[str, Any],
-    host: Host | None = None,
+    host: GraderHost | None = None,
     columns: Collection[str] | None = None,
 ) -> Scorer:
     """The scorer of ``RewardConfig.function``; its options are bound.
@@ -144,7 +144,7 @@ def _instance(function: str, made: type, options: Mapping[str, Any]) -> Callable
     return target
 
 
-def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> Scorer:
+def _built_in(function: str, options: Mapping[str, Any], host: GraderHost | None) -> Scorer:
     # Here, so that each grading process imports only the libraries of its own rewards.
     if function == "code":
         from rollpacker.reward.code import CodeReward
@@ -162,7 +162,7 @@ def _built_in(function: str, options: Mapping[str, Any], host: Host | None) -> S
     return lambda requests: [_number(score(request.text, request.row)) for request in requests]
 
 
-def _math(options: Mapping[str, Any], host: Host | None) -> Scorer:
+def _math(options: Mapping[str, Any], host: GraderHost | None) -> Scorer:
     from rollpacker.reward.math import MathReward
 
     Parameters("math", MathReward).check_options(options)
@@ -262,7 +262,7 @@ def _trl(
     columns: Sequence[str] | None,
 ) -> Scorer:
     def score(requests: Sequence[GradeRequest]) -> list[float | Scored | None]:
-        notes = Notes(len(requests))
+        notes = LoggedValues(len(requests))
         names = (
             [n for n in requests[0].row if n not in _NOT_COLUMNS] if columns is None else columns
         )

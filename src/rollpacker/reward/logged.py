@@ -13,7 +13,7 @@ _LONGEST = 10_000
 """Characters of one value, so that a reply stays a message and no file."""
 
 
-class Notes:
+class LoggedValues:
     """Collects what one call logs.
 
     Args:

@@ -15,7 +15,7 @@ LONGEST_S = 86_400.0
 L = TypeVar("L", bound=Level | Literal["remote"])
 
 
-class Runner(ABC, Generic[L]):
+class ProgramRunner(ABC, Generic[L]):
     """Runs programs that may be hostile. Verdicts are computed here, outside of them.
 
     It may be shared by threads.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from rollpacker.sandbox.base import Runner
+from rollpacker.sandbox.base import ProgramRunner
 from rollpacker.sandbox.grading.grade import job_of, judge
 from rollpacker.sandbox.running.execution import Execution, Stop
 from rollpacker.sandbox.types import (
@@ -81,7 +81,7 @@ class _Flooded(Exception):  # noqa: N818
     """The program wrote more than is read."""
 
 
-class RemoteSandbox(Runner[Literal["remote"]]):
+class RemoteSandbox(ProgramRunner[Literal["remote"]]):
     """Runs programs like ``Sandbox``, in a SandboxFusion-compatible service.
 
     Its times are wall seconds of the service, and so are its timeouts: a busy service fails slow

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-from rollpacker.sandbox.base import Runner
+from rollpacker.sandbox.base import ProgramRunner
 from rollpacker.sandbox.grading.grade import encode_job, judge
 from rollpacker.sandbox.running.execution import Execution, Stop, execute
 from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
@@ -38,7 +38,7 @@ _LATE_S = 0.02
 _START_S = 90.0
 
 
-class Sandbox(Runner[Level]):
+class Sandbox(ProgramRunner[Level]):
     """Runs programs on this machine; as many run at once as there are zygotes.
 
     Make it before the process loads anything secret, and close it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from rollpacker.sandbox.base import Runner
-from rollpacker.sandbox.hostile import Hostile, World, hostile_programs
+from rollpacker.sandbox.base import ProgramRunner
+from rollpacker.sandbox.hostile import Hostile, Targets, hostile_programs
 from rollpacker.sandbox.types import Level, StdinTest
 
 _QUICK = (
@@ -47,21 +47,21 @@ class SelfTest:
     escaped: tuple[str, ...]
 
 
-def quick_check(sandbox: Runner[Level]) -> list[str]:
+def quick_check(sandbox: ProgramRunner[Level]) -> list[str]:
     """Names of those of some fast hostile programs that got through."""
-    with World() as world:
+    with Targets() as world:
         programs = [each for each in hostile_programs(world) if each.name in _QUICK]
         return _escaped(sandbox, programs, 2.0) + world.damage()
 
 
-def selftest(sandbox: Runner[Level], timeout_s: float = 0.3) -> SelfTest:
+def selftest(sandbox: ProgramRunner[Level], timeout_s: float = 0.3) -> SelfTest:
     """Run every hostile program and, after each, an honest one.
 
     Args:
         sandbox: its limits should be small: ``idle_s`` is waited for often.
         timeout_s: CPU seconds of each program.
     """
-    with World() as world:
+    with Targets() as world:
         programs = hostile_programs(world)
         descriptors = _descriptors()
         escaped = _escaped(sandbox, programs, timeout_s)
@@ -77,7 +77,7 @@ def selftest(sandbox: Runner[Level], timeout_s: float = 0.3) -> SelfTest:
     )
 
 
-def _escaped(sandbox: Runner[Level], programs: list[Hostile], timeout_s: float) -> list[str]:
+def _escaped(sandbox: ProgramRunner[Level], programs: list[Hostile], timeout_s: float) -> list[str]:
     escaped: list[str] = []
     for hostile in programs:
         if hostile.before is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rollpacker.polytrace.model.turns import Response, Scale, Turn, response
+from rollpacker.polytrace.model.turns import Scale, TraceResponse, TraceTurn, response
 from rollpacker.polytrace.schema import Trace, TraceError
 
 
@@ -22,16 +22,16 @@ class StepPlan:
     """
 
     step: int
-    groups: tuple[tuple[Response, ...], ...]
+    groups: tuple[tuple[TraceResponse, ...], ...]
     batch_reward_s: float = 0.0
 
     @property
-    def responses(self) -> list[Response]:
+    def responses(self) -> list[TraceResponse]:
         """All responses, prompt by prompt."""
         return [response for group in self.groups for response in group]
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[TraceTurn]:
         """All turns."""
         return [turn for response in self.responses for turn in response.turns]
 
@@ -75,7 +75,7 @@ def plan(
 
 
 def _step(number: int, samples: pl.DataFrame, batch_s: float | None, scale: Scale) -> StepPlan:
-    groups: dict[str, list[Response]] = {}
+    groups: dict[str, list[TraceResponse]] = {}
     for row in samples.iter_rows(named=True):
         groups.setdefault(row["prompt"], []).append(response(row, scale))
     # Where single rewards were timed, the batches' seconds hold the same work again.

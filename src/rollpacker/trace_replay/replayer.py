@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, EngineStats, Output, Request, SamplingParams
-from rollpacker.polytrace.model.turns import Response, Turn
+from rollpacker.polytrace.model.turns import TraceResponse, TraceTurn
 from rollpacker.trace_replay.plan import StepPlan
 
 Ints = NDArray[np.int32]
@@ -84,14 +84,14 @@ class _Conversation:
     """A response in progress: its first prompt and, of the turn it is at, place and context."""
 
     attempt: AttemptId
-    response: Response
+    response: TraceResponse
     group: PromptId
     opening: Ints
     context: Ints
     place: int = 0
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> TraceTurn:
         """The turn in progress."""
         return self.response.turns[self.place]
 
@@ -132,8 +132,10 @@ class Replayer:
 
     def warm_up(self) -> None:
         """Compile what the engine compiles on first use."""
-        turns = (Turn(prompt=2, tokens=2), Turn(prompt=5, tokens=2))
-        self.run(StepPlan(step=0, groups=((Response(turns=turns), Response(turns=turns)),)))
+        turns = (TraceTurn(prompt=2, tokens=2), TraceTurn(prompt=5, tokens=2))
+        self.run(
+            StepPlan(step=0, groups=((TraceResponse(turns=turns), TraceResponse(turns=turns)),))
+        )
 
     def run(self, plan: StepPlan) -> Replayed:
         """Replay one step. Raises ``ValueError`` when the engine can never hold a request."""
@@ -204,7 +206,7 @@ class _Step:
         self._decoding[conversation.attempt] = conversation
         self._outbox.append(self._request(conversation, turn))
 
-    def _request(self, conversation: _Conversation, turn: Turn) -> Request:
+    def _request(self, conversation: _Conversation, turn: TraceTurn) -> Request:
         attempt, opening, context = (
             conversation.attempt,
             conversation.opening,

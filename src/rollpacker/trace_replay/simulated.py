@@ -14,7 +14,7 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.polytrace.model.redrawn import Redrawn
 from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.calibration import Calibration
-from rollpacker.sim.workload.source import Source
+from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.turn_script import recorded_turns
 from rollpacker.sim.workload.workload import Recorded
 from rollpacker.sim.world.config import SimulationConfig
@@ -107,11 +107,11 @@ def replay(
     }
 
 
-def _source(plan: StepPlan) -> Source:
+def _source(plan: StepPlan) -> LengthSource:
     lengths = [np.array([max(1, r.tokens) for r in g], np.int32) for g in plan.groups]
     visits = np.repeat(np.arange(len(lengths)), [len(each) for each in lengths])
     openings = [response.turns[0].prompt for response in plan.responses]
-    return Source(
+    return LengthSource(
         lengths=Redrawn(np.concatenate(lengths).astype(np.float64), visits),
         recorded=tuple(
             Recorded(np.array([[float(at)]]), each, turns=tuple(map(recorded_turns, group)))

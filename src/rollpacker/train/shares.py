@@ -9,7 +9,7 @@ from rollpacker.train.model.packing import Item, MicroBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class MicroBatchShare:
     """One micro-batch of a member; those that do not count are run for the others' sake only."""
 
     items: list[Item]

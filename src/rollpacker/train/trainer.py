@@ -24,7 +24,7 @@ from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
 from rollpacker.train.model.loss import k3
 from rollpacker.train.model.packing import Item, MicroBatch
-from rollpacker.train.shares import Share, deal
+from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
 from rollpacker.train.state.export import Layout
 from rollpacker.train.state.optimizer import Optimizer
@@ -180,12 +180,12 @@ class Trainer(ABC):
             if sample.sampled and not self._masked(sample)
         )
 
-    def _shares(self, items: list[Item]) -> list[Share]:
+    def _shares(self, items: list[Item]) -> list[MicroBatchShare]:
         """What this process runs; every member of the replica runs equally many."""
         config, device = self._config, self._optimizer.sums.device
         plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
         return [
-            Share(plan, packing.build(plan, shared, device), counts)
+            MicroBatchShare(plan, packing.build(plan, shared, device), counts)
             for plan, counts in deal(plans, self._members.rank, self._members.size)
         ]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rollpacker.train.model.adapters import bare_copy, has_adapters, merged_weights
-from rollpacker.trl.prompts import Encoded, Examples, Given, Share, TrainerProblems
-from rollpacker.trl.rewards import Function
+from rollpacker.trl.prompts import Examples, Given, LazilyEncoded, ShardedPrompts, TrainerProblems
+from rollpacker.trl.rewards import TrainerReward
 from rollpacker.trl.settings import reward_names
 
 _PARSED = ("response_schema", "response_template")
@@ -37,9 +37,9 @@ def weights_of(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def problems_of(trainer: Any, races: bool) -> TrainerProblems:
     """Its prompts: where they race drawn by ourselves, else those that its sampler draws."""
     accelerator, dataset, args = trainer.accelerator, trainer.train_dataset, trainer.args
-    source: Given | Share
+    source: Given | ShardedPrompts
     if races:
-        source = Share(
+        source = ShardedPrompts(
             len(dataset),
             args.seed,
             bool(args.shuffle_dataset),
@@ -50,10 +50,12 @@ def problems_of(trainer: Any, races: bool) -> TrainerProblems:
         size = len(dataset) if hasattr(dataset, "__len__") else 0
         source = Given(size // accelerator.num_processes)
     rows = Examples(dataset)
-    return TrainerProblems(rows, Encoded(rows, lambda prompts: encode(trainer, prompts)), source)
+    return TrainerProblems(
+        rows, LazilyEncoded(rows, lambda prompts: encode(trainer, prompts)), source
+    )
 
 
-def early_functions(trainer: Any) -> list[Function]:
+def early_functions(trainer: Any) -> list[TrainerReward]:
     """Reward functions that are called while others decode; none where TRL must call them all.
 
     That is where one is a model, and where completions are parsed to messages, which TRL does.
@@ -63,7 +65,7 @@ def early_functions(trainer: Any) -> list[Function]:
         return []
     if any(getattr(trainer.processing_class, name, None) is not None for name in _PARSED):
         return []
-    return list(map(Function, reward_names(trainer), calls, weights))
+    return list(map(TrainerReward, reward_names(trainer), calls, weights))
 
 
 def encode(trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:

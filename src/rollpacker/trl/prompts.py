@@ -67,7 +67,7 @@ class Given:
         """Nothing."""
 
 
-class Share(PromptSource):
+class ShardedPrompts(PromptSource):
     """This process's share of each epoch's order, as long as those of all others.
 
     Args:
@@ -104,7 +104,7 @@ class Examples(dict[PromptId, Row]):
         return row
 
 
-class Encoded(dict[PromptId, NDArray[np.int32]]):
+class LazilyEncoded(dict[PromptId, NDArray[np.int32]]):
     """Token ids of rows, encoded when they are asked for."""
 
     def __init__(self, rows: Mapping[PromptId, Row], encode: Encode) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class TrainerReward:
     """A reward function of the trainer's.
 
     Args:
@@ -73,7 +73,7 @@ class TrainerRewards:
 
     def __init__(
         self,
-        functions: Sequence[Function],
+        functions: Sequence[TrainerReward],
         *,
         decode: Callable[[Any, Sequence[Any]], list[Any]],
         state: Any,
@@ -86,7 +86,7 @@ class TrainerRewards:
         self._decode, self._state, self._loop = decode, state, loop
         self._threads = ThreadPoolExecutor(threads, "rewards")
         self._most, self._runners, self._calling = threads, 0, 0
-        self._waiting: list[tuple[Attempt, Row]] = []
+        self._waiting: list[tuple[Trajectory, Row]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._of: dict[AttemptId, Logged] = {}
         self._open: set[AttemptId] = set()
@@ -116,7 +116,7 @@ class TrainerRewards:
         self._waiting.clear()
 
     def grade(
-        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+        self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading; never waits."""
         del training
@@ -157,10 +157,10 @@ class TrainerRewards:
             self._runners -= 1
 
     async def _call(
-        self, number: int, batch: Sequence[tuple[Attempt, Row]], *, threaded: bool
+        self, number: int, batch: Sequence[tuple[Trajectory, Row]], *, threaded: bool
     ) -> None:
         """One function on some responses; what it raises is told to who listens."""
-        notes = Notes(len(batch))
+        notes = TrainerLog(len(batch))
         arguments = self._arguments(batch, notes)
         function = self._functions[number]
         try:
@@ -179,7 +179,9 @@ class TrainerRewards:
             return
         self._finish(batch)
 
-    def _arguments(self, batch: Sequence[tuple[Attempt, Row]], notes: Notes) -> dict[str, Any]:
+    def _arguments(
+        self, batch: Sequence[tuple[Trajectory, Row]], notes: TrainerLog
+    ) -> dict[str, Any]:
         """TRL's: lists of equal length by column."""
         rows = [row for _, row in batch]
         ids = [attempt.output.tokens.tolist() for attempt, _ in batch if attempt.output is not None]
@@ -197,7 +199,11 @@ class TrainerRewards:
         }
 
     def _score(
-        self, number: int, batch: Sequence[tuple[Attempt, Row]], scores: list[Any], notes: Notes
+        self,
+        number: int,
+        batch: Sequence[tuple[Trajectory, Row]],
+        scores: list[Any],
+        notes: TrainerLog,
     ) -> None:
         if len(scores) != len(batch):
             raise ValueError(
@@ -221,7 +227,7 @@ class TrainerRewards:
                 f"the reward function '{name}' returned {score!r:.100}, which is no number"
             ) from None
 
-    def _finish(self, batch: Sequence[tuple[Attempt, Row]]) -> None:
+    def _finish(self, batch: Sequence[tuple[Trajectory, Row]]) -> None:
         """Tell of those that all functions have answered."""
         grades: list[Grade] = []
         for attempt, _ in batch:
@@ -274,7 +280,7 @@ class TrainerRewards:
         self._threads.shutdown(cancel_futures=True)
 
 
-class Notes:
+class TrainerLog:
     """What one call logs: TRL's ``log_extra`` and ``log_metric``.
 
     Args:

@@ -21,9 +21,9 @@ from rollpacker.engine.base import Engine, Output, Request
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.requests import check_room
 from rollpacker.errors import visible
-from rollpacker.job.hosted import Host, HostedJob
+from rollpacker.job.hosted import HostedJob, HostTrainer
 from rollpacker.report.of_run import write_reports
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.base import Update
@@ -59,7 +59,7 @@ _EVALUATION = -1
 """In place of a round in seeds: every evaluation samples with the same random numbers."""
 
 
-class Notes(Progress):
+class LoggingProgress(Progress):
     """Tells the user through ``logging``: the trainer has the terminal."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Notes(Progress):
 
 
 @dataclass(slots=True)
-class Timed:
+class RoundTimes:
     """When the trainer began with a round, and when its last update was made."""
 
     micro_steps: int = 0
@@ -111,8 +111,8 @@ class Rounds:
         self._engine: Engine | None = None
         self._asleep = False
         self._loop: LoopThread | None = None
-        self._kept: list[Attempt] = []
-        self._timed = Timed()
+        self._kept: list[Trajectory] = []
+        self._timed = RoundTimes()
 
     @property
     def races(self) -> bool:
@@ -190,14 +190,14 @@ class Rounds:
             threads=max(1, self._reward_threads),
         )
         self._problems = problems_of(trainer, self.races)
-        host = Host(
+        host = HostTrainer(
             engine=self._decoder(),
             weights=self._weights,
             problems=self._problems,
             rewards=self._rewards,
             params=self._params,
             tokenizer=trainer.processing_class,
-            progress=Notes(),
+            progress=LoggingProgress(),
         )
         self._job = HostedJob(self._config, host)
         self._loop = LoopThread()
@@ -255,8 +255,8 @@ class Rounds:
             if "main thread" in str(error):
                 error.add_note(_SIGNALS)
             raise error from None
-        self._timed = Timed(start_s=time.monotonic())
-        kept: dict[PromptId, list[Attempt]] = {}
+        self._timed = RoundTimes(start_s=time.monotonic())
+        kept: dict[PromptId, list[Trajectory]] = {}
         for attempt in record.kept:
             kept.setdefault(attempt.prompt, []).append(attempt)
         self._check_whole(len(record.kept), len(examples), record.faults)

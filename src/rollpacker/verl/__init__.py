@@ -11,6 +11,6 @@ with which of verl's classes, and what has never run, is in ``docs/verl.md``.
 """
 
 from rollpacker.verl.manager import AgentLoopManager
-from rollpacker.verl.trainer import Trainer
+from rollpacker.verl.trainer import TailBatchingTrainer
 
-__all__ = ["AgentLoopManager", "Trainer"]
+__all__ = ["AgentLoopManager", "TailBatchingTrainer"]

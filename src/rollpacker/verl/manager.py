@@ -17,7 +17,7 @@ from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.verl.host import PlainManager
 from rollpacker.verl.reports import InOrder, Report
-from rollpacker.verl.round_driver import Round, RoundDriver
+from rollpacker.verl.round_driver import HostedRound, RoundDriver
 from rollpacker.verl.worker import Worker
 
 
@@ -67,7 +67,7 @@ class PolicyActor:
         if self._driver.done and self._round is not None and not self._round.done():
             self._round.set_result(None)
 
-    async def rollout(self) -> Round:
+    async def rollout(self) -> HostedRound:
         """Wait until the round is over and what it keeps is in the transfer queue.
 
         Raises what went wrong: ``RoundError``, or what a worker that died leaves.

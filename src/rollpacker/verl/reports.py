@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class ResponseFinished:
     """A response is complete after ``seconds``; ``tokens`` of it were generated."""
 
     attempt: AttemptId
@@ -23,7 +23,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class AttemptStopped:
     """An attempt that was told to stop ``seconds`` after it was begun has stopped.
 
     verl's servers don't say how many tokens they had: ``tokens`` is None where it still decoded.
@@ -49,7 +49,13 @@ class Broken:
 
 
 Report = (
-    Finished | Stopped | Stored | Broken | ev.AttemptFailed | ev.AttemptGraded | ev.GradingFailed
+    ResponseFinished
+    | AttemptStopped
+    | Stored
+    | Broken
+    | ev.AttemptFailed
+    | ev.AttemptGraded
+    | ev.GradingFailed
 )
 
 

@@ -21,7 +21,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, Replica
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.verl.reports import Broken, Finished, Report, Stopped, Stored
+from rollpacker.verl.reports import AttemptStopped, Broken, Report, ResponseFinished, Stored
 from rollpacker.verl.settings import DOMAIN
 
 _ENGINE, _REPLICA = EngineId(0), ReplicaId(0)
@@ -39,7 +39,7 @@ class RoundError(RuntimeError):
 
 
 @dataclass(slots=True)
-class Round:
+class HostedRound:
     """What came of a round, and what is still owed.
 
     Args:
@@ -135,7 +135,7 @@ class RoundDriver:
         self._placed: dict[PromptId, int] = {}
         self._outbox: list[do.Decision] = []
         self._unstored: set[PromptId] = set()
-        self.round = Round(step=0)
+        self.round = HostedRound(step=0)
         self._performers = self._table()
         self._reactions = self._reports()
 
@@ -164,7 +164,7 @@ class RoundDriver:
         self._draws, self._update = {}, None
         self._prompts.clear()
         self._placed.clear()
-        self.round = Round(step=step)
+        self.round = HostedRound(step=step)
         self._pump.post(
             ev.StepStarted(
                 step=step,
@@ -316,13 +316,13 @@ class RoundDriver:
     def _reports(self) -> dict[type, Callable[[Any], None]]:
         """What is not an event itself."""
         return {
-            Finished: self._finished,
-            Stopped: self._stopped,
+            ResponseFinished: self._finished,
+            AttemptStopped: self._stopped,
             Stored: lambda report: self._unstored.discard(report.prompt),
             Broken: self._broken,
         }
 
-    def _finished(self, report: Finished) -> None:
+    def _finished(self, report: ResponseFinished) -> None:
         self._speed.add(report.tokens, report.seconds)
         self.round.tokens[report.attempt] = report.tokens
         self._pump.post(
@@ -331,7 +331,7 @@ class RoundDriver:
             )
         )
 
-    def _stopped(self, report: Stopped) -> None:
+    def _stopped(self, report: AttemptStopped) -> None:
         tokens, estimated = report.tokens, report.tokens is None
         if tokens is None:
             tokens = min(self._cap, self._speed.tokens(report.seconds))

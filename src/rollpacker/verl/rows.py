@@ -17,7 +17,7 @@ _IDENTITY = ("raw_prompt", "data_source", "reward_model")
 """Columns by which rows are told apart."""
 
 
-class Rows:
+class RowQueue:
     """Draws rows, and keeps them until they are trained on.
 
     A row's ``uid`` is its prompt's id: a hash of the row, the same in every epoch and after a

@@ -19,7 +19,7 @@ from verl.utils.checkpoint.checkpoint_manager import (  # pyright: ignore[report
 
 from rollpacker.verl.cancelling import CancellingClient
 from rollpacker.verl.host import PlainTrainer
-from rollpacker.verl.rows import Rows
+from rollpacker.verl.rows import RowQueue
 from rollpacker.verl.settings import MODE, check_supported, read, rollout_settings
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _STATE = "rollpacker.pt"
 
 
 @register_trainer(MODE)
-class Trainer(PlainTrainer):
+class TailBatchingTrainer(PlainTrainer):
     """``PPOTrainerSync`` whose steps train on what rounds with tail batching have kept.
 
     Losses, updates, validation, checkpoints and logging stay verl's; metrics get ``tail/*``.
@@ -63,7 +63,7 @@ class Trainer(PlainTrainer):
                 "agent_loop_manager_class=rollpacker.verl.AgentLoopManager"
             )
         self._policy = agent_loop_manager.policy
-        self._rows = Rows(self._fetch_one_gen_batch, len(self.train_dataset))
+        self._rows = RowQueue(self._fetch_one_gen_batch, len(self.train_dataset))
         state = self._state
         if state is not None:
             self._rows.load_state_dict(state["rows"])

@@ -16,7 +16,14 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.verl.cancelling import Cancelling
 from rollpacker.verl.host import PlainWorker
-from rollpacker.verl.reports import Broken, Finished, InOrder, Report, Stopped, Stored
+from rollpacker.verl.reports import (
+    AttemptStopped,
+    Broken,
+    InOrder,
+    Report,
+    ResponseFinished,
+    Stored,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,10 +130,10 @@ class Worker(PlainWorker):
         )
         await attempt.kept
 
-    def _finished(self, attempt: _Attempt, outputs: list[Any]) -> Finished:
+    def _finished(self, attempt: _Attempt, outputs: list[Any]) -> ResponseFinished:
         attempt.tokens = sum(sum(output.response_mask) for output in outputs)
         cut = len(outputs[-1].response_ids) >= self.rollout_config.response_length
-        return Finished(
+        return ResponseFinished(
             attempt=attempt.id,
             tokens=attempt.tokens,
             finish_reason="length" if cut else "stop",
@@ -190,7 +197,7 @@ class Worker(PlainWorker):
             return
         if attempt.stop_s is not None:
             seconds = attempt.stop_s - attempt.start_s
-            self._tell(Stopped(attempt=attempt.id, tokens=attempt.tokens, seconds=seconds))
+            self._tell(AttemptStopped(attempt=attempt.id, tokens=attempt.tokens, seconds=seconds))
         elif attempt.kept.done() and not attempt.kept.cancelled():
             self._store(attempt, error)
         else:

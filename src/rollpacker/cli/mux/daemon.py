@@ -48,10 +48,10 @@ class Daemon:
         token_file: TokenFile = None,
         cafile: Cafile = None,
     ) -> None:
-        from rollpacker.rollmux.service.client.link import Link
+        from rollpacker.rollmux.service.client.link import DaemonLink
 
         file = token_file or state / "token"
-        self._link = Link(url, file, cafile=cafile, patience_s=_PATIENCE_S)
+        self._link = DaemonLink(url, file, cafile=cafile, patience_s=_PATIENCE_S)
 
     def get(self, path: str) -> dict[str, Any]:
         """What there is."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rollpacker.polytrace.schema import Trace
-    from rollpacker.sim.estimate.estimate import Estimate, Hardware, Job
+    from rollpacker.sim.estimate.estimate import Estimate, EstimatedJob, EstimatedMachine
     from rollpacker.sim.world.config import SimulationConfig
     from rollpacker.sim.world.result import JobResult
 
@@ -169,7 +169,7 @@ def estimate(
 
     Example: rollpacker estimate --from runs/demo/off
     """
-    from rollpacker.sim.estimate.estimate import Hardware
+    from rollpacker.sim.estimate.estimate import EstimatedMachine
     from rollpacker.sim.estimate.estimate import estimate as run
 
     write_page = None
@@ -177,7 +177,10 @@ def estimate(
         from rollpacker.report.estimate_report import write_estimate_report as write_page
     notes: list[str] = []
     trace, job = _job(
-        path, Hardware(calibration=calibration, model=model, device=device, gpus=gpus), task, notes
+        path,
+        EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus),
+        task,
+        notes,
     )
     if job.calibration.ahead.possible:
         if tokenizer is not None:
@@ -199,7 +202,9 @@ def estimate(
         print_plain(f"{name}: {file}")
 
 
-def _job(path: Path, hardware: Hardware, task: str | None, notes: list[str]) -> tuple[Trace, Job]:
+def _job(
+    path: Path, hardware: EstimatedMachine, task: str | None, notes: list[str]
+) -> tuple[Trace, EstimatedJob]:
     from rollpacker.sim.estimate.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.recorded.run_record import is_run, read_run
     from rollpacker.sim.workload.source import of_trace

@@ -13,7 +13,7 @@ import yaml
 if TYPE_CHECKING:
     from rollpacker.polytrace.formats.files.lines import Note
     from rollpacker.polytrace.formats.said import Said
-    from rollpacker.sim.estimate.estimate import Drafts
+    from rollpacker.sim.estimate.estimate import DraftCases
 
 _NEEDS = "needs rollpacker[train]"
 _ENOUGH = 5_000_000
@@ -22,7 +22,7 @@ _ENOUGH = 5_000_000
 
 def rehearsed(
     path: Path, tokenizer: str | None, note: Note, task: str | None = None
-) -> Drafts | None:
+) -> DraftCases | None:
     """Drafts on a trace's own responses; None where their tokens are not known.
 
     Args:
@@ -128,13 +128,13 @@ def _steps(given: Iterator[Said], encode: _Encoder) -> Iterator[dict[str, list[l
 
 def _measured(
     first: dict[str, list[list[int]]], steps: Iterator[dict[str, list[list[int]]]]
-) -> Drafts:
+) -> DraftCases:
     import numpy as np
 
     from rollpacker.core.types import PromptId
     from rollpacker.engine.mini.drafts.rehearsal import Rehearsal
     from rollpacker.sim.costs.ahead import Ahead
-    from rollpacker.sim.estimate.estimate import Drafts
+    from rollpacker.sim.estimate.estimate import DraftCases
 
     rehearsal, count = Rehearsal(), 0
     for groups in (first, *steps):
@@ -146,4 +146,4 @@ def _measured(
         count += 1
     case = Ahead(tokens=rehearsal.tokens, drafted=rehearsal.draft)
     where = "step" if count == 1 else f"{count} steps"
-    return Drafts(cases=(case,), source=f"measured on the responses that end the log's {where}")
+    return DraftCases(cases=(case,), source=f"measured on the responses that end the log's {where}")

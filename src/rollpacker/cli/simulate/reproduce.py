@@ -18,8 +18,8 @@ from rollpacker.cli.output import Json, console, print_json, print_plain, table_
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollpacker.sim.reproduce.jobs import Job
-    from rollpacker.sim.reproduce.rows import Row
+    from rollpacker.sim.reproduce.jobs import PaperJob
+    from rollpacker.sim.reproduce.rows import ResultRow
     from rollpacker.sim.world.result import JobResult
 
 _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
@@ -63,7 +63,7 @@ def reproduce(
     print_plain(_summary(rows, wall))
 
 
-def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list[Row]:
+def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list[ResultRow]:
     """Rows of several figures; a job that several of them need is simulated once."""
     from rollpacker.sim.reproduce import FIGURES
 
@@ -75,7 +75,7 @@ def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list
         for seeded in (job.seeded(seed) for seed in range(seeds))
     }
     results = _simulate(wanted, processes or os.cpu_count() or 1)
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for name, group in jobs.items():
         of_name = {
             label: [results[job.seeded(seed).key] for seed in range(seeds)]
@@ -85,7 +85,7 @@ def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list
     return found
 
 
-def _simulate(jobs: Mapping[str, Job], processes: int) -> dict[str, JobResult]:
+def _simulate(jobs: Mapping[str, PaperJob], processes: int) -> dict[str, JobResult]:
     """Independent simulations side by side; a result does not depend on where it ran."""
     if processes == 1:
         return {key: job.run() for key, job in jobs.items()}
@@ -93,7 +93,7 @@ def _simulate(jobs: Mapping[str, Job], processes: int) -> dict[str, JobResult]:
         return dict(zip(jobs, pool.map(methodcaller("run"), jobs.values()), strict=True))
 
 
-def _table(rows: Iterable[Row]) -> Table:
+def _table(rows: Iterable[ResultRow]) -> Table:
     view = table_of("", "paper", "ours", "error", title="The paper's results in the simulator")
     for column in ("status", "note"):
         view.add_column(column)
@@ -107,7 +107,7 @@ def _table(rows: Iterable[Row]) -> Table:
     return view
 
 
-def _summary(rows: Sequence[Row], wall: float) -> str:
+def _summary(rows: Sequence[ResultRow], wall: float) -> str:
     from rollpacker.sim.reproduce.rows import within
 
     compared = [row for row in rows if row.paper is not None]

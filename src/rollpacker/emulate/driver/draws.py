@@ -10,7 +10,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.sim.workload.workload import interleaved
 
 
-class Draws:
+class WorkloadDraws:
     """Which prompt of the workload each prompt stands for: draws are counted as a simulation
     does."""
 
@@ -48,7 +48,7 @@ class Draws:
 class Counted(Problems):
     """Problems whose draws are counted."""
 
-    def __init__(self, problems: Problems, draws: Draws) -> None:
+    def __init__(self, problems: Problems, draws: WorkloadDraws) -> None:
         self.rows, self.tokens, self.source = problems.rows, problems.tokens, problems.source
         self._draws = draws
 

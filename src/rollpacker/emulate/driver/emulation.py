@@ -7,7 +7,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.emulate.agenda import Lateness
 from rollpacker.emulate.config import Emulated
-from rollpacker.emulate.driver.draws import Counted, Draws
+from rollpacker.emulate.driver.draws import Counted, WorkloadDraws
 from rollpacker.emulate.driver.hosts import StartEmulated
 from rollpacker.emulate.driver.nodes import EmulatedNodes
 from rollpacker.emulate.head import BASE
@@ -40,7 +40,7 @@ class Emulation:
         self._vocabulary = vocabulary
         self.emulated = Emulated(run)
         self._late: dict[int, Lateness] = {}
-        self._draws = Draws()
+        self._draws = WorkloadDraws()
 
     @property
     def factor(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.emulate.agenda import Lateness
-from rollpacker.emulate.driver.draws import Draws
+from rollpacker.emulate.driver.draws import WorkloadDraws
 from rollpacker.emulate.messages import Punctual, forced
 from rollpacker.runtime.cluster.nodes import Node, Nodes
 from rollpacker.runtime.ipc.channel import Host, Line
@@ -25,7 +25,7 @@ class EmulatedNodes:
         late: takes how late the actions of each process were.
     """
 
-    def __init__(self, nodes: Nodes, draws: Draws, late: dict[int, Lateness]) -> None:
+    def __init__(self, nodes: Nodes, draws: WorkloadDraws, late: dict[int, Lateness]) -> None:
         self._nodes = nodes
         self._draws = draws
         self._late = late
@@ -109,7 +109,7 @@ class _Told:
     """The driver's end of a channel to an emulated worker, which is told what requests stand for,
     and tells how late it was."""
 
-    def __init__(self, line: Line, draws: Draws, late: dict[int, Lateness]) -> None:
+    def __init__(self, line: Line, draws: WorkloadDraws, late: dict[int, Lateness]) -> None:
         self._line = line
         self._draws = draws
         self._late = late

@@ -18,7 +18,7 @@ from typing import Any
 from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Punctual
-from rollpacker.emulate.worker.responses import Responses
+from rollpacker.emulate.worker.responses import EmulatedResponses
 from rollpacker.emulate.worker.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
 from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc.channel import Channel
@@ -131,7 +131,7 @@ class Process:
         self.emulated = orders.emulated
         self.agenda = WallAgenda(orders.emulated.config.factor)
         specs = orders.specs
-        self.responses = Responses(orders.emulated, specs[0].max_length, orders.vocabulary)
+        self.responses = EmulatedResponses(orders.emulated, specs[0].max_length, orders.vocabulary)
         self._orders = orders
         self._ends: dict[int, Channel] = dict(enumerate(ends))
         self._touched: dict[int, SimWorker] = {}

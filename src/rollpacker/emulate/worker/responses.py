@@ -31,7 +31,7 @@ class Coming(NamedTuple):
     grading_s: float
 
 
-class Responses:
+class EmulatedResponses:
     """What the engines of one process answer.
 
     Args:

@@ -19,7 +19,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Forced
-from rollpacker.emulate.worker.responses import Coming, Responses
+from rollpacker.emulate.worker.responses import Coming, EmulatedResponses
 from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
@@ -28,7 +28,7 @@ from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, 
 from rollpacker.sim.costs.ahead import Rule
 from rollpacker.sim.costs.costs import BLOCK_SLACK
 from rollpacker.sim.world.machines import bare_curve
-from rollpacker.sim.world.worker import SimWorker, Task, Work
+from rollpacker.sim.world.worker import GradientWork, SimWorker, StepWork
 from rollpacker.train.base import Partial, Update
 
 _MAX_RUNNING = 1024
@@ -38,12 +38,12 @@ NO_WEIGHTS = SharedWeights(Path(), 0)
 """There are none, and nobody looks."""
 
 
-class Place(Protocol):
+class EmulatedProcess(Protocol):
     """The process that an emulated worker is in."""
 
     agenda: WallAgenda
     emulated: Emulated
-    responses: Responses
+    responses: EmulatedResponses
 
     def touch(self, worker: SimWorker) -> None:
         """It has changed: it plans anew when this instant is over."""
@@ -64,7 +64,7 @@ class EmulatedEngine:
         send: takes its reports.
     """
 
-    def __init__(self, place: Place, part: EnginePart, size: int, send: Send) -> None:
+    def __init__(self, place: EmulatedProcess, part: EnginePart, size: int, send: Send) -> None:
         self._place = place
         self._send = send
         self._size = part.span.size
@@ -75,7 +75,7 @@ class EmulatedEngine:
         self._version = -1
         self._resting = self.asleep = part.resting
         self._then: list[Callable[[], None]] = []
-        self.trained: Callable[[int, Task], None] = lambda _id, _task: None
+        self.trained: Callable[[int, GradientWork], None] = lambda _id, _task: None
         self.worker = SimWorker(
             0,
             place.agenda,
@@ -93,7 +93,7 @@ class EmulatedEngine:
             msg.Sleep: self._sleep,
             Forced: self._submit,
             msg.Abort: self._abort,
-            msg.Speculate: self._speculate,
+            msg.DecodeAhead: self._speculate,
             msg.Proceed: lambda _command: None,
         }
 
@@ -111,7 +111,7 @@ class EmulatedEngine:
             speculates=self._place.emulated.ahead.possible,
         )
 
-    def _speculate(self, command: msg.Speculate) -> None:
+    def _speculate(self, command: msg.DecodeAhead) -> None:
         how, ahead = command.how, self._place.emulated.ahead
         self.worker.speculate(Rule(how.below, how.most, how.free, how.row_cost, ahead))
         self._place.touch(self.worker)
@@ -206,7 +206,7 @@ class EmulatedReplica:
     """
 
     def __init__(
-        self, place: Place, part: ReplicaPart, send: Send, beside: EmulatedEngine | None
+        self, place: EmulatedProcess, part: ReplicaPart, send: Send, beside: EmulatedEngine | None
     ) -> None:
         emulated = place.emulated
         self._place = place
@@ -246,10 +246,10 @@ class EmulatedReplica:
                 seconds += sum(map(self._costs.sequence_s, lengths))
         partial = Partial(normaliser=float(tokens), tokens=tokens, samples=samples, sums={})
         self._coming.append((command, partial))
-        self.worker.accumulate(Task(self._part.replica, command.parts, seconds))
+        self.worker.accumulate(GradientWork(self._part.replica, command.parts, seconds))
         self._place.touch(self.worker)
 
-    def _accumulated(self, _id: int, task: Task) -> None:
+    def _accumulated(self, _id: int, task: GradientWork) -> None:
         command, partial = self._coming.popleft()
         start_s, end_s = self._times(task.seconds)
         report = msg.Accumulated(parts=command.parts, partial=partial, start_s=start_s, end_s=end_s)
@@ -269,7 +269,7 @@ class EmulatedReplica:
             for group in command.groups
             for sample in group.samples
         }
-        self._send(msg.Scored(logprobs=logprobs, start_s=start_s, end_s=end_s))
+        self._send(msg.ScoredSamples(logprobs=logprobs, start_s=start_s, end_s=end_s))
 
     def _apply(self, _command: msg.Apply) -> None:
         self._place.agenda.after(self._place.emulated.calibration.apply_s, self._applied)
@@ -289,7 +289,7 @@ class EmulatedReplica:
         self._send(msg.Done(fault=Fault(kind="user", text=text)))
 
 
-def _work(done: Work) -> msg.Work:
+def _work(done: StepWork) -> msg.Work:
     return msg.Work(
         decode_steps=done.decode_steps,
         generated_tokens=done.generated_tokens,

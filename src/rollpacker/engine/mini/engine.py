@@ -29,9 +29,9 @@ from rollpacker.engine.latency import (
 )
 from rollpacker.engine.mini.cpu.runner import CpuRunner
 from rollpacker.engine.mini.drafts.drafter import Drafter
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows, Runner
+from rollpacker.engine.mini.runner import Draws, Floats, Ints, Runner, TokenRows
 from rollpacker.engine.mini.scheduling.blocks import Blocks
-from rollpacker.engine.mini.scheduling.schedule import Admission, Held, Scheduler
+from rollpacker.engine.mini.scheduling.schedule import Held, Joining, SequenceScheduler
 from rollpacker.engine.mini.scheduling.slots import Slots
 from rollpacker.engine.mini.scheduling.speculator import Drafts, Speculator
 from rollpacker.engine.mini.shape import Shape, shape_of
@@ -91,7 +91,7 @@ class MiniEngine:
         self._runner = runner or _runner(model, self._shape, config.block_size, deterministic)
         self._blocks = Blocks(_capacity(config, self._runner, self._shape.context, sharers))
         self._slots = Slots(config.max_running, self._shape.context, self._runner.block_size)
-        self._scheduler = Scheduler(self._slots, self._blocks, self._runner.block_size)
+        self._scheduler = SequenceScheduler(self._slots, self._blocks, self._runner.block_size)
         self._speculator = Speculator(
             self._slots, self._scheduler, drafter or Drafter(), equal=self._runner.equal_rows
         )
@@ -252,14 +252,14 @@ class MiniEngine:
             decodes=self._tokenizer is not None,
         )
 
-    def _run(self, decoding: Ints, admitted: list[Admission]) -> tuple[Any, Ints, Ints]:
+    def _run(self, decoding: Ints, admitted: list[Joining]) -> tuple[Any, Ints, Ints]:
         """Run the step's rows: hidden states, the slots that sample, and the row of each."""
         s = self._slots
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
         if not admitted:
             self._rows += len(decoding)
-            rows = Rows(s.token[decoding], positions, decoding, every)
+            rows = TokenRows(s.token[decoding], positions, decoding, every)
             return self._runner.forward(rows, s.tables), decoding, every
         parts = [(s.token[decoding], positions, decoding)]
         keep, end = every.tolist(), len(decoding)
@@ -273,18 +273,18 @@ class MiniEngine:
         self._prefilled += end - len(decoding)
         hidden: Any = None
         if end:
-            rows = Rows(tokens, positions, slots, np.array(keep, np.int32))
+            rows = TokenRows(tokens, positions, slots, np.array(keep, np.int32))
             hidden = self._runner.forward(rows, s.tables)
         return self._spread(decoding, running, admitted, hidden)
 
-    def _prefill(self, admission: Admission) -> tuple[Ints, Ints, Ints]:
+    def _prefill(self, admission: Joining) -> tuple[Ints, Ints, Ints]:
         sequence, start = admission.sequence, admission.start
         context = np.concatenate([sequence.request.prompt, sequence.tokens])[start:]
         positions = np.arange(start, start + len(context), dtype=np.int32)
         return context, positions, np.full(len(context), sequence.slot, np.int32)
 
     def _spread(
-        self, decoding: Ints, running: list[Admission], admitted: list[Admission], hidden: Any
+        self, decoding: Ints, running: list[Joining], admitted: list[Joining], hidden: Any
     ) -> tuple[Any, Ints, Ints]:
         """Hand prefilled prompts to their group: block copies and the prompt's hidden state."""
         first = len(decoding)

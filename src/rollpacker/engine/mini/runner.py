@@ -13,7 +13,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TokenRows:
     """Tokens to run, each (n,): rows of one sequence in order of their positions.
 
     Args:
@@ -82,7 +82,7 @@ class Runner(Protocol):
         """Copy one block in all layers."""
         ...
 
-    def forward(self, rows: Rows, tables: Ints) -> Any:
+    def forward(self, rows: TokenRows, tables: Ints) -> Any:
         """Normed last hidden states (m, hidden) of the rows to keep."""
         ...
 

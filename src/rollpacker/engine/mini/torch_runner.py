@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
+from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
 from rollpacker.engine.nucleus_rows import restricted_draws
 
@@ -80,7 +80,7 @@ class TorchRunner:
             cache[:, target] = cache[:, source]
 
     @torch.no_grad()
-    def forward(self, rows: Rows, tables: Ints) -> torch.Tensor:
+    def forward(self, rows: TokenRows, tables: Ints) -> torch.Tensor:
         """Normed last hidden states (m, hidden) of the rows to keep."""
         cuts = self._cuts(rows.slots)
         parts = [

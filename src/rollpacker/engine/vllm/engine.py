@@ -28,7 +28,7 @@ from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, measure_steps
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
-from rollpacker.engine.vllm.sampling import Row
+from rollpacker.engine.vllm.sampling import VllmAttempt
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
 from rollpacker.hub import config_folder
 
@@ -85,8 +85,8 @@ class VllmEngine:
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
         self._names = names_of(folder)
-        self._rows: dict[AttemptId, Row] = {}
-        self._by_key: dict[str, Row] = {}
+        self._rows: dict[AttemptId, VllmAttempt] = {}
+        self._by_key: dict[str, VllmAttempt] = {}
         self._submitted = self._version = self._steps = self._generated = 0
         self._slept = False
         self._try(model.path)
@@ -151,7 +151,7 @@ class VllmEngine:
         if not self.busy():
             return []
         outputs: list[Output] = []
-        stopped: list[Row] = []
+        stopped: list[VllmAttempt] = []
         for told in self._engine.step():
             row = self._by_key[told.request_id]
             token, logprob = row.drawn
@@ -244,7 +244,7 @@ class VllmEngine:
         params = request.params
         stops = stops_of(request)
         self._submitted += 1
-        row = Row(
+        row = VllmAttempt(
             request=request,
             key=f"{request.attempt}/{self._submitted}",
             tokens=request.generated.tolist(),
@@ -265,13 +265,13 @@ class VllmEngine:
         self._engine.add_request(row.key, tokens_input(prompt), sampling)
         self._rows[request.attempt] = self._by_key[row.key] = row
 
-    def _remove(self, rows: list[Row], reason: FinishReason) -> list[Output]:
+    def _remove(self, rows: list[VllmAttempt], reason: FinishReason) -> list[Output]:
         """Take rows from vLLM: what it has given out is all that there is."""
         if rows:
             self._engine.abort_request([row.key for row in rows])
         return [self._forget(row, reason) for row in rows]
 
-    def _forget(self, row: Row, reason: FinishReason) -> Output:
+    def _forget(self, row: VllmAttempt, reason: FinishReason) -> Output:
         attempt = row.request.attempt
         del self._rows[attempt], self._by_key[row.key]
         return Output(

@@ -21,7 +21,7 @@ _CHUNK = 64
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class VllmAttempt:
     """An attempt that vLLM runs.
 
     Args:
@@ -56,7 +56,7 @@ class Seeded(LogitsProcessor):
     """Draws one token for each row of a batch; vLLM hands it the rows as ``extra_args``."""
 
     def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, VllmAttempt] = {}
 
     def is_argmax_invariant(self) -> bool:
         """It decides the argmax."""
@@ -89,7 +89,7 @@ class Seeded(LogitsProcessor):
         return logits.scatter_(1, tokens[:, None], 1.0)
 
 
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and their logprobs, each (n,), by inverse CDF in float64, as ``mini`` draws them."""
     device = logits.device
     numbers = np.array([(r.uniform(), r.request.params.temperature) for r in rows])
@@ -124,7 +124,10 @@ def _plain(
 
 
 def _restricted(
-    logits: torch.Tensor, rows: Sequence[Row], temperature: torch.Tensor, uniform: torch.Tensor
+    logits: torch.Tensor,
+    rows: Sequence[VllmAttempt],
+    temperature: torch.Tensor,
+    uniform: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By top-k and top-p."""
     params = [row.request.params for row in rows]

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.function import Function
+from rollpacker.env.agent.function import AgentFunction
 from rollpacker.env.agent.outcome import verdict
-from rollpacker.env.agent.program import Ending, Program
+from rollpacker.env.agent.program import AgentProgram, Ending
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.server.endpoint import Endpoint
-from rollpacker.env.agent.server.session import Asked, Session
+from rollpacker.env.agent.server.session import ProgramRequest, Session
 from rollpacker.env.base import EpisodeError, Message, Opening, Turn
 from rollpacker.env.conversation import count_calls
 from rollpacker.errors import one_line
@@ -52,7 +52,7 @@ class AgentEnvironment:
         self._reaper = reaper
         self._key = ""
         self._session: Session | None = None
-        self._program: Program | Function | None = None
+        self._program: AgentProgram | AgentFunction | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
         """Start the program with the row, and wait for its first request.
@@ -64,7 +64,7 @@ class AgentEnvironment:
         self._program = self._started(row)
         self._program.ended.add_done_callback(lambda _: self._wake())
         news = await self._news()
-        if isinstance(news, Asked):
+        if isinstance(news, ProgramRequest):
             return Opening(prompt=news.new, tools=news.tools)
         verdict(news, self._name)  # a failure tells more
         raise EpisodeError(
@@ -72,12 +72,12 @@ class AgentEnvironment:
             "OPENAI_API_KEY, as OpenAI's clients do by themselves"
         )
 
-    def _started(self, row: Mapping[str, Any]) -> Program | Function:
+    def _started(self, row: Mapping[str, Any]) -> AgentProgram | AgentFunction:
         if self._function is not None:
             url = self._endpoint.url
-            return Function(self._function, row, base_url=url, api_key=self._key)
+            return AgentFunction(self._function, row, base_url=url, api_key=self._key)
         try:
-            return Program(
+            return AgentProgram(
                 self._argv,
                 stdin=_line(row),
                 environment={**self._variables, **_leading(self._endpoint.url, self._key)},
@@ -95,7 +95,7 @@ class AgentEnvironment:
         calls, failed = _calls(reply) if self._session.calling else (0, 0)
         self._session.answer(reply)
         news = await self._news()
-        if isinstance(news, Asked):
+        if isinstance(news, ProgramRequest):
             return Turn(messages=news.new, calls=calls, failed_calls=failed)
         reward, metrics = verdict(news, self._name)
         return Turn(done=True, reward=reward, metrics=metrics, calls=calls, failed_calls=failed)
@@ -116,7 +116,7 @@ class AgentEnvironment:
         assert self._session is not None
         self._session.news.set()
 
-    async def _news(self) -> Asked | Ending:
+    async def _news(self) -> ProgramRequest | Ending:
         """The program's next request, or its end."""
         assert self._session is not None
         assert self._program is not None

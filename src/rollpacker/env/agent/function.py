@@ -11,7 +11,7 @@ from rollpacker.env.calls.calling import call
 from rollpacker.errors import told
 
 
-class Function:
+class AgentFunction:
     """Calls ``function(row, base_url=..., api_key=...)``; what it returns is what a program prints
     last.
 

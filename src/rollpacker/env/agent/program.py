@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.env.agent.reaper import Reaper
-from rollpacker.env.agent.tail import Tail
+from rollpacker.env.agent.tail import OutputTail
 from rollpacker.processes.children import kill_child
 
 _SOONEST_LOOK_S = 0.001
@@ -44,7 +44,7 @@ class Ending:
     result: Any = None
 
 
-class Program:
+class AgentProgram:
     """A program in a process group of its own.
 
     Args:
@@ -82,8 +82,8 @@ class Program:
         self._reaper.watch(self._popen.pid)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
-        self._out = Tail(self._popen.stdout)
-        self._err = Tail(self._popen.stderr)
+        self._out = OutputTail(self._popen.stdout)
+        self._err = OutputTail(self._popen.stderr)
         self.ended = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self, patience: float) -> None:

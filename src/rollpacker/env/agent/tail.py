@@ -11,7 +11,7 @@ _KEPT = 64 << 10
 _READ = 64 << 10
 
 
-class Tail:
+class OutputTail:
     """The end of what a program writes, all of which is read, so that it never waits.
 
     Attributes:

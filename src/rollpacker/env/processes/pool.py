@@ -22,7 +22,15 @@ import numpy as np
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import TIMED_OUT
-from rollpacker.env.messages import Answer, Begin, Close, Fatal, Ready, Report, Step
+from rollpacker.env.messages import (
+    Begin,
+    Close,
+    EnvironmentAnswer,
+    EnvironmentReady,
+    Fatal,
+    ModelReplied,
+    Report,
+)
 from rollpacker.env.processes.process import Member, start
 from rollpacker.env.tool_faults import PROMPTS
 
@@ -35,14 +43,14 @@ _MOST_SAID = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EpisodeReply:
     """An answer; ``blameless``: its error is another episode's."""
 
-    answer: Answer
+    answer: EnvironmentAnswer
     blameless: bool = False
 
 
-Take = Callable[[Sequence[Reply]], None]
+Take = Callable[[Sequence[EpisodeReply]], None]
 
 
 class EnvironmentPool:
@@ -73,7 +81,7 @@ class EnvironmentPool:
         self._suspects: set[Hashable] = set()
         self._failing: set[Hashable] = set()
         """Whose calls have failed: of few, a process says in vain that its tools are broken."""
-        self._lost: dict[int, Reply] = {}
+        self._lost: dict[int, EpisodeReply] = {}
         self._queue: OrderedDict[int, tuple[Begin, Hashable]] = OrderedDict()
         self._said: list[str] = []
         self._failed_starts = 0
@@ -108,7 +116,7 @@ class EnvironmentPool:
         self._queue[command.episode] = command, key
         self._dispatch()
 
-    def step(self, command: Step) -> None:
+    def step(self, command: ModelReplied) -> None:
         """The model has replied. Never waits."""
         member = self._at.get(command.episode)
         if member is None:
@@ -213,16 +221,16 @@ class EnvironmentPool:
 
     # What the processes say --------------------------------------------------------------------
 
-    def _read(self, member: Member) -> list[Reply]:
+    def _read(self, member: Member) -> list[EpisodeReply]:
         reports, gone = member.hear()
         replies = [reply for report in reports for reply in self._heard(member, report)]
         if gone is not None and member in self._members:
             replies += self._replace(member, gone)
         return replies
 
-    def _heard(self, member: Member, report: Report) -> list[Reply]:
+    def _heard(self, member: Member, report: Report) -> list[EpisodeReply]:
         match report:
-            case Ready():
+            case EnvironmentReady():
                 if not member.ready:
                     member.ready = True
                     self._failed_starts = 0
@@ -233,8 +241,8 @@ class EnvironmentPool:
             case Fatal() if not member.ready or len(self._failing) >= PROMPTS:
                 said = report.error
                 self.broken = said if said.startswith("environment") else f"environment: {said}"
-            case Answer() if self._at.get(report.episode) is member:
-                return [Reply(self._checked(member, report))]
+            case EnvironmentAnswer() if self._at.get(report.episode) is member:
+                return [EpisodeReply(self._checked(member, report))]
             case _:
                 pass
         return []
@@ -243,14 +251,14 @@ class EnvironmentPool:
         if len(self._said) < _MOST_SAID:
             self._said.append(line)
 
-    def _checked(self, member: Member, answer: Answer) -> Answer:
+    def _checked(self, member: Member, answer: EnvironmentAnswer) -> EnvironmentAnswer:
         """An answer as the run can take it; with others an episode is over."""
         member.episodes[answer.episode] = None
         if answer.failed_calls and len(self._failing) < PROMPTS:
             self._failing.add(self._keys[answer.episode])
         if problem := self._problem(answer):
             self._tell(member, Close(answer.episode))
-            answer = Answer(episode=answer.episode, error=problem)
+            answer = EnvironmentAnswer(episode=answer.episode, error=problem)
         if answer.over or answer.error:
             self._suspects.discard(self._keys[answer.episode])
             member.leaving = member.leaving or answer.error.startswith(TIMED_OUT)
@@ -258,7 +266,7 @@ class EnvironmentPool:
             self._fill()
         return answer
 
-    def _problem(self, answer: Answer) -> str:
+    def _problem(self, answer: EnvironmentAnswer) -> str:
         """What is wrong with token ids: they go to an engine and into the weights."""
         for what, data in (("prompt", answer.prompt), ("tokens", answer.tokens)):
             ids, room = np.frombuffer(data, np.int32), self._room[answer.episode]
@@ -270,7 +278,7 @@ class EnvironmentPool:
                 return f"its process sent {what} with id {strange[0]}: {own}"
         return ""
 
-    def _replace(self, member: Member, why: str) -> list[Reply]:
+    def _replace(self, member: Member, why: str) -> list[EpisodeReply]:
         """A process is gone, or must go. Who waits for an answer has none; who does not will know
         when it steps."""
         self._members.remove(member)
@@ -286,15 +294,17 @@ class EnvironmentPool:
         self._fill()
         return replies
 
-    def _lose(self, member: Member, error: str) -> list[Reply]:
+    def _lose(self, member: Member, error: str) -> list[EpisodeReply]:
         """Its episodes are gone. Who acted may have done it; if nobody did, any of them."""
         acting = [episode for episode, since in member.episodes.items() if since is not None]
         suspects = acting or list(member.episodes)
         clear = len(suspects) == 1 and (member.alone or bool(acting)) and not member.abandoned
-        replies: list[Reply] = []
+        replies: list[EpisodeReply] = []
         for episode in list(member.episodes):
             guilty = clear and episode in suspects
-            reply = Reply(Answer(episode=episode, error=error), blameless=not guilty)
+            reply = EpisodeReply(
+                EnvironmentAnswer(episode=episode, error=error), blameless=not guilty
+            )
             if episode in suspects and not guilty:
                 self._suspects.add(self._keys[episode])
             if episode in acting:
@@ -312,9 +322,9 @@ class EnvironmentPool:
         if self.broken is None:
             self._members += [self._start() for _ in range(self._config.processes - staying)]
 
-    def _check(self) -> list[Reply]:
+    def _check(self) -> list[EpisodeReply]:
         """Hear all of them, and end those that hang."""
-        replies: list[Reply] = []
+        replies: list[EpisodeReply] = []
         for member in tuple(self._members):
             replies += self._read(member)
             if member not in self._members:
@@ -351,7 +361,7 @@ class EnvironmentPool:
             self._loop.remove_reader(member.channel)
             self._loop.remove_writer(member.channel)
 
-    def _tell(self, member: Member, command: Begin | Step | Close) -> None:
+    def _tell(self, member: Member, command: Begin | ModelReplied | Close) -> None:
         member.tell(command)
         self._flush_later(member)
 
@@ -367,7 +377,7 @@ class EnvironmentPool:
     def _on_readable(self, member: Member) -> None:
         self._deliver(self._read(member))
 
-    def _deliver(self, replies: Sequence[Reply]) -> None:
+    def _deliver(self, replies: Sequence[EpisodeReply]) -> None:
         self._dispatch()
         if replies or self.broken is not None:
             self._take(replies)

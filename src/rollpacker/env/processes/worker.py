@@ -1,7 +1,7 @@
 """The process of environments: the only place where they run, many at a time in one event loop.
 
-It takes commands in order and answers each ``Begin`` and ``Step`` once. What it writes is checked
-by the driver and never unpickled.
+It takes commands in order and answers each ``Begin`` and ``ModelReplied`` once. What it writes is
+checked by the driver and never unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from rollpacker.env.base import Factory
 from rollpacker.env.conversation import whole
 from rollpacker.env.episode import Episode
 from rollpacker.env.load import load
-from rollpacker.env.messages import Answer, Begin, Close, Command, Fatal, Ready, Step
+from rollpacker.env.messages import (
+    Begin,
+    Close,
+    Command,
+    EnvironmentAnswer,
+    EnvironmentReady,
+    Fatal,
+    ModelReplied,
+)
 from rollpacker.env.processes.process import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
@@ -66,7 +74,7 @@ async def _serve(sock: socket.socket) -> None:
         await writer.drain()
         return
     writer.write(frame(_encode(ready)))
-    host = Host(config, factory, template, writer)
+    host = EpisodeHost(config, factory, template, writer)
     try:
         while True:
             host.take(_decode(await _next(reader)))
@@ -77,15 +85,15 @@ async def _serve(sock: socket.socket) -> None:
 
 def _prepare(
     config: EnvironmentConfig, tokenizer: bytes, kwargs: dict[str, Any]
-) -> tuple[Factory, Template, Ready]:
+) -> tuple[Factory, Template, EnvironmentReady]:
     factory = load(config)
     template = Template(pickle.loads(tokenizer), kwargs, call_format=config.call_format)
     warnings = template.check(list(factory.tools))
     return factory, template, _ready(factory, warnings)
 
 
-def _ready(factory: Factory, warnings: list[str]) -> Ready:
-    return Ready(
+def _ready(factory: Factory, warnings: list[str]) -> EnvironmentReady:
+    return EnvironmentReady(
         warnings=[whole(line) for line in warnings], tools=[dict(t) for t in factory.tools]
     )
 
@@ -95,7 +103,7 @@ async def _next(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-class Host:
+class EpisodeHost:
     """The episodes of a process.
 
     Args:
@@ -127,18 +135,18 @@ class Host:
                 episode = Episode(self._config, self._factory, self._template, command)
                 self._episodes[command.episode] = episode
                 self._start(command.episode, episode.begin)
-            case Step():
+            case ModelReplied():
                 episode = self._episodes.get(command.episode)
                 if episode is not None:
                     self._start(command.episode, partial(episode.step, command))
             case Close():
                 self._drop(command.episode)
 
-    def _start(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
+    def _start(self, number: int, work: Callable[[], Awaitable[EnvironmentAnswer]]) -> None:
         task = asyncio.create_task(self._answer(number, work))
         self._tasks[number] = task
 
-    async def _answer(self, number: int, work: Callable[[], Awaitable[Answer]]) -> None:
+    async def _answer(self, number: int, work: Callable[[], Awaitable[EnvironmentAnswer]]) -> None:
         answer, data = _encoded(await work())
         self._writer.write(frame(data))
         self._tell()
@@ -166,7 +174,7 @@ class Host:
             closing.add_done_callback(self._closing.discard)
 
 
-def _encoded(answer: Answer) -> tuple[Answer, bytes]:
+def _encoded(answer: EnvironmentAnswer) -> tuple[EnvironmentAnswer, bytes]:
     """An answer of a size that the driver reads, or in its place why there is none."""
     try:
         data = _encode(answer)
@@ -179,6 +187,6 @@ def _encoded(answer: Answer) -> tuple[Answer, bytes]:
     return _without(answer, size)
 
 
-def _without(answer: Answer, why: str) -> tuple[Answer, bytes]:
-    failed = Answer(episode=answer.episode, error=whole(answer.error or why))
+def _without(answer: EnvironmentAnswer, why: str) -> tuple[EnvironmentAnswer, bytes]:
+    failed = EnvironmentAnswer(episode=answer.episode, error=whole(answer.error or why))
     return failed, _encode(failed)

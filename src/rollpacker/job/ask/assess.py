@@ -9,7 +9,7 @@ from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
-from rollpacker.job.ask.at_k import Answer, ks, maj_at, pass_at
+from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
 from rollpacker.job.plan.build import evaluation_params, max_completion_length, sampling_params
 from rollpacker.job.plan.checks import check_ends
 from rollpacker.job.plan.emulated import check_emulated
@@ -137,11 +137,13 @@ def _result(
 ) -> dict[str, Any]:
     assert config.eval is not None
     counted_by, vote = voting(config.rewards)
-    answers: dict[PromptId, list[Answer]] = defaultdict(list)
+    answers: dict[PromptId, list[GradedAnswer]] = defaultdict(list)
     for attempt in evaluator.graded():
         assert attempt.output is not None
         text = card.tokenizer.decode(attempt.output.tokens.tolist(), skip_special_tokens=True)
-        answers[attempt.prompt].append(Answer(vote=vote(text), right=evaluator.is_right(attempt)))
+        answers[attempt.prompt].append(
+            GradedAnswer(vote=vote(text), right=evaluator.is_right(attempt))
+        )
     pass_k: dict[int, float | None] = {}
     maj_k: dict[int, float | None] = {}
     for k in ks(config.eval.num_generations):

@@ -14,7 +14,7 @@ _DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class GradedAnswer:
     """One graded answer.
 
     Args:
@@ -42,14 +42,14 @@ def pass_at(k: int, right: Sequence[bool]) -> float:
     return 1.0 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
-def maj_at(k: int, answers: Sequence[Answer]) -> float:
+def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
     """Probability that the most frequent of k answers, drawn without replacement, is right.
 
     Self-consistency (Wang et al., 2022). Among equally frequent ones each counts alike. Exact
     where there are few ways to draw k, else the mean of 1,000 draws, always the same ones.
     """
     if math.comb(len(answers), k) <= _EXACT:
-        draws: Iterable[Sequence[Answer]] = itertools.combinations(answers, k)
+        draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
     else:
         rng = random.Random(0)
         draws = (rng.sample(answers, k) for _ in range(_DRAWS))
@@ -57,7 +57,7 @@ def maj_at(k: int, answers: Sequence[Answer]) -> float:
     return sum(results) / len(results)
 
 
-def _elected(answers: Sequence[Answer]) -> float:
+def _elected(answers: Sequence[GradedAnswer]) -> float:
     votes: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         votes[answer.vote].append(answer.right)

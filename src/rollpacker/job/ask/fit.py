@@ -17,14 +17,14 @@ from rollpacker.sim.costs.hardware import find_device
 from rollpacker.sim.costs.models import ModelShape, find_model
 from rollpacker.sim.memory.layouts import Changes, fitting, nearest, with_changes
 from rollpacker.sim.memory.memory import needs
-from rollpacker.sim.memory.needs import Machine, Needs
+from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 _MOST_GPUS = 8
 """Of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """What was found.
 
     Args:
@@ -42,10 +42,10 @@ class Fit:
 
     config: RunConfig
     shape: ModelShape
-    needs: Needs
+    needs: MemoryNeeds
     changes: Changes | None
-    changed: Needs | None
-    nearest: tuple[Changes, Needs] | None
+    changed: MemoryNeeds | None
+    nearest: tuple[Changes, MemoryNeeds] | None
     free_host: float | None
     rooms: Sequence[tuple[Path, int]]
 
@@ -71,7 +71,7 @@ class Fit:
         return next(((folder, free) for folder, free in self.rooms if free >= size), None)
 
 
-def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
+def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
     """Compare a job with this machine, or with one that has ``gpus`` of ``device``.
 
     Loads no weights and starts nothing. Raises ``ValueError`` in one line.
@@ -91,7 +91,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> Fit:
     changes, changed = better or (None, None)
     tried = None if found.fits or better else _nearest(config, shape, machine)
     here = device is None and machine.cuda
-    return Fit(
+    return MemoryFit(
         config=config,
         shape=shape,
         needs=found,
@@ -115,7 +115,7 @@ def _free() -> float:
     return free_memory_gb() * 1024**3
 
 
-def _here(config: RunConfig) -> Machine:
+def _here(config: RunConfig) -> JobMachine:
     places = [device for device, _ in worker_devices(config)]
     name, packed = "this machine's memory", 4
     if places[0] == "cpu":
@@ -129,7 +129,7 @@ def _here(config: RunConfig) -> Machine:
 
         device = torch.cuda.get_device_properties(0)
         name, free, devices = device.name, float(device.total_memory), torch.cuda.device_count()
-    return Machine(
+    return JobMachine(
         name=name,
         cuda=places[0] != "cpu",
         devices=devices,
@@ -140,7 +140,7 @@ def _here(config: RunConfig) -> Machine:
     )
 
 
-def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
+def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
     device = find_device(name)
     if config.devices.kind == "cpu":
         raise ValueError(
@@ -157,7 +157,7 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
             f"devices.per_node={most}, or ask about --gpus {-(-asked // config.devices.per_gpu)}"
         )
     places = [place for place, _ in place_devices(config.devices, gpus)]
-    return Machine(
+    return JobMachine(
         name=device.name,
         cuda=True,
         devices=gpus,
@@ -167,7 +167,9 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> Machine:
     )
 
 
-def _better(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+def _better(
+    config: RunConfig, shape: ModelShape, machine: JobMachine
+) -> tuple[Changes, MemoryNeeds] | None:
     """Changes with which it fits this machine, or one with more such GPUs."""
     found = fitting(config, shape, machine)
     devices = machine.devices
@@ -181,8 +183,8 @@ def _better(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
 
 
 def _nearest(
-    config: RunConfig, shape: ModelShape, machine: Machine
-) -> tuple[Changes, Needs] | None:
+    config: RunConfig, shape: ModelShape, machine: JobMachine
+) -> tuple[Changes, MemoryNeeds] | None:
     """Changes with which it takes least, on as many such GPUs as a machine has."""
     if not machine.cuda or machine.devices >= _MOST_GPUS:
         return nearest(config, shape, machine)
@@ -191,7 +193,7 @@ def _nearest(
     return None if found is None else ({**changes, **found[0]}, found[1])
 
 
-def _wider(config: RunConfig, machine: Machine, devices: int) -> tuple[Changes, Machine]:
+def _wider(config: RunConfig, machine: JobMachine, devices: int) -> tuple[Changes, JobMachine]:
     """The same kind of machine with more GPUs, and the keys that the job needs for it."""
     count = devices * config.devices.per_gpu
     changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}

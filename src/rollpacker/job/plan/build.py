@@ -19,9 +19,9 @@ from rollpacker.job.plan.environments import Environments, environments_of
 from rollpacker.job.plan.machine import machine_of
 from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_data
-from rollpacker.job.plan.resume import Start
+from rollpacker.job.plan.resume import RunStart
 from rollpacker.policy.engines.device_split import engine_sizes, replica_size
-from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.empty_steps import EmptySteps
@@ -41,7 +41,7 @@ from rollpacker.runtime.record.trackers import Tracker, open_trackers
 from rollpacker.runtime.record.written import write_step
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.evaluate import Evaluator
-from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.node_lease import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
@@ -94,7 +94,7 @@ class Parts:
 
 
 async def build(
-    config: RunConfig, folder: Path, progress: Progress, start: Start, phases: Phases | None
+    config: RunConfig, folder: Path, progress: Progress, start: RunStart, phases: PhaseNodes | None
 ) -> Parts:
     """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
     check(config)
@@ -167,7 +167,7 @@ def _rewards(
     )
 
 
-def _nodes(config: RunConfig, phases: Phases | None, emulation: Emulation | None) -> Nodes:
+def _nodes(config: RunConfig, phases: PhaseNodes | None, emulation: Emulation | None) -> Nodes:
     if emulation is None:
         return nodes_of(config, None if phases is None else phases.launcher)
     return emulation.on(nodes_of(config, start=emulation.start))
@@ -225,7 +225,7 @@ def assemble(
     params: SamplingParams,
     log: RunLog,
     clock: Clock,
-    phases: Phases | None,
+    phases: PhaseNodes | None,
     episodes: Episodes | None = None,
 ) -> Parts:
     """The policy and its driver over started processes."""
@@ -301,7 +301,7 @@ def rollout_settings(
     problems: Problems,
     pool: WorkerPool,
     cap: int,
-    machine: Machine | None = None,
+    machine: Hardware | None = None,
 ) -> RolloutSettings:
     """What the policy is told of this run."""
     algorithm = algorithms.build(config.train.algorithm)

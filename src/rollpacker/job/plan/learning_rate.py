@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from rollpacker.config import RunConfig
-from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.train.model.loading import source
 from rollpacker.train.state.schedule import default_learning_rate
 
 
-def with_learning_rate(config: RunConfig, found: Found | None, progress: Progress) -> RunConfig:
+def with_learning_rate(
+    config: RunConfig, found: VerifiedCheckpoint | None, progress: Progress
+) -> RunConfig:
     """``config`` with ``train.learning_rate``: as given, as in the checkpoint to go on from, or by
     the size of the model. Raises ``ValueError`` when there is no such model."""
     if config.train.learning_rate is not None:

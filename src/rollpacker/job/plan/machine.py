@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rollpacker.config import RunConfig
 from rollpacker.policy.engines.device_split import replica_size
-from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.train.model.card import Card
 
 
-def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Machine | None:
+def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:
     """What the planner, or the rule that frees devices, asks; None where neither does."""
     rules = config.rollout
     plain = rules.planner == "off" and rules.streaming.scaling == "consolidate"

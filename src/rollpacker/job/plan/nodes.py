@@ -35,7 +35,7 @@ def nodes_of(
         raise ValueError(
             "cluster.address=mux is for runs that RollMux's agents start: rollpacker mux submit"
         )
-    from rollpacker.runtime.cluster.cluster import Cluster
+    from rollpacker.runtime.cluster.cluster import RunNodes
     from rollpacker.runtime.cluster.ray_launcher import RayLauncher
 
-    return Cluster(config, launcher or RayLauncher(config), start)
+    return RunNodes(config, launcher or RayLauncher(config), start)

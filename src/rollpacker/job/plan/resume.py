@@ -16,7 +16,7 @@ from rollpacker.config import Config, RunConfig
 from rollpacker.config.reading.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
-from rollpacker.runtime.record.checkpoint import Found
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
 """Keys that may name a file or folder: another spelling of it is no change, and the same spelling
@@ -32,7 +32,7 @@ _THEN: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class RunStart:
     """Where a run begins.
 
     Args:
@@ -51,7 +51,7 @@ class Start:
         return 0 if self.state is None else int(self.state["counters"]["step"])
 
 
-def as_begun(config: RunConfig, found: Found | None) -> RunConfig:
+def as_begun(config: RunConfig, found: VerifiedCheckpoint | None) -> RunConfig:
     """The configuration with which a run goes on: where a default has changed since it began, and
     nobody asks for another value, that of then."""
     if found is None:
@@ -88,7 +88,9 @@ def _given(config: Config, key: str) -> bool:
     return not rest or _given(getattr(config, name), rest)
 
 
-def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: bool) -> Start:
+def choose_start(
+    config: RunConfig, folder: Path, found: VerifiedCheckpoint | None, resume: bool
+) -> RunStart:
     """Begin anew or go on.
 
     Raises ``ValueError`` when the folder holds a run that nobody asked to continue, or one of
@@ -105,9 +107,9 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
                 f"{folder} holds a run already: continue it with --resume auto, "
                 "or choose another folder with --out"
             )
-        return Start()
+        return RunStart()
     if found is None:
-        return Start()
+        return RunStart()
     if config.devices.emulate is not None:
         raise ValueError(
             f"devices.emulate cannot go on from the checkpoint in {folder}: choose another folder "
@@ -115,7 +117,7 @@ def choose_start(config: RunConfig, folder: Path, found: Found | None, resume: b
         )
     before = of_then(found.state["config"])
     changed = _changes(found, before, config.model_dump(mode="json"))
-    return Start(path=found.path, state=found.state, changed=changed)
+    return RunStart(path=found.path, state=found.state, changed=changed)
 
 
 def as_of_now(old: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -144,7 +146,9 @@ def _filled(node: Any, path: list[str], value: Any) -> Any:
     return {name: value} | node
 
 
-def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+def _changes(
+    found: VerifiedCheckpoint, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> tuple[str, ...]:
     """What may change and did, in words. Raises ``ValueError`` on what may not."""
     said: list[str] = []
     last_bits: list[str] = []
@@ -175,7 +179,7 @@ def _changes(found: Found, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
     return tuple(said)
 
 
-def _reads_as_before(key: str, before: Any, now: Any, found: Found) -> bool:
+def _reads_as_before(key: str, before: Any, now: Any, found: VerifiedCheckpoint) -> bool:
     """Whether a key has another value only so that this version reads rows as an earlier one did,
     whose checkpoints do not hold what prompts said; which rows they are is compared."""
     if "told" in found.state.get("source", {"told": ""}):
@@ -220,12 +224,12 @@ def _sections(value: Any) -> bool:
     )
 
 
-def _then(found: Found) -> Path:
+def _then(found: VerifiedCheckpoint) -> Path:
     """Where the run was started then."""
     return Path(found.state.get("cwd", ""))
 
 
-def _same_files(old: Any, new: Any, found: Found) -> bool:
+def _same_files(old: Any, new: Any, found: VerifiedCheckpoint) -> bool:
     """Whether both name the same, files and folders by what they hold."""
     before, now = _listed(old), _listed(new)
     if len(before) != len(now):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import EvalConfig
-from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.stopping import Stopping
 from rollpacker.runtime.record.counters import Counters
 from rollpacker.runtime.step.evaluate import Evaluator
@@ -29,7 +29,7 @@ class Evaluations:
         self,
         config: EvalConfig | None,
         evaluator: Evaluator | None,
-        keeper: Keeper,
+        keeper: CheckpointManager,
         stopping: Stopping,
         counters: Callable[[], Counters],
         *,

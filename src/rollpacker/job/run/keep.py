@@ -18,7 +18,7 @@ from rollpacker.runtime.record.counters import Counters
 from rollpacker.runtime.step.step import StepRecord
 
 
-class Keeper:
+class CheckpointManager:
     """Writes the checkpoints of a job.
 
     Args:

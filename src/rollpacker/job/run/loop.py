@@ -22,9 +22,9 @@ from rollpacker.durable import disk_full, replace_file
 from rollpacker.job.plan.build import Parts, build, total_steps
 from rollpacker.job.plan.emulated import sum_up, title
 from rollpacker.job.plan.learning_rate import with_learning_rate
-from rollpacker.job.plan.resume import Start, as_begun, choose_start
+from rollpacker.job.plan.resume import RunStart, as_begun, choose_start
 from rollpacker.job.run.evaluating import Evaluations
-from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.lock import RunLock
 from rollpacker.job.run.restarts import Restarts
 from rollpacker.job.run.signals import Signals, Stopped
@@ -38,7 +38,13 @@ from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, n
 from rollpacker.runtime.record.counters import Counters, cores
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.watch import Watch
-from rollpacker.runtime.step.node_lease import Alone, DisplacedError, Phases, StoppedError, leave
+from rollpacker.runtime.step.node_lease import (
+    DisplacedError,
+    OwnNodes,
+    PhaseNodes,
+    WaitStoppedError,
+    leave,
+)
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.runtime.step.step import DroppedError, StepRecord
 
@@ -50,7 +56,7 @@ class _Order:
     config: RunConfig
     folder: Path
     progress: Progress
-    phases: Phases | None
+    phases: PhaseNodes | None
     signals: Signals
     restarts: Restarts
 
@@ -60,7 +66,7 @@ def train(
     *,
     resume: bool = False,
     progress: Progress | None = None,
-    phases: Phases | None = None,
+    phases: PhaseNodes | None = None,
 ) -> Path:
     """Run a job to its end; returns the run's folder.
 
@@ -109,7 +115,7 @@ def _run(order: _Order, resume: bool) -> bool:
         return False
     except StoppedAtOnceError:
         return True
-    except StoppedError as error:
+    except WaitStoppedError as error:
         order.progress.note(str(error))
     except OSError as error:
         if not disk_full(error):
@@ -135,11 +141,11 @@ async def _train(order: _Order, resume: bool) -> None:
     for line in start.changed:
         progress.note(line)
     parts = await Breaker().run(build(config, folder, progress, start, order.phases))
-    phases = order.phases or Alone()
+    phases = order.phases or OwnNodes()
     breaker = Breaker()
     displaced, collected = False, gc.get_threshold()
     try:
-        job = Job(config, folder, parts, checkpoints, phases, signals)
+        job = BuiltJob(config, folder, parts, checkpoints, phases, signals)
         opening = phases.open(parts.pool, breaker.trip, parts.rollout.release_tail)
         await breaker.run(_work(order, job, start, opening, breaker))
     except DisplacedError:
@@ -156,7 +162,7 @@ async def _train(order: _Order, resume: bool) -> None:
 
 
 async def _work(
-    order: _Order, job: Job, start: Start, opening: Awaitable[None], breaker: Breaker
+    order: _Order, job: BuiltJob, start: RunStart, opening: Awaitable[None], breaker: Breaker
 ) -> None:
     """Whatever may wait for something that a callback brings."""
     await opening
@@ -170,7 +176,7 @@ async def _work(
     await job.run()
 
 
-class Job:
+class BuiltJob:
     """A built job."""
 
     def __init__(
@@ -179,7 +185,7 @@ class Job:
         folder: Path,
         parts: Parts,
         checkpoints: Checkpoints,
-        phases: Phases,
+        phases: PhaseNodes,
         signals: Signals,
     ) -> None:
         self._config = config
@@ -188,8 +194,8 @@ class Job:
         self._phases = phases
         self._signals = signals
         self._counters = Counters()
-        self._keeper = Keeper(config, parts, checkpoints)
-        shared = not isinstance(phases, Alone)
+        self._keeper = CheckpointManager(config, parts, checkpoints)
+        shared = not isinstance(phases, OwnNodes)
         self._comeback = Comeback(
             parts.pool,
             folder,
@@ -215,7 +221,7 @@ class Job:
             late=shared,
         )
 
-    async def restore(self, start: Start) -> None:
+    async def restore(self, start: RunStart) -> None:
         """Load the checkpoint, if there is one, and write the journal's head."""
         parts = self._parts
         if start.state is not None:
@@ -335,7 +341,7 @@ class Job:
         """Wait for the nodes; False when a signal comes first."""
         try:
             await self._phases.begin("rollout")
-        except StoppedError:
+        except WaitStoppedError:
             self.stopping.interrupted = True
             return False
         return True

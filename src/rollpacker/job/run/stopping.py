@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable
 
 from rollpacker.job.plan.build import Parts
-from rollpacker.job.run.keep import Keeper
+from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.signals import Signals
 from rollpacker.runtime.messages.breaker import Breaker
-from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.node_lease import PhaseNodes
 
 _SHARE = 0.4
 """Of the grace time, kept for the checkpoint until it is known how long one takes."""
@@ -29,9 +29,9 @@ class Stopping:
         self,
         grace_s: float,
         parts: Parts,
-        phases: Phases,
+        phases: PhaseNodes,
         signals: Signals,
-        keeper: Keeper,
+        keeper: CheckpointManager,
         step: Callable[[], int],
     ) -> None:
         self._grace_s = grace_s

@@ -14,7 +14,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings
-from rollpacker.policy.engines.hardware import Machine
+from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.parallelism import (
     ForecastPlanner,
     LengthForecast,
@@ -46,7 +46,7 @@ class Engines:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Hardware,
         config: RolloutConfig,
         *,
         stream: bool,

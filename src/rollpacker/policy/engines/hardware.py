@@ -64,7 +64,7 @@ class EngineProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Hardware:
     """Devices and the engines that they can form.
 
     Args:
@@ -161,7 +161,7 @@ def measured(
     replica_devices: int | None = None,
     heads: int = 0,
     kv_heads: int = 0,
-) -> Machine:
+) -> Hardware:
     """Devices with engines that were measured.
 
     A gradient token costs three times a prefilled one: a backward pass is two forward passes.
@@ -192,7 +192,7 @@ def measured(
             "replica spans the devices of one engine or of several"
         )
     device, weights = _memory(profiles)
-    return Machine(
+    return Hardware(
         node_size=node_size,
         engine_devices=smallest,
         replica_devices=replica,

@@ -27,7 +27,7 @@ Lengths = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RoundCosts:
     """What a step costs.
 
     Args:
@@ -67,7 +67,7 @@ class Prediction:
 class StepTime:
     """Seconds of steps of one workload, from when each attempt stops."""
 
-    def __init__(self, work: Workload, most: int) -> None:
+    def __init__(self, work: RoundCosts, most: int) -> None:
         self._work = work
         every = [work.latency.at(math.ceil(n / work.engines)) for n in range(most + 1)]
         self._decode = np.array(every)
@@ -137,7 +137,9 @@ def copula_correlation(by_score: Lengths, icc: float) -> float:
     return float(np.interp(icc, reached, rho))
 
 
-def predict(choice: Choice, rounds: SyntheticRounds, work: Workload, time: StepTime) -> Prediction:
+def predict(
+    choice: Choice, rounds: SyntheticRounds, work: RoundCosts, time: StepTime
+) -> Prediction:
     """What ``choice`` would do in the long run, its long rounds included."""
     P0, R0 = work.prompts, work.responses
     exact = rounds.first[:, :P0, :R0]
@@ -171,7 +173,7 @@ def _long_rounds(losers: Lengths, prompts: int) -> Lengths:
     return np.resize(losers, (count, prompts * losers.shape[1]))
 
 
-class Admission:
+class AutoMode:
     """Chooses mode and over-provisioning of mode ``auto``; the same inputs, the same choice.
 
     It stays ``exact`` until enough is known, where the gain is small, and for ``_HOLD`` steps
@@ -195,7 +197,7 @@ class Admission:
         self,
         step: int,
         history: LengthHistory,
-        work: Workload,
+        work: RoundCosts,
         rng: np.random.Generator,
         measured: Bias | None = None,
     ) -> Choice:
@@ -229,7 +231,7 @@ class Admission:
         self._harsher = min(_HARSHEST, max(1.0, 1.0 + trust * (ratio - 1.0)))
 
     def _predictions(
-        self, history: LengthHistory, work: Workload, icc: float, rng: np.random.Generator
+        self, history: LengthHistory, work: RoundCosts, icc: float, rng: np.random.Generator
     ) -> dict[Choice, Prediction]:
         candidates = list(self._candidates(work))
         P = max(over_provision(work.prompts, choice.eta_prompts) for choice in candidates)
@@ -240,13 +242,13 @@ class Admission:
         return {choice: self._predict(choice, rounds, work, time) for choice in candidates}
 
     def _predict(
-        self, choice: Choice, rounds: SyntheticRounds, work: Workload, time: StepTime
+        self, choice: Choice, rounds: SyntheticRounds, work: RoundCosts, time: StepTime
     ) -> Prediction:
         raw = predict(choice, rounds, work, time)
         kept = 1.0 - self._harsher * (1.0 - raw.kept_vs_true)
         return Prediction(gain=raw.gain, kept_vs_true=kept)
 
-    def _candidates(self, work: Workload) -> Iterator[Choice]:
+    def _candidates(self, work: RoundCosts) -> Iterator[Choice]:
         yield Choice()
         etas_p = _etas(work.prompts, self._config.eta_prompts)
         for eta in etas_p:

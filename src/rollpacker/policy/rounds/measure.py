@@ -15,7 +15,7 @@ from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
 from rollpacker.policy.lengths.lengths import LengthHistory
-from rollpacker.policy.rounds.auto_mode import Admission, Workload
+from rollpacker.policy.rounds.auto_mode import AutoMode, RoundCosts
 from rollpacker.policy.rounds.rounds import Racing
 
 
@@ -54,7 +54,7 @@ class Measurements:
         self.history = LengthHistory(cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
-        self._admission = Admission(tail)
+        self._admission = AutoMode(tail)
         self.bias = Bias()
         self._train_s = 0.0
         self._train_tokens = 0
@@ -84,8 +84,8 @@ class Measurements:
             case "exact" | "off":
                 return Racing()
 
-    def _workload(self, engines: int) -> Workload:
-        return Workload(
+    def _workload(self, engines: int) -> RoundCosts:
+        return RoundCosts(
             prompts=self._config.prompts_per_step,
             responses=self._config.num_generations,
             engines=engines,

@@ -9,7 +9,7 @@ from rollpacker.core.types import EngineId
 from rollpacker.policy.ledger import Ledger
 
 
-class Placement:
+class EnginePlacement:
     """Keeps engines evenly loaded, by running attempts; ties go to the lowest id.
 
     Args:

@@ -16,7 +16,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.rounds.buckets import Buckets, Predict
-from rollpacker.policy.rounds.placement import Placement
+from rollpacker.policy.rounds.placement import EnginePlacement
 from rollpacker.policy.rounds.race import Race
 from rollpacker.policy.rounds.rounds import Racing, RoundPlan, domain_quotas, plan_round
 
@@ -82,7 +82,7 @@ class TailBatching:
         self.queue: deque[Prompt] = deque()
         tail = config.tail_batching
         self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
-        self._placement = Placement(ledger, ())
+        self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
         self._audits = 0
         self._round: _Round | None = None
@@ -130,7 +130,7 @@ class TailBatching:
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
             long_steps=self._config.tail_batching.long_round_steps,
         )
-        self._placement = Placement(self._ledger, self._engines(plan.kind, event.engines))
+        self._placement = EnginePlacement(self._ledger, self._engines(plan.kind, event.engines))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)

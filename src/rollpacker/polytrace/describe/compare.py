@@ -50,7 +50,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class TimedSteps:
     """Seconds by step.
 
     Args:
@@ -64,7 +64,7 @@ class Timed:
     phases: dict[str, tuple[float, ...]]
 
 
-def compare(predicted: Timed, measured: Timed) -> Comparison:
+def compare(predicted: TimedSteps, measured: TimedSteps) -> Comparison:
     """Compare two tables of the same steps.
 
     Raises ``TraceError``, naming steps that one lacks, or a step in which a time is negative or
@@ -117,7 +117,7 @@ def _named(steps: Sequence[int]) -> str:
     return ", ".join(str(step) for step in steps[:_SHOWN]) + more
 
 
-def read_timed(path: Path) -> Timed:
+def read_timed(path: Path) -> TimedSteps:
     """Read a run folder, a ``metrics.jsonl``, JSON lines of one step each, or a JSON object.
 
     A step's object holds metrics (``step_time``, ``timing_s/rollout``, ``timing_s/train``) or
@@ -138,7 +138,7 @@ def read_timed(path: Path) -> Timed:
     return _table(file, rows)
 
 
-def _table(file: Path, rows: dict[int, dict[str, float]]) -> Timed:
+def _table(file: Path, rows: dict[int, dict[str, float]]) -> TimedSteps:
     if not rows:
         raise TraceError(f"{file}: no steps in it")
     steps = sorted(rows)
@@ -149,7 +149,7 @@ def _table(file: Path, rows: dict[int, dict[str, float]]) -> Timed:
         if lacking := [step for step in steps if name not in rows[step]]:
             raise TraceError(f"{file}: no {name} in steps {_named(lacking)}")
     phases = {name: tuple(rows[step][name] for step in steps) for name in names}
-    return Timed(source=str(file), steps=tuple(steps), phases=phases)
+    return TimedSteps(source=str(file), steps=tuple(steps), phases=phases)
 
 
 def _from_lines(file: Path, text: str) -> dict[int, dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.describe.synchronous_round import Round
+from rollpacker.polytrace.describe.synchronous_round import SynchronousRound
 
 
 def tool_latency_share(samples: pl.DataFrame) -> float | None:
@@ -25,7 +25,7 @@ def prefix_cache_share(samples: pl.DataFrame) -> float | None:
 
 
 def reward_time_share(
-    samples: pl.DataFrame, batches: pl.DataFrame, rounds: dict[int, Round]
+    samples: pl.DataFrame, batches: pl.DataFrame, rounds: dict[int, SynchronousRound]
 ) -> float | None:
     """Reward seconds over reward and rollout seconds, as if one followed the other.
 

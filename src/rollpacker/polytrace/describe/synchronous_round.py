@@ -37,7 +37,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class SynchronousRound:
     """One synchronous round.
 
     Args:
@@ -51,7 +51,7 @@ class Round:
     bubble: float
 
 
-def synchronous_round(lengths: Ints, layout: Layout) -> Round:
+def synchronous_round(lengths: Ints, layout: Layout) -> SynchronousRound:
     """Decode responses of these lengths, in prompt order, none aborted; prefill is left out.
 
     Empty responses take no time, and nobody waits where all are empty.
@@ -63,16 +63,16 @@ def synchronous_round(lengths: Ints, layout: Layout) -> Round:
     busy, slot_time = np.array([_engine(share, layout) for share in shares]).T
     seconds = float(busy.max())
     if seconds == 0.0:
-        return Round(seconds=0.0, idle=0.0, bubble=0.0)
+        return SynchronousRound(seconds=0.0, idle=0.0, bubble=0.0)
     slots = min(layout.slots, most)
-    return Round(
+    return SynchronousRound(
         seconds=seconds,
         idle=1.0 - float(busy.mean()) / seconds,
         bubble=1.0 - float(slot_time.sum()) / (seconds * layout.workers * slots),
     )
 
 
-def synchronous_rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Round]:
+def synchronous_rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, SynchronousRound]:
     """The round of each step; ``samples`` in prompt order, steps together."""
     lengths = samples.group_by("step", maintain_order=True).agg("response_tokens")
     return {

@@ -75,7 +75,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TaskFiles:
     """The files of one task, by format, in the order of the numbers in their names; ``left`` are
     those beside them that nothing is read from, and ``notes`` say what else is passed over."""
 
@@ -85,7 +85,7 @@ class Source:
     notes: list[str] = field(default_factory=list[str])
 
 
-def sources(path: Path, format: str | None = None) -> list[Source]:
+def sources(path: Path, format: str | None = None) -> list[TaskFiles]:
     """What to read at ``path``; a folder of folders has one task a folder.
 
     Raises ``TraceError`` in one line that names what was expected.
@@ -95,7 +95,7 @@ def sources(path: Path, format: str | None = None) -> list[Source]:
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder")
     if path.is_file():
-        return [Source(path.resolve().parent.name, {_of_file(path, format): [path]})]
+        return [TaskFiles(path.resolve().parent.name, {_of_file(path, format): [path]})]
     left: list[Problem] = []
     found = _of_folder(path, path.resolve().name, format, 0, left)
     if not found:
@@ -172,7 +172,7 @@ def _why_unknown(path: Path) -> str:
 
 def _of_folder(
     path: Path, task: str, format: str | None, depth: int, left: list[Problem]
-) -> list[Source]:
+) -> list[TaskFiles]:
     source = _source(path, task, format)
     if source.files:
         _of_one_kind(path, source.files)
@@ -180,7 +180,7 @@ def _of_folder(
     left += source.left
     if depth == _DEEPEST:
         return []
-    found: list[Source] = []
+    found: list[TaskFiles] = []
     for folder in sorted(path.iterdir()):
         if folder.is_dir() and not folder.name.startswith("."):
             name = folder.name if depth == 0 else f"{task}/{folder.name}"
@@ -198,10 +198,10 @@ def _of_one_kind(folder: Path, files: dict[str, list[Path]]) -> None:
         )
 
 
-def _source(folder: Path, task: str, format: str | None) -> Source:
+def _source(folder: Path, task: str, format: str | None) -> TaskFiles:
     if format in (None, "run") and _is_run(folder):
-        return Source(task, {"run": [folder]})
-    found = Source(task, {})
+        return TaskFiles(task, {"run": [folder]})
+    found = TaskFiles(task, {})
     for path in sorted(_gathered(folder, found.notes, 0), key=_numbers):
         kind = format_of(path)
         if kind is not None and _wanted(kind, format):

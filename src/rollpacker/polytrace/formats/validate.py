@@ -26,10 +26,10 @@ from rollpacker.polytrace.schema import TraceError
 __all__ = ["Problem", "problems"]
 
 _MODELS: dict[str, type[BaseModel]] = {
-    "packed_lengths": packed_lengths.Line,
-    "multiturn": multiturn.Line,
-    "reward_timings": reward_timings.Line,
-    "dapo_filter": dapo_filter.Line,
+    "packed_lengths": packed_lengths.PackedLengthsLine,
+    "multiturn": multiturn.MultiturnLine,
+    "reward_timings": reward_timings.RewardTimingsLine,
+    "dapo_filter": dapo_filter.DapoFilterLine,
 }
 _READERS = {"run": runs.read, "journal": journal.read}
 _STATES = ("kept", "filtered", "aborted")

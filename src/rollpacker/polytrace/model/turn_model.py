@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.model.turns import Response, Turn
+from rollpacker.polytrace.model.turns import TraceResponse, TraceTurn
 from rollpacker.polytrace.schema import TOOL, TURN
 from rollpacker.polytrace.statistics.quantiles import QuantileTable
 
@@ -95,21 +95,21 @@ class TurnModel:
 
     def responses(
         self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
-    ) -> list[Response]:
+    ) -> list[TraceResponse]:
         """The same draw as responses to replay; the calls of a turn are made at once."""
         drawn = self._draw(rng, prompt_tokens, response_tokens)
         waits = np.zeros(drawn.sample.size)
         np.maximum.at(waits, drawn.owner, drawn.latency_s)
-        found: list[list[Turn]] = [[] for _ in range(response_tokens.size)]
+        found: list[list[TraceTurn]] = [[] for _ in range(response_tokens.size)]
         for place, sample in enumerate(drawn.sample):
-            turn = Turn(
+            turn = TraceTurn(
                 prompt=int(drawn.context[place]),
                 tokens=int(drawn.completion[place]),
                 cached=int(drawn.cached[place]),
                 tool_s=float(waits[place]),
             )
             found[int(sample)].append(turn)
-        return [Response(turns=tuple(turns)) for turns in found]
+        return [TraceResponse(turns=tuple(turns)) for turns in found]
 
     def _draw(self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints) -> _Drawn:
         count = self._counts(rng, response_tokens)

@@ -28,7 +28,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TraceTurn:
     """One request to the engine.
 
     Args:
@@ -45,10 +45,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class TraceResponse:
     """One response: its turns in order, and seconds from its end to its reward."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[TraceTurn, ...]
     reward_s: float = 0.0
 
     @property
@@ -57,25 +57,25 @@ class Response:
         return sum(turn.tokens for turn in self.turns)
 
 
-def response(row: dict[str, Any], scale: Scale) -> Response:
+def response(row: dict[str, Any], scale: Scale) -> TraceResponse:
     """What a row of ``SAMPLES`` holds of a response."""
     reward_s = scale.time * (row["reward_s"] or 0.0)
     turns: Sequence[dict[str, Any]] = row["turns"] or []
     if not turns:
-        alone = Turn(
+        alone = TraceTurn(
             prompt=scale.length(max(1, row["prompt_tokens"] or 0)),
             tokens=scale.length(row["response_tokens"]),
         )
-        return Response(turns=(alone,), reward_s=reward_s)
+        return TraceResponse(turns=(alone,), reward_s=reward_s)
     tools = _tools(row["tools"] or [], len(turns))
-    made: list[Turn] = []
+    made: list[TraceTurn] = []
     context = row["prompt_tokens"] or 0
     for place, turn in enumerate(turns):
         if turn["prompt_tokens"] is not None:
             context = turn["prompt_tokens"]
         calls = tools[place]
         made.append(
-            Turn(
+            TraceTurn(
                 prompt=scale.length(max(1, context)),
                 tokens=scale.length(turn["completion_tokens"]),
                 cached=round(scale.tokens * (turn["cached_tokens"] or 0)),
@@ -84,7 +84,7 @@ def response(row: dict[str, Any], scale: Scale) -> Response:
             )
         )
         context += turn["completion_tokens"] + sum(call["tokens"] or 0 for call in calls)
-    return Response(turns=tuple(made), reward_s=reward_s)
+    return TraceResponse(turns=tuple(made), reward_s=reward_s)
 
 
 def _tools(calls: Sequence[dict[str, Any]], turns: int) -> list[list[dict[str, Any]]]:

@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Rows of text under a header."""
 
     header: Sequence[str]
@@ -59,7 +59,7 @@ class Section:
     _: KW_ONLY
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
-    table: Table | None = None
+    table: TextTable | None = None
     browser: Mapping[str, Any] | None = None
     code: str = ""
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.describe.synchronous_round import Round
+from rollpacker.polytrace.describe.synchronous_round import SynchronousRound
 from rollpacker.report.drawing.figures import COLOURS, MAX_POINTS, Figure, line
 
 Floats = NDArray[np.float64]
@@ -126,7 +126,7 @@ def over_steps(samples: pl.DataFrame) -> Figure:
     return {"data": data, "layout": _steps(steps, {"title": "tokens", "type": "log"})}
 
 
-def waiting(rounds: Mapping[int, Round]) -> Figure:
+def waiting(rounds: Mapping[int, SynchronousRound]) -> Figure:
     """Idle engines and empty decode slots of each step's synchronous round."""
     steps, every = list(rounds), list(rounds.values())
     shown = (

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ShownCall:
     """A tool's name and its arguments, as text."""
 
     name: str
@@ -37,7 +37,7 @@ class Message:
     role: str
     name: str = ""
     content: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ShownCall, ...] = ()
     errors: tuple[str, ...] = ()
     turn: int = 0
     about: str = ""
@@ -118,11 +118,11 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _call(call: Any) -> Call:
+def _call(call: Any) -> ShownCall:
     function = call.get("function", call) if isinstance(call, dict) else {"arguments": call}
     if not isinstance(function, dict):
         function = {"arguments": function}
-    return Call(_text(function.get("name")), _text(function.get("arguments")))
+    return ShownCall(_text(function.get("name")), _text(function.get("arguments")))
 
 
 def _error(bad: Any) -> str:

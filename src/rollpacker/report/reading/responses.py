@@ -36,7 +36,7 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundResponses:
     """Some responses.
 
     Args:
@@ -63,7 +63,7 @@ def find(
     grep: str | None = None,
     order: Order = "newest",
     limit: int = 10,
-) -> Found:
+) -> FoundResponses:
     """Look responses up in a run that may be going on.
 
     Args:
@@ -99,7 +99,9 @@ def find(
         by, descending = _SORTED[order]
         ranked = keys.sort(by, descending=descending)
     chosen = ranked["attempt"].head(limit) if limit else ranked["attempt"]
-    return Found(rows=load(run, chosen), matching=keys.height, texts=bool(keys["text"].any()))
+    return FoundResponses(
+        rows=load(run, chosen), matching=keys.height, texts=bool(keys["text"].any())
+    )
 
 
 def _with_text(rows: pl.LazyFrame, grep: str | None) -> pl.LazyFrame:

@@ -46,7 +46,7 @@ _Replicas = dict[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """What a number in a table's column ``worker`` stands for.
 
     Args:
@@ -100,11 +100,11 @@ class RunFolder:
     rounds: pl.DataFrame
     waits: pl.DataFrame
     summary: dict[str, Any]
-    places: Mapping[int, Place] = field(default_factory=dict[int, Place])
+    places: Mapping[int, WorkerPlace] = field(default_factory=dict[int, WorkerPlace])
 
-    def place(self, worker: int) -> Place:
+    def place(self, worker: int) -> WorkerPlace:
         """Who a worker of these tables is."""
-        return self.places.get(worker) or Place("worker", worker)
+        return self.places.get(worker) or WorkerPlace("worker", worker)
 
 
 def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> RunFolder:
@@ -232,19 +232,19 @@ def _read_tasks(path: Path) -> tuple[_Replicas, pl.DataFrame]:
     return replicas, tasks.sort("start_s")
 
 
-def _places(replicas: _Replicas, engines: set[int]) -> dict[int, Place]:
+def _places(replicas: _Replicas, engines: set[int]) -> dict[int, WorkerPlace]:
     """Engines, and after them the replicas that have devices of their own; empty without such."""
     if not replicas:
         return {}
     first = max(engines, default=-1) + 1
     (_, devices), *_ = replicas.values()
-    return {engine: Place("engine", engine, devices) for engine in sorted(engines)} | {
-        first + replica: Place("replica", replica, own)
+    return {engine: WorkerPlace("engine", engine, devices) for engine in sorted(engines)} | {
+        first + replica: WorkerPlace("replica", replica, own)
         for replica, (own, _) in sorted(replicas.items())
     }
 
 
-def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
+def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.DataFrame:
     """Tasks whose workers are those of ``places``."""
     first = min((n - p.number for n, p in places.items() if p.kind == "replica"), default=0)
     worker = pl.col("worker") + first * pl.col("separate").cast(pl.Int64)

@@ -1,13 +1,13 @@
 """The reward for programs: find the program in a response, run it against the row's tests.
 
-It knows the sandbox, and nothing of grading processes but the ``Host`` that it tells things.
+It knows the sandbox, and nothing of grading processes but the ``GraderHost`` that it tells things.
 """
 
 from rollpacker.reward.code.report import CodeReport, TestReport
 from rollpacker.reward.code.reward import (
     CodeOptions,
     CodeReward,
-    Host,
+    GraderHost,
     read_options,
     row_tests,
 )
@@ -16,7 +16,7 @@ __all__ = [
     "CodeOptions",
     "CodeReport",
     "CodeReward",
-    "Host",
+    "GraderHost",
     "TestReport",
     "read_options",
     "row_tests",

@@ -73,7 +73,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class FoundProgram:
     """The program of a response.
 
     Args:
@@ -85,7 +85,7 @@ class Program:
     rule: str
 
 
-def find_program(response: str, names: Collection[str] = ()) -> Program | None:
+def find_program(response: str, names: Collection[str] = ()) -> FoundProgram | None:
     """The program in a response, as ``choose`` takes it; None without one."""
     blocks = find_blocks(response)
     return choose(blocks, names) if blocks else None
@@ -110,7 +110,7 @@ def find_blocks(response: str) -> list[Block]:
     return _fenced(text)
 
 
-def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> Program:
+def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> FoundProgram:
     """The block that counts.
 
     Blocks marked as Python come before those of no language, but for a later one that is a whole
@@ -135,7 +135,7 @@ def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> Program:
         rule, left = "the last block that is no use of another", left[: place + 1]
     kind = "marked as Python" if left[-1].marked else "without a language"
     where = " in <answer>" if left[-1].answer else ""
-    return Program(code=left[-1].code, rule=f"{rule} {kind}{where}")
+    return FoundProgram(code=left[-1].code, rule=f"{rule} {kind}{where}")
 
 
 def _may_be_code(block: Block) -> bool:

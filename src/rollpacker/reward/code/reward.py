@@ -68,7 +68,7 @@ def read_options(options: Mapping[str, Any]) -> CodeOptions:
     return parse_as(CodeOptions, dict(options), "rewards: options of 'code'")
 
 
-class Host(Protocol):
+class GraderHost(Protocol):
     """What a grading process offers its rewards.
 
     Args:
@@ -106,7 +106,7 @@ class CodeReward:
     Raises ``ValueError`` when an option is wrong or this machine has not got the level.
     """
 
-    def __init__(self, options: Mapping[str, Any], host: Host | None = None) -> None:
+    def __init__(self, options: Mapping[str, Any], host: GraderHost | None = None) -> None:
         self._options = chosen = read_options(options)
         self._host = host or _Alone()
         self._deaths = 0

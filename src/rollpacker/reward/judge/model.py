@@ -20,7 +20,7 @@ from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.reward.judge.parse import make_parser
 from rollpacker.reward.judge.plan import Planner, capped
 from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel
-from rollpacker.reward.judge.template import Template
+from rollpacker.reward.judge.template import JudgePrompt
 
 _GB = 1e9
 
@@ -35,7 +35,7 @@ class ModelAsker:
     Raises ``ValueError``, in one line, when the model cannot be loaded or used as asked.
     """
 
-    def __init__(self, options: JudgeOptions, template: Template) -> None:
+    def __init__(self, options: JudgeOptions, template: JudgePrompt) -> None:
         self._options = options
         torch.set_num_threads(options.threads)
         device = _device(options.device)
@@ -149,13 +149,13 @@ def _context(model: Any, options: JudgeOptions) -> int:
     return min(limits)
 
 
-def _chat(chosen: bool | None, template: Template, tokenizer: Any) -> bool:
+def _chat(chosen: bool | None, template: JudgePrompt, tokenizer: Any) -> bool:
     if chosen and not tokenizer.chat_template:
         raise ValueError("judge: the model's tokenizer has no chat template; set chat: false")
     return chosen if chosen is not None else template.chat and bool(tokenizer.chat_template)
 
 
-def _answer_tokens(options: JudgeOptions, template: Template, tokenizer: Any) -> tuple[int, int]:
+def _answer_tokens(options: JudgeOptions, template: JudgePrompt, tokenizer: Any) -> tuple[int, int]:
     """The first token of each answer; they must differ."""
     texts = (
         template.yes if options.yes is None else options.yes,

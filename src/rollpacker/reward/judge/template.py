@@ -64,7 +64,7 @@ _FEW_SHOT += "Reference: {reference}\nAnswer: {completion}\nGrade:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class JudgePrompt:
     """A prompt of the judge.
 
     Args:
@@ -93,13 +93,13 @@ class Template:
 
 
 BUILT_IN = {
-    "reference": Template(text=_REFERENCE),
-    "no_reference": Template(text=_NO_REFERENCE),
-    "few_shot": Template(text=_FEW_SHOT, chat=False, yes=" Yes", no=" No"),
+    "reference": JudgePrompt(text=_REFERENCE),
+    "no_reference": JudgePrompt(text=_NO_REFERENCE),
+    "few_shot": JudgePrompt(text=_FEW_SHOT, chat=False, yes=" Yes", no=" No"),
 }
 
 
-def load_template(name: str) -> Template:
+def load_template(name: str) -> JudgePrompt:
     """A built-in template, a text with fields, or a file with one.
 
     Raises ``ValueError`` when there is no such file or the text's fields are not usable.
@@ -108,7 +108,7 @@ def load_template(name: str) -> Template:
         return BUILT_IN[name]
     text = name if "{" in name else _read(name)
     _check(text)
-    return Template(text=text)
+    return JudgePrompt(text=text)
 
 
 def _read(name: str) -> str:

@@ -11,8 +11,8 @@ from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.reward.functions import reward_names
-from rollpacker.reward.processes.process import Job
-from rollpacker.reward.processes.replies import Reply
+from rollpacker.reward.processes.process import GradingJob
+from rollpacker.reward.processes.replies import GraderReply
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class _Held:
     seconds: float = 0.0
 
 
-class Ledger:
+class ScoreLedger:
     """Puts the scores of several functions together.
 
     Args:
@@ -63,7 +63,7 @@ class Ledger:
         """Forget everything."""
         self._held.clear()
 
-    def wanted(self, job: Job) -> bool:
+    def wanted(self, job: GradingJob) -> bool:
         """Whether anyone still waits for what it computes."""
         return any(request.attempt in self._held for request in job.requests)
 
@@ -72,7 +72,7 @@ class Ledger:
         now = time.monotonic()
         return {attempt: now - held.since for attempt, held in self._held.items()}
 
-    def score(self, job: Job, function: int, reply: Reply) -> None:
+    def score(self, job: GradingJob, function: int, reply: GraderReply) -> None:
         """One function's scores of a job have come."""
         for place, request in enumerate(job.requests):
             held = self._held.get(request.attempt)
@@ -91,7 +91,7 @@ class Ledger:
                     held.metrics.setdefault(name, []).append(value)
             self._count(request.attempt, held)
 
-    def skip(self, job: Job) -> None:
+    def skip(self, job: GradingJob) -> None:
         """A function is not called for the responses of a job: it is not applicable."""
         for request in job.requests:
             if (held := self._held.get(request.attempt)) is not None:
@@ -112,7 +112,7 @@ class Ledger:
         reward = total if held.scores and error is None else None
         self.done.append(self._grade(attempt, held, reward, scores, error))
 
-    def fail(self, job: Job, error: str) -> None:
+    def fail(self, job: GradingJob, error: str) -> None:
         """The responses of a job get no reward."""
         for request in job.requests:
             held = self._held.pop(request.attempt, None)

@@ -19,9 +19,9 @@ from typing import Any
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.processes.ledger import Ledger
-from rollpacker.reward.processes.process import GradingProcess, Job, Loaded, start
-from rollpacker.reward.processes.replies import Reply, read_reply
+from rollpacker.reward.processes.ledger import ScoreLedger
+from rollpacker.reward.processes.process import GradingJob, GradingProcess, Loaded, start
+from rollpacker.reward.processes.replies import GraderReply, read_reply
 from rollpacker.reward.processes.waiting import TIMED_OUT, Waiting
 
 OnGrades = Callable[[list[Grade]], None]
@@ -67,7 +67,7 @@ class GradingPool:
             (r.function, r.options, c) for r, c in zip(rewards, known, strict=True)
         ]
         self._tokenizer = pickle.dumps(tokenizer)
-        self._ledger = Ledger(rewards)
+        self._ledger = ScoreLedger(rewards)
         self._waiting = Waiting(rewards, self._ledger, config.retries, join=join)
         self._grouped = any(r.needs_group for r in rewards)
         self._said: list[str] = []
@@ -211,7 +211,7 @@ class GradingPool:
         elif job is not None:
             self._settle(process, job, reply)
 
-    def _settle(self, process: GradingProcess, job: Job, reply: Reply) -> None:
+    def _settle(self, process: GradingProcess, job: GradingJob, reply: GraderReply) -> None:
         self._waiting.took(job, reply.seconds)
         process.call_started = time.monotonic()
         if reply.error is not None:
@@ -224,7 +224,7 @@ class GradingPool:
             process.jobs.popleft()
         self._ledger.score(job, function, reply)
 
-    def _charge(self, job: Job, error: str, process: GradingProcess, way: str) -> None:
+    def _charge(self, job: GradingJob, error: str, process: GradingProcess, way: str) -> None:
         mended = self._waiting.charge(job, error, process, way)
         if mended is not None:
             self._said.append(mended)
@@ -291,7 +291,7 @@ class GradingPool:
                 limit = self._limit(process, process.jobs[0])
                 self._replace(process, f"{TIMED_OUT} after {limit:g} s")
 
-    def _limit(self, process: GradingProcess, job: Job) -> float:
+    def _limit(self, process: GradingProcess, job: GradingJob) -> float:
         limit = self._rewards[job.functions[0]].call_limit_s
         if self._ledger.wanted(job):
             return limit

@@ -24,7 +24,7 @@ Loaded = tuple[str, dict[str, Any], list[str] | None]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class GradingJob:
     """One call of each of some functions on the same requests.
 
     Args:
@@ -91,7 +91,7 @@ class GradingProcess:
     popen: subprocess.Popen[bytes]
     channel: Channel
     started: float
-    jobs: deque[Job] = field(default_factory=deque)
+    jobs: deque[GradingJob] = field(default_factory=deque)
     call_started: float = 0.0
     ready: bool = False
     start_s: float = 0.0

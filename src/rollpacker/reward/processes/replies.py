@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from rollpacker.processes.frames import WireError
 from rollpacker.reward.base import CodeRun
-from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.process import GradingJob
 
 _LONGEST = 1000
 """Characters of a text that are shown."""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class GraderReply(msgspec.Struct, frozen=True, kw_only=True):
     """One message.
 
     Args:
@@ -52,10 +52,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     say: str | None = None
 
 
-_decode = msgspec.json.Decoder(Reply).decode
+_decode = msgspec.json.Decoder(GraderReply).decode
 
 
-def read_reply(payload: bytes, job: Job | None) -> Reply:
+def read_reply(payload: bytes, job: GradingJob | None) -> GraderReply:
     """Decode a message of a process that runs ``job``.
 
     Raises ``WireError`` when it is not an answer to the job's next call.
@@ -71,7 +71,7 @@ def read_reply(payload: bytes, job: Job | None) -> Reply:
     if reply.ready:
         return reply
     if reply.beat is not None:
-        return reply if job is not None and reply.beat == job.id else Reply()
+        return reply if job is not None and reply.beat == job.id else GraderReply()
     if job is None or reply.job != job.id or not math.isfinite(reply.seconds):
         raise WireError("no answer to the running job")
     if reply.error is not None:
@@ -80,7 +80,7 @@ def read_reply(payload: bytes, job: Job | None) -> Reply:
     return reply
 
 
-def _parsed(payload: bytes) -> Reply:
+def _parsed(payload: bytes) -> GraderReply:
     try:
         return _decode(payload)
     except msgspec.ValidationError:
@@ -88,7 +88,7 @@ def _parsed(payload: bytes) -> Reply:
     except msgspec.DecodeError:
         # It refuses half a surrogate pair, which a user's function may have logged.
         data = json.loads(payload, parse_float=_finite, parse_constant=_finite)
-        return msgspec.convert(data, Reply)
+        return msgspec.convert(data, GraderReply)
 
 
 def _finite(text: str) -> float:
@@ -97,7 +97,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check(reply: Reply, job: Job) -> None:
+def _check(reply: GraderReply, job: GradingJob) -> None:
     """Refuse scores of another call, and what does not belong to its requests one by one."""
 
     def each(values: Sized) -> bool:

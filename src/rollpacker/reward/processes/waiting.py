@@ -16,8 +16,8 @@ from rollpacker.config import RewardConfig
 from rollpacker.errors import one_line
 from rollpacker.policy.rewards.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.processes.ledger import Ledger
-from rollpacker.reward.processes.process import Job
+from rollpacker.reward.processes.ledger import ScoreLedger
+from rollpacker.reward.processes.process import GradingJob
 from rollpacker.reward.processes.rows import SentRows
 
 _BATCH_S = 0.05
@@ -40,7 +40,7 @@ class Waiting:
     """
 
     def __init__(
-        self, rewards: Sequence[RewardConfig], ledger: Ledger, retries: int, *, join: bool
+        self, rewards: Sequence[RewardConfig], ledger: ScoreLedger, retries: int, *, join: bool
     ) -> None:
         self._rewards = tuple(rewards)
         self._ledger = ledger
@@ -49,7 +49,7 @@ class Waiting:
         # A program may take long: nothing else waits behind it.
         self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._call_s = _FIRST_GUESS_S
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[GradingJob] = deque()
         self.rows = SentRows()
         """Those that jobs refer to."""
         self._next_job = 0
@@ -78,7 +78,7 @@ class Waiting:
         if requests and (grouped := self._functions(requests[0].domain, needs_group=True)):
             self._queue(tuple(requests), grouped)
 
-    def put_back(self, jobs: Sequence[Job]) -> None:
+    def put_back(self, jobs: Sequence[GradingJob]) -> None:
         """Jobs that a process had not begun: they are the next ones again."""
         self._jobs.extendleft(reversed(jobs))
 
@@ -104,10 +104,10 @@ class Waiting:
 
     def take(
         self, process: object, count: int, processes: Collection[object]
-    ) -> list[tuple[Job, bytes]]:
+    ) -> list[tuple[GradingJob, bytes]]:
         """At most ``count`` jobs for one of the ``processes``, with their frames."""
-        taken: list[tuple[Job, bytes]] = []
-        elsewhere: list[Job] = []
+        taken: list[tuple[GradingJob, bytes]] = []
+        elsewhere: list[GradingJob] = []
         while self._jobs and len(taken) < count:
             if taken and self._goes_alone(self._jobs[0]):
                 break
@@ -128,7 +128,7 @@ class Waiting:
         self._jobs.extend(elsewhere)
         return taken
 
-    def _next(self) -> Job:
+    def _next(self) -> GradingJob:
         """The oldest job; while a function only fails, one of a prompt that was not tried yet."""
         for function in self._faults.suspects():
             for place, job in enumerate(self._jobs):
@@ -138,18 +138,18 @@ class Waiting:
                     return job
         return self._jobs.popleft()
 
-    def _goes_alone(self, job: Job) -> bool:
+    def _goes_alone(self, job: GradingJob) -> bool:
         """A job that failed may take its process down again; behind one that may be joined,
         others would have to wait and could not join what comes later."""
         return job.failures > 0 or self._size(job) > 1
 
-    def _joined(self, first: Job) -> Job:
+    def _joined(self, first: GradingJob) -> GradingJob:
         """With the requests of others that wait for the same call, up to the largest call."""
         size = self._size(first)
         if size == 1 or first.failures:
             return first
         requests = list(first.requests)
-        passed: list[Job] = []
+        passed: list[GradingJob] = []
         while self._jobs and len(requests) < size:
             job = self._jobs.popleft()
             if job.failures or job.functions != first.functions:
@@ -157,9 +157,9 @@ class Waiting:
             elif self._ledger.wanted(job):
                 requests += job.requests
         self.put_back(passed)
-        return Job(first.id, tuple(requests), first.functions)
+        return GradingJob(first.id, tuple(requests), first.functions)
 
-    def _unsendable(self, job: Job, error: Exception) -> None:
+    def _unsendable(self, job: GradingJob, error: Exception) -> None:
         if self._is_joined(job):
             self._split(job, None)
         else:
@@ -167,7 +167,7 @@ class Waiting:
 
     # -- what became of it
 
-    def took(self, job: Job, seconds: float) -> None:
+    def took(self, job: GradingJob, seconds: float) -> None:
         """A call of a job was answered, if only with an error."""
         if self._size(job) == 1:
             # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
@@ -177,7 +177,7 @@ class Waiting:
         """A function has given scores."""
         self._faults.answered(function)
 
-    def charge(self, job: Job, error: str, process: object, way: str) -> str | None:
+    def charge(self, job: GradingJob, error: str, process: object, way: str) -> str | None:
         """A job failed: it waits again, or its responses get no reward.
 
         Returns what the user should know when it waits again, or a function is dropped.
@@ -201,7 +201,7 @@ class Waiting:
         self._jobs.append(job)
         return f"{error}; it is called again"
 
-    def _blame(self, job: Job, error: str, way: str) -> str | None:
+    def _blame(self, job: GradingJob, error: str, way: str) -> str | None:
         """Count a failed call against its function; what is said when that is dropped for it."""
         function, first = job.functions[0], job.requests[0]
         if self._is_joined(job) or function in self._dropped or self.broken is not None:
@@ -243,26 +243,26 @@ class Waiting:
             else:
                 self._jobs.append(job)
 
-    def _skip(self, job: Job, function: int) -> None:
+    def _skip(self, job: GradingJob, function: int) -> None:
         job.functions.remove(function)
         job.failures = 0
         self._ledger.skip(job)
         if job.functions:
             self._jobs.append(job)
 
-    def _split(self, job: Job, process: object) -> None:
+    def _split(self, job: GradingJob, process: object) -> None:
         """Charge each response, which marks it to be sent alone."""
         for request in job.requests:
             self._queue((request,), job.functions)
             self._jobs[-1].failures = 1
             self._jobs[-1].failed_in = process
 
-    def _is_joined(self, job: Job) -> bool:
+    def _is_joined(self, job: GradingJob) -> bool:
         return self._size(job) > 1 and len(job.requests) > 1
 
     # -- jobs
 
-    def _size(self, job: Job) -> int:
+    def _size(self, job: GradingJob) -> int:
         return self._sizes[job.functions[0]]
 
     def _functions(self, domain: str, needs_group: bool) -> Sequence[int]:
@@ -280,9 +280,9 @@ class Waiting:
 
     def _queue(self, requests: tuple[GradeRequest, ...], functions: Sequence[int]) -> None:
         self._next_job += 1
-        self._jobs.append(Job(self._next_job, requests, list(functions)))
+        self._jobs.append(GradingJob(self._next_job, requests, list(functions)))
 
 
-def _may_try(process: object, job: Job, processes: Collection[object]) -> bool:
+def _may_try(process: object, job: GradingJob, processes: Collection[object]) -> bool:
     """What failed in one process is for another."""
     return job.failed_in is not process or len(processes) == 1

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from rollpacker.rollmux.model.inventory import Inventory, Needs
 from rollpacker.rollmux.model.jobs import JobSpec, Observed
-from rollpacker.rollmux.model.member import ABSENT, IDLE, POOLS, ROLLOUT, Seat
+from rollpacker.rollmux.model.seat import ABSENT, IDLE, POOLS, ROLLOUT, Seat
 
 HORIZON = 16
 """Iterations that a job of unknown length is planned for."""
 
 
 @dataclass(slots=True)
-class Node:
+class PoolNode:
     """A node of a pool: the group that holds it, and the GB that each job takes of it."""
 
     name: str
@@ -142,7 +142,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class CoExecutionGroup:
     """Jobs that share nodes.
 
     Args:
@@ -222,25 +222,27 @@ class Cluster:
         self.inventory = inventory
         self.reservation: Reservation | None = None
         self.jobs: dict[str, Job] = {}
-        self.groups: dict[int, Group] = {}
-        self.nodes: dict[str, Node] = {}
+        self.groups: dict[int, CoExecutionGroup] = {}
+        self.nodes: dict[str, PoolNode] = {}
         self.number = 0
         """Of the next group."""
         self.changed: set[int] = set()
         """Groups whose summary is stale."""
 
-    def new_group(self) -> Group:
+    def new_group(self) -> CoExecutionGroup:
         """An empty group."""
-        group = Group(self.number)
+        group = CoExecutionGroup(self.number)
         self.number += 1
         self.groups[group.id] = group
         return group
 
-    def new_nodes(self, group: Group, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
+    def new_nodes(
+        self, group: CoExecutionGroup, pool: int, count: int, needs: Needs
+    ) -> tuple[str, ...]:
         """Nodes that nobody has; ``held`` once they were asked for."""
         names = self.inventory.take(pool, count, needs) if count else ()
         for name in names:
-            self.nodes[name] = Node(name, pool, group.id)
+            self.nodes[name] = PoolNode(name, pool, group.id)
             group.nodes[pool].append(name)
             group.bit(name)
         return names
@@ -276,7 +278,7 @@ class Cluster:
             del self.groups[home.group]
         return freed
 
-    def drop(self, node: Node) -> None:
+    def drop(self, node: PoolNode) -> None:
         """Forget a node."""
         group = self.groups[node.group]
         group.nodes[node.pool].remove(node.name)
@@ -284,6 +286,6 @@ class Cluster:
         del self.nodes[node.name]
         self.inventory.give([node.name])
 
-    def members(self, group: Group) -> list[Job]:
+    def members(self, group: CoExecutionGroup) -> list[Job]:
         """Jobs with a seat in the group."""
         return [self.jobs[seat.job] for seat in group.seats]

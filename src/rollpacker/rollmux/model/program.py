@@ -9,7 +9,7 @@ MOST_STOP_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class JobProgram:
     """What to start on the first rollout node of a job; again on another one when it moves.
 
     Args:

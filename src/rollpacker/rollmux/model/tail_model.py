@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollpacker.policy.gradients.tail_release import TAIL_ENGINES
-from rollpacker.rollmux.model.member import ROLLOUT, Seat, State
+from rollpacker.rollmux.model.seat import ROLLOUT, Seat, SeatState
 
 TAIL_TIME = 0.70
 """Share of a rollout's time after which about 80% of its responses are done."""
@@ -37,7 +37,7 @@ def _tail_end(seats: Sequence[Seat], seat: Seat) -> float:
     """When the last tail on the nodes of a rollout is expected to be over; 0 for none."""
     mask, end = seat.masks[ROLLOUT], 0.0
     for other in seats:
-        if other.state is State.RUN_R and not other.busy and other.masks[ROLLOUT] & mask:
+        if other.state is SeatState.RUN_R and not other.busy and other.masks[ROLLOUT] & mask:
             end = max(end, other.expected_end)
     return end
 
@@ -55,13 +55,13 @@ def to_release(
     waiting = 0
     tails = 0
     for seat in seats:
-        if seat.state is State.WAIT_R:
+        if seat.state is SeatState.WAIT_R:
             waiting |= seat.masks[ROLLOUT]
-        elif seat.state is State.RUN_R and not seat.busy:
+        elif seat.state is SeatState.RUN_R and not seat.busy:
             tails |= seat.masks[ROLLOUT]
     found: list[Seat] = []
     for seat in seats:
-        if seat.state is not State.RUN_R or not seat.busy & waiting or not reached(seat):
+        if seat.state is not SeatState.RUN_R or not seat.busy & waiting or not reached(seat):
             continue
         if seat.busy & tails or (lifetime and seat.target < TIGHT):
             continue

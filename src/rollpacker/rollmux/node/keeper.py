@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
 
 
-class Keeper:
+class ProgramSupervisor:
     """Of the program in ``folder``."""
 
     def __init__(self, folder: str) -> None:
@@ -195,7 +195,7 @@ def main(folder: str) -> None:
     except OSError:
         return
     if not any(os.path.exists(os.path.join(folder, name)) for name in ("log", "exit")):
-        Keeper(folder).run()
+        ProgramSupervisor(folder).run()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import time
 
 from rollpacker.processes.shield import shielded
-from rollpacker.rollmux.service.client.client import Gate, MuxClient
+from rollpacker.rollmux.service.client.client import DriverGate, MuxClient
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 from rollpacker.runtime.cluster.agent import Agent
 
@@ -29,7 +29,7 @@ def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
         Agent((gate.host, gate.port), gate.key, gate.names[rank]).serve(never)
 
 
-def _gate(client: MuxClient, job: str, attempt: int) -> Gate:
+def _gate(client: MuxClient, job: str, attempt: int) -> DriverGate:
     while True:
         try:
             return client.gate(job, attempt)

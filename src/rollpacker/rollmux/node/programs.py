@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.core.codec import load
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.node import keeper
 
 _LEASE = "lease"
@@ -85,7 +85,7 @@ class NodePrograms:
         left = {name.job for name in self._names() if name not in told}
         for name, each in told.items():
             if not each["stop"] and name.job not in left and self._waits(name):
-                self._start(name, load(each["program"], Program), each)
+                self._start(name, load(each["program"], JobProgram), each)
 
     def stop_all(self) -> None:
         """Kill everything at once: the node is not ours any more."""
@@ -128,7 +128,7 @@ class NodePrograms:
         """Whether a keeper has taken it up, now or at any time."""
         return self.log(name).exists()
 
-    def _start(self, name: AttemptName, program: Program, wanted: Mapping[str, Any]) -> None:
+    def _start(self, name: AttemptName, program: JobProgram, wanted: Mapping[str, Any]) -> None:
         folder = self.folder(name)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)

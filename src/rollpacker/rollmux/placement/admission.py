@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job
 from rollpacker.rollmux.model.inventory import Needs
-from rollpacker.rollmux.model.member import NEVER, POOLS, ROLLOUT, Seat
+from rollpacker.rollmux.model.seat import NEVER, POOLS, ROLLOUT, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.model.tail_model import HELD
 from rollpacker.rollmux.placement import cycle as il
@@ -31,7 +31,7 @@ TURNS_OUT = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GroupVerdict:
     """Whether a group keeps all promises, and its mean slowdown."""
 
     kept: bool
@@ -104,7 +104,7 @@ class Admission:
 
     def seats(
         self,
-        group: Group | None,
+        group: CoExecutionGroup | None,
         joiners: Iterable[Joiner] = (),
         without: Collection[str] = (),
     ) -> list[Seat]:
@@ -117,10 +117,10 @@ class Admission:
         seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
         return seats
 
-    def judge(self, seats: Sequence[Seat], now: float) -> Verdict:
+    def judge(self, seats: Sequence[Seat], now: float) -> GroupVerdict:
         """The exact test of a whole group."""
         if not self._settings.lifetime:
-            return Verdict(self._within_limits(seats), 1.0)
+            return GroupVerdict(self._within_limits(seats), 1.0)
         reserve = il.load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
@@ -130,7 +130,7 @@ class Admission:
         if len(seats) == 1:
             seat = seats[0]
             slow = seat.iteration_s / (seat.r + seat.t)
-            return Verdict(slow == 1.0 or slow <= seat.target, slow)
+            return GroupVerdict(slow == 1.0 or slow <= seat.target, slow)
         return self._remembered(seats, now)
 
     def slowdown(self, seats: Sequence[Seat], job: Job, now: float) -> float:
@@ -140,17 +140,17 @@ class Admission:
             seat.promise(target, since=0.0)
         return self._slowdowns(sorted(seats, key=lambda seat: seat.job), now)[job.spec.id]
 
-    def _remembered(self, seats: Sequence[Seat], now: float) -> Verdict:
+    def _remembered(self, seats: Sequence[Seat], now: float) -> GroupVerdict:
         # Who sits where first must not matter: a verdict is of the set.
         seats = sorted(seats, key=lambda seat: seat.job)
         hopeless = min(seat.target for seat in seats) <= 1.0
         if self._recall(seats, now) is None and (
             hopeless or overloaded(seats, self._settings.warm_s, self._tails(seats))
         ):
-            return Verdict(False, float("inf"))
+            return GroupVerdict(False, float("inf"))
         slow = self._slowdowns(seats, now)
         kept = all(self._at_worst(seat.job, slow[seat.job]) <= seat.target for seat in seats)
-        return Verdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
+        return GroupVerdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
 
     def _at_worst(self, job: str, slowdown: float) -> float:
         """The slowdown if a job that is not known yet takes much less than its worst case alone.

@@ -11,7 +11,7 @@ from operator import or_
 
 import numpy as np
 
-from rollpacker.rollmux.model.member import (
+from rollpacker.rollmux.model.seat import (
     ABSENT,
     IDLE,
     POOLS,

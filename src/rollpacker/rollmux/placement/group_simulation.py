@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 
-from rollpacker.rollmux.model.member import ROLLOUT, RUNNING, TRAIN, Seat
+from rollpacker.rollmux.model.seat import ROLLOUT, RUNNING, TRAIN, Seat
 from rollpacker.rollmux.model.tail_model import (
     TAIL_COST,
     TAIL_TIME,

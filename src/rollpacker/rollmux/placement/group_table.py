@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 import numpy as np
 
-from rollpacker.rollmux.model.cluster import Cluster, Group
-from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup
+from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.model.settings import Settings
 
 TOP = 24
 """Groups that are looked at closely."""
 
 
-class Table:
+class GroupTable:
     """One row of numbers per group, for a scan of all groups at once."""
 
     COLUMNS = 6
@@ -56,7 +56,7 @@ class Table:
             self._ids[self._slots[number]] = number
         return self._slots[number]
 
-    def _row(self, group: Group) -> tuple[float, ...]:
+    def _row(self, group: CoExecutionGroup) -> tuple[float, ...]:
         loads = [list(node_loads(group, pool).values()) or [0.0] for pool in POOLS]
         sizes = len(group.seats), len(group.nodes[0]), len(group.nodes[1])
         return (*map(float, sizes), min(loads[0]), min(loads[1]), max(loads[1]))
@@ -85,7 +85,9 @@ class Table:
         return [int(number) for number in self._ids[keep][ranked]]
 
 
-def node_loads(group: Group, pool: int, without: Collection[str] = ()) -> dict[str, float]:
+def node_loads(
+    group: CoExecutionGroup, pool: int, without: Collection[str] = ()
+) -> dict[str, float]:
     """Share of the time that each node of a pool has to work to meet all targets."""
     loads = {name: 0.0 for name in group.nodes[pool]}
     for seat in group.seats:

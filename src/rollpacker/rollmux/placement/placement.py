@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, product
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job, Reservation
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job, Reservation
 from rollpacker.rollmux.model.inventory import Needs
-from rollpacker.rollmux.model.member import POOLS, Seat
+from rollpacker.rollmux.model.seat import POOLS, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import (
     Admission,
@@ -17,7 +17,7 @@ from rollpacker.rollmux.placement.admission import (
     expected,
     expected_end,
 )
-from rollpacker.rollmux.placement.group_table import Table, node_loads
+from rollpacker.rollmux.placement.group_table import GroupTable, node_loads
 
 GUESSED = 8
 """Sites of each price whose slowdown is guessed."""
@@ -65,7 +65,7 @@ class Placement:
         self._settings = settings
         self._admission = admission
         self._price = settings.prices.of
-        self.table = Table(cluster)
+        self.table = GroupTable(cluster)
 
     def isolated(self, job: Job, now: float, *, at_once: bool = False) -> Site | None:
         """Nodes of its own, as many as it asked for; None where there are not so many.
@@ -167,7 +167,9 @@ class Placement:
         sites = [site for site in self.sites(job, group, loads, now=now) if _moves(site, job)]
         return self._choose(sites, job, now, below)
 
-    def instead(self, job: Job, group: Group, now: float, *, of: str, below: float) -> Offer | None:
+    def instead(
+        self, job: Job, group: CoExecutionGroup, now: float, *, of: str, below: float
+    ) -> Offer | None:
         """The best site in a group that another member leaves, at what the group then costs."""
         ranked: list[tuple[float, int, Site]] = []
         for site in self.sites(job, group, self._loads(job, now), (of,), now=now):
@@ -250,7 +252,7 @@ class Placement:
             masks[1] |= seat.masks[1]
         return self._price((masks[0].bit_count(), masks[1].bit_count()))
 
-    def value(self, group: Group, now: float, without: Collection[str] = ()) -> float:
+    def value(self, group: CoExecutionGroup, now: float, without: Collection[str] = ()) -> float:
         """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
 
         Slow jobs hold nodes for longer, so a low price alone is not cheap.
@@ -264,7 +266,7 @@ class Placement:
             slowdown = self._admission.guess(seats)
         return self.price_of(seats) * slowdown
 
-    def _masks(self, group: Group, site: Site) -> tuple[int, int]:
+    def _masks(self, group: CoExecutionGroup, site: Site) -> tuple[int, int]:
         bit = 1 << max((mask.bit_length() for mask in group.bits.values()), default=0)
         masks = [0, 0]
         for pool in POOLS:
@@ -282,7 +284,7 @@ class Placement:
     def sites(
         self,
         job: Job,
-        group: Group,
+        group: CoExecutionGroup,
         loads: tuple[float, float],
         without: Collection[str] = (),
         *,
@@ -327,7 +329,7 @@ class Placement:
 
 
 def _ways(
-    group: Group, pool: int, gang: int, load: float, have: Mapping[str, float]
+    group: CoExecutionGroup, pool: int, gang: int, load: float, have: Mapping[str, float]
 ) -> Iterator[tuple[tuple[str, ...], float]]:
     """Existing nodes to take, with the load that they would have; none is a way too.
 

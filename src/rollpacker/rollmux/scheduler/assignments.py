@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model.cluster import Cluster, Job
-from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.model.seat import SeatState
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.placement import Site
 from rollpacker.rollmux.scheduler.permits import Permits
@@ -90,7 +90,7 @@ class Homes:
         """The same for who is between two iterations; others go when theirs is over."""
         if between_iterations(job):
             assert job.seat is not None
-            job.asked = job.seat.state is State.WAIT_R
+            job.asked = job.seat.state is SeatState.WAIT_R
             self.begin(job, now, reason)
 
     def arrive(self, job: Job, now: float) -> None:
@@ -102,7 +102,7 @@ class Homes:
     def suspend(self, job: Job, now: float) -> None:
         """A job between two iterations gives up its nodes and waits; its clock stands still."""
         assert job.home is not None
-        asked = job.seat is not None and job.seat.state is State.WAIT_R
+        asked = job.seat is not None and job.seat.state is SeatState.WAIT_R
         group = job.home.group
         self.forget(job, now)
         self.wait(job, now, clock_runs=False)
@@ -142,5 +142,5 @@ class Homes:
 def between_iterations(job: Job) -> bool:
     """Whether a job has nodes and nothing runs, so that it may go elsewhere at once."""
     seat = job.seat
-    idle = seat is not None and job.token < 0 and seat.state in (State.WAIT_R, State.IDLE_R)
+    idle = seat is not None and job.token < 0 and seat.state in (SeatState.WAIT_R, SeatState.IDLE_R)
     return idle and not job.over

@@ -7,7 +7,7 @@ from math import inf
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import Fixed
-from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.placement.placement import Placement, Site
 from rollpacker.rollmux.scheduler.reservations import Moves
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from rollpacker.rollmux.model import decisions as do
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job
-from rollpacker.rollmux.model.member import IDLE, NEVER, ROLLOUT, RUNNING, TRAIN, WAITING, Seat
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job
+from rollpacker.rollmux.model.seat import IDLE, NEVER, ROLLOUT, RUNNING, TRAIN, WAITING, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.model.tail_model import (
     SLOWEST_BESIDE,
@@ -44,7 +44,7 @@ class Looks:
         self._heap: list[tuple[float, int]] = []
         """Times as they were noted; those that do not count any more are passed over."""
 
-    def note(self, group: Group, now: float) -> None:
+    def note(self, group: CoExecutionGroup, now: float) -> None:
         """A group has changed."""
         seats = group.seats
         self._times.pop(group.id, None)
@@ -122,14 +122,14 @@ class Permits:
                 self.touch(number)
                 self.set_aside(group, group.silent(now), now)
 
-    def set_aside(self, group: Group, seats: Sequence[Seat], now: float) -> None:
+    def set_aside(self, group: CoExecutionGroup, seats: Sequence[Seat], now: float) -> None:
         """Nobody waits for these; under deadlines an idle member keeps nobody waiting anyway."""
         if self._in_turn and seats:
             for seat in seats:
                 seat.set_aside(len(group.seats))
             self.rebase(group, now)
 
-    def rebase(self, group: Group, now: float) -> None:
+    def rebase(self, group: CoExecutionGroup, now: float) -> None:
         """Rounds count from zero again; who is furthest in its iteration comes first."""
         group.epoch += 1
         self._cluster.changed.add(group.id)
@@ -142,13 +142,13 @@ class Permits:
         order = tuple(seat.job for seat in seats)
         self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
 
-    def _dispatch(self, group: Group, now: float) -> None:
+    def _dispatch(self, group: CoExecutionGroup, now: float) -> None:
         for pool in (TRAIN, ROLLOUT):
             self._grant(group, pool, now)
         if self._settings.tails and self._release_tails(group):
             self._grant(group, ROLLOUT, now)
 
-    def _grant(self, group: Group, pool: int, now: float) -> None:
+    def _grant(self, group: CoExecutionGroup, pool: int, now: float) -> None:
         while (seat := self._order(group.seats, pool, now)) is not None:
             job = self._cluster.jobs[seat.job]
             assert job.home is not None
@@ -172,7 +172,7 @@ class Permits:
                 )
             )
 
-    def _release_tails(self, group: Group) -> bool:
+    def _release_tails(self, group: CoExecutionGroup) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""
         jobs = self._cluster.jobs
         found = to_release(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rollpacker.rollmux.model.cluster import Cluster, Job, Reservation
 from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed, Inventory, Needs
-from rollpacker.rollmux.model.member import NEVER, POOLS
+from rollpacker.rollmux.model.seat import NEVER, POOLS
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import expected, expected_end
 from rollpacker.rollmux.placement.placement import Site

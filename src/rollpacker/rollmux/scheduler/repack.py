@@ -7,7 +7,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, affordable, expected
 from rollpacker.rollmux.placement.placement import Offer, Placement
@@ -31,7 +31,7 @@ NEIGHBOURS = 6
 """Groups that are looked at again after a change somewhere else."""
 
 
-class Task(NamedTuple):
+class RepackStep(NamedTuple):
     """Something to try: a move of a job to other nodes, or the end of a group.
 
     Args:
@@ -63,7 +63,7 @@ class Repack:
         self._admission = admission
         self._placement = placement
         self._moves = moves
-        self.agenda: OrderedDict[Task, None] = OrderedDict()
+        self.agenda: OrderedDict[RepackStep, None] = OrderedDict()
         """What is still to be tried, in order and each thing once."""
 
     def suggest(self, group: int) -> None:
@@ -91,24 +91,24 @@ class Repack:
         self._suggest_moves(job.spec.id)
         self._suggest_swaps(job)
         if job.home is not None and len(self._cluster.groups[job.home.group].seats) <= DISSOLVED:
-            self.agenda.setdefault(Task("dissolve", group=job.home.group))
+            self.agenda.setdefault(RepackStep("dissolve", group=job.home.group))
 
     def _about(self, number: int) -> None:
         group = self._cluster.groups.get(number)
         if group is None:
             return
         if len(group.seats) <= DISSOLVED:
-            self.agenda.setdefault(Task("dissolve", group=number))
+            self.agenda.setdefault(RepackStep("dissolve", group=number))
         for seat in group.seats:
             self._suggest_moves(seat.job)
 
     def _suggest_moves(self, job: str) -> None:
-        self.agenda.setdefault(Task("move", job))
-        self.agenda.setdefault(Task("inside", job))
+        self.agenda.setdefault(RepackStep("move", job))
+        self.agenda.setdefault(RepackStep("inside", job))
 
     def _suggest_swaps(self, job: Job) -> None:
         if job.home is not None:
-            self.agenda.setdefault(Task("swap", job.spec.id, job.home.group, SWAPPED))
+            self.agenda.setdefault(RepackStep("swap", job.spec.id, job.home.group, SWAPPED))
 
     def work(self, now: float) -> list[Job]:
         """Try what is on the list, within the budget. Returns jobs that got a reservation."""
@@ -120,7 +120,7 @@ class Repack:
             reserved += attempt(task, now)
         return reserved
 
-    def _move(self, task: Task, now: float) -> list[Job]:
+    def _move(self, task: RepackStep, now: float) -> list[Job]:
         job = self._cluster.jobs.get(task.job)
         if job is None or not self._worth(job, now):
             return []
@@ -140,7 +140,7 @@ class Repack:
         self._moves.reserve(job, offer.site)
         return [job]
 
-    def _swap(self, task: Task, job: Job, now: float) -> list[Job]:
+    def _swap(self, task: RepackStep, job: Job, now: float) -> list[Job]:
         """Try a job in other groups, each with a member of it that leaves instead.
 
         Goes on in a later decision where the budget of this one is spent.
@@ -152,7 +152,7 @@ class Repack:
             if number == job.home.group:
                 break
             if self._admission.left <= 0:
-                rest = Task("swap", task.job, number - 1, task.left - tried)
+                rest = RepackStep("swap", task.job, number - 1, task.left - tried)
                 self.agenda[rest] = None
                 self.agenda.move_to_end(rest, last=False)
                 break
@@ -161,7 +161,7 @@ class Repack:
                 return moved
         return []
 
-    def _swap_with(self, job: Job, group: Group, now: float) -> list[Job]:
+    def _swap_with(self, job: Job, group: CoExecutionGroup, now: float) -> list[Job]:
         assert job.home is not None
         mine = self._cluster.groups[job.home.group]
         before = self._placement.value(mine, now) + self._placement.value(group, now)
@@ -200,7 +200,7 @@ class Repack:
         self._moves.reserve(other, its.site)
         return True
 
-    def _dissolve(self, task: Task, now: float) -> list[Job]:
+    def _dissolve(self, task: RepackStep, now: float) -> list[Job]:
         group = self._cluster.groups.get(task.group)
         jobs = [] if group is None else self._cluster.members(group)
         if group is None or not all(self._worth(job, now) for job in jobs):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Home, Job
-from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Home, Job
+from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.placement.admission import Admission
 from rollpacker.rollmux.placement.placement import Site
 
@@ -55,7 +55,7 @@ class Moves:
         job.destination = job.next_seat = None
         return freed
 
-    def _give_back_numbers(self, names: list[str], group: Group) -> None:
+    def _give_back_numbers(self, names: list[str], group: CoExecutionGroup) -> None:
         cluster = self._cluster
         cluster.inventory.untake(name for name in names if name not in cluster.nodes)
         # One that others were in until now has a past: its epochs are not to be counted again.
@@ -77,7 +77,7 @@ class Moves:
         """GB that a job takes of each node of a home."""
         return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
 
-    def depart(self, job: Job) -> Group:
+    def depart(self, job: Job) -> CoExecutionGroup:
         """Leave the present seat, keeping the memory; returns the group that it was in."""
         assert job.home is not None
         assert job.seat is not None

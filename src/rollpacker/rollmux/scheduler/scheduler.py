@@ -13,7 +13,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import Cloud, Fixed, Inventory
 from rollpacker.rollmux.model.jobs import KNOWN_AFTER
-from rollpacker.rollmux.model.member import IDLE, OUT, ROLLOUT, TRAIN, Seat
+from rollpacker.rollmux.model.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, expected
 from rollpacker.rollmux.placement.placement import Placement, Site
@@ -24,7 +24,7 @@ from rollpacker.rollmux.scheduler.queue import Choose, Queue, why_never
 from rollpacker.rollmux.scheduler.repack import Repack
 from rollpacker.rollmux.scheduler.reservations import Moves
 from rollpacker.rollmux.scheduler.slo_guard import SloGuard
-from rollpacker.rollmux.scheduler.snapshot import Snapshot, remembered
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
 
 _POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
 FEW = 6
@@ -87,9 +87,9 @@ class Scheduler:
         """Put every group on the list of things to repack."""
         self._repack.everything()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SchedulerSnapshot:
         """All that later decisions depend on; it shares what it holds with the scheduler."""
-        return Snapshot(
+        return SchedulerSnapshot(
             jobs=list(self.cluster.jobs.values()),
             groups=list(self.cluster.groups.values()),
             nodes=list(self.cluster.nodes.values()),
@@ -109,9 +109,9 @@ class Scheduler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict`` into a new scheduler of the same settings."""
-        self.restore(load(state, Snapshot))
+        self.restore(load(state, SchedulerSnapshot))
 
-    def restore(self, saved: Snapshot) -> None:
+    def restore(self, saved: SchedulerSnapshot) -> None:
         """Take over what a snapshot holds, in a new scheduler of the same settings."""
         saved.restore(self.cluster)
         self._permits.token = saved.token

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job
-from rollpacker.rollmux.model.member import POOLS, Seat, State
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job
+from rollpacker.rollmux.model.seat import POOLS, Seat, SeatState
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, affordable, expected
 
@@ -60,11 +60,11 @@ class SloGuard:
         slowdown = self._admission.slowdown(seats, job, now)
         return slowdown * SURE > affordable(job, now, self._settings, 0.0)
 
-    def _next_wait(self, group: Group, seat: Seat, alone: float) -> float:
+    def _next_wait(self, group: CoExecutionGroup, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""
         wait = (LATE - 1.0) * alone
         for other in group.seats:
-            if other is seat or other.state is State.AWAY:
+            if other is seat or other.state is SeatState.AWAY:
                 continue
             for pool in POOLS:
                 if other.masks[pool] & seat.masks[pool]:

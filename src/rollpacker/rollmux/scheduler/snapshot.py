@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rollpacker.rollmux.model.cluster import Cluster, Group, Job, Node, Reservation
-from rollpacker.rollmux.model.member import State
+from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job, PoolNode, Reservation
+from rollpacker.rollmux.model.seat import SeatState
 from rollpacker.rollmux.placement.admission import Members
-from rollpacker.rollmux.scheduler.repack import Task
+from rollpacker.rollmux.scheduler.repack import RepackStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +35,18 @@ def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class SchedulerSnapshot:
     """All that later decisions depend on: the cluster, then what the scheduler's parts keep."""
 
     jobs: list[Job]
-    groups: list[Group]
-    nodes: list[Node]
+    groups: list[CoExecutionGroup]
+    nodes: list[PoolNode]
     inventory: dict[str, Any]
     reservation: Reservation | None
     retry_at: float
     number: int
     token: int
-    agenda: list[Task]
+    agenda: list[RepackStep]
     looks: list[tuple[int, float]]
     rehearsed: list[Rehearsed]
 
@@ -73,7 +73,7 @@ class Snapshot:
             for seat in group.seats:
                 # Groups and jobs had the same seats, not equal ones.
                 job = cluster.jobs[seat.job]
-                if seat.state is State.AWAY:
+                if seat.state is SeatState.AWAY:
                     job.next_seat = seat
                 else:
                     job.seat = seat

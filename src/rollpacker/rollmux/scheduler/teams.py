@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import Needs
-from rollpacker.rollmux.model.member import POOLS
+from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.model.settings import Team
 
 _ROUNDING = 1e-9

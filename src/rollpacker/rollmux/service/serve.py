@@ -26,11 +26,11 @@ from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.audit import Audit
 from rollpacker.rollmux.service.http.auth import make_token, read_token
-from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, Guard
+from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.http.tokens import Tokens
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.store.store import Store, StoreError
 from rollpacker.rollmux.service.views.metrics import Metrics
@@ -136,7 +136,7 @@ def _check_certificate(options: ServeOptions) -> None:
         raise ValueError(f"{files}: {error.strerror or error}") from error
 
 
-def _open(options: ServeOptions) -> Core:
+def _open(options: ServeOptions) -> TransactionLog:
     store: Store
     if options.postgres is not None:
         from rollpacker.rollmux.service.store.postgres import PostgresStore
@@ -149,7 +149,9 @@ def _open(options: ServeOptions) -> Core:
         if options.inventory is not None:
             nodes = read(options.inventory)
             settings, machines = nodes.settings(settings or Settings()), nodes.machines
-        return Core(store, settings, options.ttl, machines=machines, verified=options.verify)
+        return TransactionLog(
+            store, settings, options.ttl, machines=machines, verified=options.verify
+        )
     except BaseException:
         store.close()
         raise
@@ -171,7 +173,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     app = make_app(writer, metrics, Logs(options.state / "logs"))
     audit = Audit(options.state / "audit.jsonl")
     who = Tokens(options.state / TOKENS, token).principal
-    guarded = Guard(app, who, metrics.request, audit.note)
+    guarded = AccessGuard(app, who, metrics.request, audit.note)
     allow_files(STRANGERS + _KNOWN)
     server = _Server(_config(options, guarded))
     writer.start(asyncio.get_running_loop())
@@ -185,7 +187,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
         raise StoreError(f"{crashed[0]} because of an internal error; its trace is above")
 
 
-def _config(options: ServeOptions, app: Guard) -> uvicorn.Config:
+def _config(options: ServeOptions, app: AccessGuard) -> uvicorn.Config:
     # Strangers may send what is no request as often as they like.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     return uvicorn.Config(
@@ -235,7 +237,7 @@ class _Opener:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
 
-    def __call__(self) -> Core:
+    def __call__(self) -> TransactionLog:
         core = _open(self._options)
         self._options = replace(self._options, verify=False)
         return core

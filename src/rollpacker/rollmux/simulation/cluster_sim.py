@@ -12,13 +12,13 @@ from rollpacker.policy.gradients.tail_release import TAIL_ENGINES
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import count_pools
-from rollpacker.rollmux.model.member import NEVER
+from rollpacker.rollmux.model.seat import NEVER
 from rollpacker.rollmux.model.tail_model import TAIL_COST, TAIL_TIME, extra_beside
 from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import TraceJob
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.result import (
-    JobResult,
+    FinishedJob,
     Meter,
     SimulationResult,
     lower_bound,
@@ -116,7 +116,7 @@ class ClusterSimulation:
         """Of nodes that are held."""
         self._tails: dict[str, float] = {}
         self.meter = Meter(since=jobs[0].arrival_s if jobs else 0.0)
-        self.results: list[JobResult] = []
+        self.results: list[FinishedJob] = []
         self.decision_s: list[float] = []
         for job in jobs:
             self._at(job.arrival_s, self._arrive, job)
@@ -290,7 +290,7 @@ class ClusterSimulation:
         spec = run.job.spec
         elapsed = self.now - run.job.arrival_s
         self.results.append(
-            JobResult(
+            FinishedJob(
                 spec.id,
                 elapsed,
                 run.job.solo_s,

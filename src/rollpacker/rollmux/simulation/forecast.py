@@ -18,7 +18,7 @@ import numpy as np
 
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.model.member import ROLLOUT, RUNNING, WAITING, Seat
+from rollpacker.rollmux.model.seat import ROLLOUT, RUNNING, WAITING, Seat
 from rollpacker.rollmux.model.tail_model import TAIL_TIME
 from rollpacker.rollmux.record.trace import TraceJob
 from rollpacker.rollmux.scheduler.queue import why_never
@@ -61,7 +61,7 @@ def forecast(
     return _Ahead(scheduler, now, number, arrivals).starts(job, events)
 
 
-class Start(NamedTuple):
+class ExpectedStart(NamedTuple):
     """When a job that waits is expected to start, in seconds from now: the middle of runs ahead.
 
     ``least`` and ``most`` of them are as far apart as chance makes them; ``most`` may be infinite.
@@ -82,12 +82,12 @@ class Start(NamedTuple):
         return self.least, self.most if math.isfinite(self.most) else None
 
 
-def expected_starts(runs: Sequence[Mapping[str, float]]) -> dict[str, Start]:
+def expected_starts(runs: Sequence[Mapping[str, float]]) -> dict[str, ExpectedStart]:
     """Of each job that any run ahead has seen; those that may never start are left out."""
-    found: dict[str, Start] = {}
+    found: dict[str, ExpectedStart] = {}
     for job in dict.fromkeys(job for run in runs for job in run):
         waits = [run[job] for run in runs if job in run]
-        start = Start(median_low(waits), min(waits), max(waits), len(waits))
+        start = ExpectedStart(median_low(waits), min(waits), max(waits), len(waits))
         if math.isfinite(start.middle):
             found[job] = start
     return found

@@ -10,7 +10,7 @@ from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import Philly, philly
 from rollpacker.rollmux.simulation.policies import POLICIES, Run
 from rollpacker.rollmux.simulation.result import SimulationResult
-from rollpacker.sim.reproduce.rows import Row, row
+from rollpacker.sim.reproduce.rows import ResultRow, row
 
 SETTING = Philly(cycles="one")
 """The published one as far as known: 200 jobs, two weeks, iterations of one class."""
@@ -20,7 +20,7 @@ _TRACE = "synthetic trace, other than the paper's"
 Results = Mapping[str, Sequence[SimulationResult]]
 
 
-def rollmux_rows(seeds: int, setting: Philly = SETTING) -> list[Row]:
+def rollmux_rows(seeds: int, setting: Philly = SETTING) -> list[ResultRow]:
     """Simulate and compare; the mean over seeds."""
     results: dict[str, list[SimulationResult]] = {name: [] for name in NEEDED}
     for seed in range(seeds):
@@ -30,7 +30,7 @@ def rollmux_rows(seeds: int, setting: Philly = SETTING) -> list[Row]:
     return rows(results)
 
 
-def rows(results: Results) -> list[Row]:
+def rows(results: Results) -> list[ResultRow]:
     """From the simulations of each policy, one per seed."""
 
     def mean(value: Callable[[str, int], float], name: str) -> float:
@@ -49,7 +49,7 @@ def rows(results: Results) -> list[Row]:
 
         return points
 
-    made: list[Row] = []
+    made: list[ResultRow] = []
     for name in ("rollmux-plain", "rollmux"):
         for what, paper, value in (
             ("cost against solo", 1.84, gain("solo")),

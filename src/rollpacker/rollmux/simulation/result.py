@@ -37,7 +37,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class JobResult:
+class FinishedJob:
     """A finished job: seconds from arrival to end, alone, and what it was promised.
 
     Args:
@@ -69,7 +69,7 @@ class JobResult:
 class SimulationResult:
     """A whole simulation."""
 
-    jobs: tuple[JobResult, ...]
+    jobs: tuple[FinishedJob, ...]
     meter: Meter
     hours: float
     """Of the trace: from the first arrival to when the last job would end alone."""

@@ -25,7 +25,7 @@ from rollpacker.runtime.attempts.conversation import Conversation
 from rollpacker.runtime.attempts.samples import State
 
 
-class Stage(Enum):
+class TrajectoryStage(Enum):
     """Where an attempt is."""
 
     RUNNING = auto()
@@ -38,8 +38,8 @@ class Stage(Enum):
     OVER = auto()
 
 
-DECODING = (Stage.RUNNING, Stage.MIGRATING)
-GENERATING = (*DECODING, Stage.ACTING)
+DECODING = (TrajectoryStage.RUNNING, TrajectoryStage.MIGRATING)
+GENERATING = (*DECODING, TrajectoryStage.ACTING)
 """Of those whose response is not there yet."""
 
 
@@ -64,7 +64,7 @@ _NOTHING = _Nothing()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Attempt:
+class Trajectory:
     """One attempt from start to verdict. Times are seconds of the run's clock."""
 
     id: AttemptId
@@ -76,7 +76,7 @@ class Attempt:
     since_s: float | None
     """When it came to the engine, or began its turn there; None while its environment is at work.
     """
-    stage: Stage = Stage.RUNNING
+    stage: TrajectoryStage = TrajectoryStage.RUNNING
     target: EngineId | None = None
     """Where a migrating attempt goes."""
     stays: tuple[tuple[EngineId, float, float], ...] = ()
@@ -120,7 +120,7 @@ class Attempt:
         self._stay(now)
         self.engine, self.target, self.begun = engine, None, begun
         self.earlier = self.earlier.plus(begun.drafts)
-        self.stage, self.since_s = Stage.RUNNING, now
+        self.stage, self.since_s = TrajectoryStage.RUNNING, now
 
     def end_turn(self, now: float, output: Output) -> None:
         """It has ended a turn."""

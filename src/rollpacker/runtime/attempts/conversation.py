@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.engine.base import Output
-from rollpacker.env.messages import Answer
+from rollpacker.env.messages import EnvironmentAnswer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Conversation:
         before = self.put_in + sum(turn.sampled for turn in self.turns)
         self.turns.append(TurnRecord(sampled=tokens - before))
 
-    def take(self, answer: Answer, seconds: float) -> None:
+    def take(self, answer: EnvironmentAnswer, seconds: float) -> None:
         """The environment has answered, after so many seconds for the driver."""
         if self.turns:
             self.turns[-1].wait_s = seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollpacker.core.types import PromptId
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 
 
 def backend(tokenizer: Any) -> Any:
@@ -28,7 +28,7 @@ class Texts:
         """A step begins: forget the last one's prompts."""
         self._prompts.clear()
 
-    def prompt(self, attempt: Attempt) -> str:
+    def prompt(self, attempt: Trajectory) -> str:
         """The prompt as the model saw it, special tokens included."""
         if attempt.conversation is not None and attempt.conversation.changed:
             return self._read(attempt)
@@ -37,10 +37,10 @@ class Texts:
             text = self._prompts[attempt.prompt] = self._read(attempt)
         return text
 
-    def _read(self, attempt: Attempt) -> str:
+    def _read(self, attempt: Trajectory) -> str:
         return self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
 
-    def completion(self, attempt: Attempt) -> str | None:
+    def completion(self, attempt: Trajectory) -> str | None:
         """The response, as the rewards were given it; None of an attempt that gave nothing back."""
         if attempt.output is None:
             return None

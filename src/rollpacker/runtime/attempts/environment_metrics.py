@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 
 
-def environment_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
+def environment_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
     """Means over responses that an environment took part in; nothing where there is none.
 
     ``environment/turns``, ``/wait_s`` (seconds in which it was waited for), ``/added_tokens``,

@@ -9,7 +9,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.rewards.reward_faults import RESPONSES
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.conversation import Conversation
 
 NAME = "environment"
@@ -39,11 +39,11 @@ class EnvironmentReward:
         self._silent: int | None = 0
         """Episodes that ended by themselves and were given nothing; None once that is settled."""
 
-    def note(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+    def note(self, attempts: Iterable[Trajectory]) -> list[Trajectory]:
         """Responses are about to be graded; those that reward functions are to see."""
         if self._config is None:
             return list(attempts)
-        seen: list[Attempt] = []
+        seen: list[Trajectory] = []
         for attempt in attempts:
             conversation = attempt.conversation
             assert conversation is not None
@@ -86,6 +86,6 @@ class EnvironmentReward:
         total = (grade.reward or 0.0) + self._config.weight * given
         return replace(grade, reward=total, rewards=scores)
 
-    def alone(self, attempts: Iterable[Attempt]) -> list[Grade]:
+    def alone(self, attempts: Iterable[Trajectory]) -> list[Grade]:
         """Grades of responses that no reward function sees."""
         return [self.add(Grade(attempt=a.id, reward=None, rewards={})) for a in attempts]

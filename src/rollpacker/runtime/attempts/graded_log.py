@@ -22,7 +22,7 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.durable import AppendFile
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun, Grade
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.conversation import Conversation
 
 Buffer = bytes | memoryview
@@ -40,7 +40,7 @@ class GradedResponse:
     """Where its environment has put another prompt in the row's place."""
     conversation: Conversation | None = None
 
-    def restore(self, attempt: Attempt) -> None:
+    def restore(self, attempt: Trajectory) -> None:
         """Give an attempt what it had said to its environment."""
         attempt.conversation = self.conversation
         if self.prompt_tokens is not None:
@@ -103,7 +103,7 @@ class GradedLog:
         """The response to a prompt with this sample index, if it was graded before."""
         return self._known.get((prompt, index))
 
-    def add(self, attempts: Iterable[Attempt]) -> None:
+    def add(self, attempts: Iterable[Trajectory]) -> None:
         """Keep what was just graded."""
         if self._file is None:
             return
@@ -144,7 +144,7 @@ class GradedLog:
             )
 
 
-def _encode_attempt(attempt: Attempt) -> Sequence[Buffer]:
+def _encode_attempt(attempt: Trajectory) -> Sequence[Buffer]:
     assert attempt.output is not None
     fields = {
         "prompt": attempt.prompt,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import Message, Row
-from rollpacker.data.source import Source
+from rollpacker.data.source import PromptStream
 
 
 class Problems:
@@ -26,7 +26,7 @@ class Problems:
         self,
         rows: Sequence[Row] | dict[PromptId, Row],
         tokens: Mapping[PromptId, NDArray[np.int32]],
-        source: Source,
+        source: PromptStream,
         chat: Callable[[Row], list[Message]] | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, dict) else {row.id: row for row in rows}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rollpacker.reward.base import NO_CODE, CodeRun
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 
 
-def program_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
+def program_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
     """Of every response that a code reward graded, kept or not, as ``rewards/<name>/*``.
 
     Shares of responses: ``passed`` all tests, ``timeouts``, ``crashes``, ``no_code``. Share of the
@@ -26,7 +26,7 @@ def program_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
     }
 
 
-def without_program(attempts: Iterable[Attempt]) -> float:
+def without_program(attempts: Iterable[Trajectory]) -> float:
     """Share of the responses that a code reward graded in which it found no program."""
     runs = [run for attempt in attempts for run in attempt.runs.values()]
     return sum(run.verdict == NO_CODE for run in runs) / len(runs) if runs else 0.0

@@ -20,7 +20,7 @@ from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutS
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.detokenizer import backend
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
 
@@ -73,7 +73,7 @@ class Rewards:
             columns=columns,
             tokenizer=backend(tokenizer),
         )
-        self._ready: list[Attempt] = []
+        self._ready: list[Trajectory] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
@@ -116,7 +116,7 @@ class Rewards:
         return self._pool.needs_group
 
     def grade(
-        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+        self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading; never waits. With ``needs_group``, one prompt's responses a call.
 
@@ -131,7 +131,7 @@ class Rewards:
         if requests:
             self._pool.submit(requests, group=self._pool.needs_group)
 
-    def _give(self, attempts: Sequence[Attempt]) -> None:
+    def _give(self, attempts: Sequence[Trajectory]) -> None:
         """Their rewards are known: they are told when the caller is done."""
         assert self._loop is not None
         if not self._ready:
@@ -142,7 +142,7 @@ class Rewards:
         ready, self._ready = self._ready, []
         self._listener(self._environment.alone(ready))
 
-    def _request(self, attempt: Attempt, row: Row, training: bool) -> GradeRequest:
+    def _request(self, attempt: Trajectory, row: Row, training: bool) -> GradeRequest:
         assert attempt.output is not None
         tests = self._count_tests(row) if self._code else 0
         if tests and training:

@@ -38,7 +38,7 @@ _TRUNCATED: dict[FinishReason | None, bool] = {"stop": False, "length": True}
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class SampleRow:
     """An attempt; the fields are columns of the table, ``rewards`` one for each function."""
 
     prompt: PromptId
@@ -146,7 +146,7 @@ class SampleLog:
             **(sample_columns.TURNS if self._turns else {}),
         }
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SampleRow) -> None:
         """Add an attempt whose fate is known. Costs some microseconds.
 
         What the configuration does not keep is not looked at.

@@ -25,14 +25,14 @@ from rollpacker.processes.shield import shielded
 from rollpacker.runtime.cluster import node_messages as node
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.file_transfer import give, take
-from rollpacker.runtime.cluster.local import Started
+from rollpacker.runtime.cluster.local import StartedWorker
 from rollpacker.runtime.ipc.rendezvous import enter
-from rollpacker.runtime.ipc.watchdog_client import Guard
+from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shm_janitor import Belongings
-from rollpacker.runtime.worker.heartbeat import Beating
+from rollpacker.runtime.worker.heartbeat import Heartbeat
 
 _FENCE = 30
 """Heartbeats without a word of the driver after which it is taken for gone, and workers for
@@ -58,8 +58,8 @@ class Agent:
         self._driver = Wire(self._end)
         self._say: Callable[[Any], None] = self._driver.send
         self._belongings = Belongings()
-        self._workers: dict[int, Started] = {}
-        self._guard: Guard | None = None
+        self._workers: dict[int, StartedWorker] = {}
+        self._guard: Watchdog | None = None
 
     def serve(self, leave: int) -> None:
         """Until told to stop, the driver is gone, or ``leave`` (a descriptor) ends.
@@ -74,7 +74,9 @@ class Agent:
             if not self._arrive(welcome):
                 return
             heartbeat_s = welcome.config.cluster.heartbeat_s
-            beating = Beating(self._driver, heartbeat_s, lambda: node.Alive(clock=time.monotonic()))
+            beating = Heartbeat(
+                self._driver, heartbeat_s, lambda: node.AgentAlive(clock=time.monotonic())
+            )
             self._say = beating.send
             try:
                 self._watch(leave, _FENCE * heartbeat_s)
@@ -99,7 +101,7 @@ class Agent:
         folder, address = str(self._belongings.folder), self._end.getsockname()[0]
         _talk_over(address)
         self._driver.send(node.Arrived(places=places, folder=folder, address=address))
-        self._driver.send(node.Alive(clock=time.monotonic()))
+        self._driver.send(node.AgentAlive(clock=time.monotonic()))
         return True
 
     def _watch(self, leave: int, fence_s: float) -> None:
@@ -114,7 +116,7 @@ class Agent:
             # Before others may come in their places.
             for rank in [rank for rank, sentinel in living.items() if sentinel in ready]:
                 code = self._workers.pop(rank).exit_code()
-                self._say(node.Ended(worker=rank, code=code))
+                self._say(node.WorkerEnded(worker=rank, code=code))
             if self._end in ready:
                 heard = now
                 if not self._obey(self._driver.recv()):
@@ -133,7 +135,7 @@ class Agent:
                     worker.wait(_GONE_S)  # before another may come in its place
             case node.Look():
                 self._say(node.Seen(marker=command.marker, there=Path(command.marker).exists()))
-            case node.Move():
+            case node.MoveFolder():
                 Thread(target=self._move, args=(command,), daemon=True).start()
             case node.Until():
                 self._fence(command.stop_at)
@@ -146,7 +148,7 @@ class Agent:
 
     def _fence(self, stop_at: float | None) -> None:
         """Let workers run until then, however this process or the driver fares."""
-        self._guard = self._guard or Guard()
+        self._guard = self._guard or Watchdog()
         self._guard.tell([worker.pid for worker in self._workers.values()], stop_at)
 
     def _spawn(self, command: node.Spawn) -> None:
@@ -157,7 +159,7 @@ class Agent:
         for end in ends:
             end.close()
 
-    def _move(self, command: node.Move) -> None:
+    def _move(self, command: node.MoveFolder) -> None:
         folder, problem = Path(command.folder), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +173,7 @@ class Agent:
         except (OSError, EOFError, ValueError) as error:
             problem = str(error)
         with suppress(OSError):
-            self._say(node.Moved(key=command.key, problem=problem))
+            self._say(node.FolderMoved(key=command.key, problem=problem))
 
     def _leave(self) -> None:
         until = time.monotonic() + _CLOSE_S

@@ -20,7 +20,7 @@ from rollpacker.runtime.cluster.local import Start, start_processes
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.ipc.failure_detector import Silence
-from rollpacker.runtime.ipc.rendezvous import Gate
+from rollpacker.runtime.ipc.rendezvous import Rendezvous
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
@@ -57,7 +57,7 @@ class Launcher(Protocol):
         ...
 
 
-class Cluster:
+class RunNodes:
     """A run's nodes.
 
     Args:
@@ -78,7 +78,7 @@ class Cluster:
         self._coming: dict[int, asyncio.Task[Node]] = {}
         self._nodes: list[Node] | None = None
         self._arriving: dict[int, asyncio.Future[messages.Arrived]] = {}
-        self._gate: Gate | None = None
+        self._gate: Rendezvous | None = None
         self._silence = Silence(config.cluster.heartbeat_s)
         self._watching: asyncio.Task[None] | None = None
         self._moving: dict[str, asyncio.Future[socket.socket]] = {}
@@ -88,7 +88,7 @@ class Cluster:
         """Start an agent on each node and wait for it."""
         if self._nodes is not None:
             return self._nodes
-        self._gate = gate = Gate(self._launcher.host, self._enter, self._loop)
+        self._gate = gate = Rendezvous(self._launcher.host, self._enter, self._loop)
         self._arriving = {agent.number: self._loop.create_future() for agent in self._agents}
         names = [agent.key for agent in self._agents]
         await self._launcher.launch(gate.address, gate.key, names)
@@ -175,13 +175,13 @@ class Cluster:
                 arriving.set_result(report)
             case msg.Died() if not arriving.done():
                 arriving.set_exception(ValueError(f"node {agent.name}: {report.fault.text}"))
-            case messages.Ended():
+            case messages.WorkerEnded():
                 agent.ended[report.worker] = report.code
             case messages.Seen():
                 agent.answer(report.marker, report.there)
-            case messages.Moved():
+            case messages.FolderMoved():
                 agent.answer(report.key, report.problem)
-            case messages.Alive():
+            case messages.AgentAlive():
                 agent.heard_clock(report.clock)
             case _:
                 pass
@@ -261,7 +261,7 @@ class Cluster:
     async def _move(self, node: int, place: Path, folder: Path, *, out: bool) -> None:
         agent, key = self._agents[node], f"move-{secrets.token_hex(8)}"
         coming = self._moving[key] = self._loop.create_future()
-        command = messages.Move(key=key, folder=str(place), out=out)
+        command = messages.MoveFolder(key=key, folder=str(place), out=out)
         moved = asyncio.create_task(agent.ask(key, command))
         await asyncio.wait([coming, moved], return_when=asyncio.FIRST_COMPLETED)
         self._moving.pop(key, None)

@@ -29,7 +29,7 @@ _LOOK_S = 0.01
 """Between two looks at one that may be."""
 
 
-class Started(Protocol):
+class StartedWorker(Protocol):
     """What a worker runs in, for whoever has started it."""
 
     @property
@@ -60,7 +60,7 @@ class Started(Protocol):
         ...
 
 
-Start = Callable[[Sequence[WorkerSpec], Sequence[socket.socket]], Sequence[Started]]
+Start = Callable[[Sequence[WorkerSpec], Sequence[socket.socket]], Sequence[StartedWorker]]
 """Starts workers of one machine, each with the end of a connection to its driver, of which it takes
 a copy. Pickles: an agent may be the one that calls it."""
 
@@ -117,7 +117,7 @@ class LocalHost:
         started: what it runs in.
     """
 
-    def __init__(self, link: Link, started: Started) -> None:
+    def __init__(self, link: Link, started: StartedWorker) -> None:
         self.link = link
         self._started = started
 

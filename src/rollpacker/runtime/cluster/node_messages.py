@@ -31,7 +31,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alive:
+class AgentAlive:
     """Of an agent: a sign of life, with what its clock says, in monotonic seconds."""
 
     clock: float
@@ -61,7 +61,7 @@ class Kill:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class WorkerEnded:
     """Of an agent: a worker has ended, with this exit code."""
 
     worker: int
@@ -84,9 +84,9 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class MoveFolder:
     """Bring the driver's folder to ``folder`` on the node, or (``out``) this one to the driver's,
-    and remove it; over a connection under the name ``key``. Answered by ``Moved``."""
+    and remove it; over a connection under the name ``key``. Answered by ``FolderMoved``."""
 
     key: str
     folder: str
@@ -94,7 +94,7 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class FolderMoved:
     """Of an agent: it is done; ``problem``: why not."""
 
     key: str

@@ -37,7 +37,7 @@ Take = Callable[[str, socket.socket], None]
 """Takes the name of one that has come, and the connection to it."""
 
 
-class Gate:
+class Rendezvous:
     """Listens on one interface, for those that know the key.
 
     Args:

@@ -12,7 +12,7 @@ from rollpacker.processes.shield import shielded
 from rollpacker.runtime.ipc import watchdog
 
 
-class Guard:
+class Watchdog:
     """Of processes on this machine; they are killed when whoever has made this is gone."""
 
     def __init__(self) -> None:

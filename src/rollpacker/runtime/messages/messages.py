@@ -64,7 +64,7 @@ class Abort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speculate:
+class DecodeAhead:
     """Decode ahead so, until new weights come."""
 
     how: Speculation
@@ -85,7 +85,7 @@ class Accumulate:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Log-probabilities of these under the weights in place; answered by ``Scored``."""
+    """Log-probabilities of these under the weights in place; answered by ``ScoredSamples``."""
 
     groups: Sequence[Group]
 
@@ -156,7 +156,7 @@ class Carry:
     name: str
 
 
-EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | Speculate | Proceed | Carry
+EngineCommand = BeginStep | LoadWeights | Sleep | Submit | Abort | DecodeAhead | Proceed | Carry
 ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Carry
 Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 
@@ -265,7 +265,7 @@ class Accumulated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredSamples:
     """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
 
     logprobs: dict[SampleId, NDArray[np.float32]]
@@ -322,5 +322,5 @@ class Carried:
 
 
 EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed | Carried
-ReplicaReport = Accumulated | Scored | Applied | Shared | Carried
+ReplicaReport = Accumulated | ScoredSamples | Applied | Shared | Carried
 Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died

@@ -29,8 +29,8 @@ from rollpacker.runtime.pool.placement import (
     worker_specs,
 )
 from rollpacker.runtime.pool.protocols import Listener, Loss
-from rollpacker.runtime.pool.supervisor import Crew
-from rollpacker.runtime.pool.topology import Gangs
+from rollpacker.runtime.pool.supervisor import Supervisor
+from rollpacker.runtime.pool.topology import Topology
 
 
 class WorkerPool:
@@ -64,10 +64,12 @@ class WorkerPool:
         self._sizes = sizes or (config.engine.tensor_parallel,)
         self._machines = nodes or ThisMachine(config)
         self._nodes: list[Node] = []
-        self._crew = Crew(self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose)
+        self._crew = Supervisor(
+            self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose
+        )
         self._newcomers: set[int] = set()
         self._generation = 0
-        self._gangs = Gangs()
+        self._gangs = Topology()
         self._formed: dict[EngineId, int] = {}
         self._version = 0
         self._weights: Mapping[int, SharedWeights] | None = None
@@ -139,7 +141,7 @@ class WorkerPool:
         """
         self._nodes = [*await self._machines.gather()]
         posts = self._posts()
-        self._gangs = Gangs(posts)
+        self._gangs = Topology(posts)
         await self._begin(posts, self._gangs.workers)
         self._crew.admit()
         self.meet()
@@ -366,7 +368,7 @@ class WorkerPool:
                 self._listener.engine(self._gangs.engine(number), report)
             case msg.Carried():
                 self._listener.replica(self._gangs.replica(number), report)
-            case msg.Accumulated() | msg.Scored() | msg.Applied() | msg.Shared():
+            case msg.Accumulated() | msg.ScoredSamples() | msg.Applied() | msg.Shared():
                 of_all = self._gangs.hear(number, self._timed(number, report))
                 if of_all is not None:
                     self._listener.replica(self._gangs.replica(number), of_all)

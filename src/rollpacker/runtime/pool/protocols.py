@@ -11,7 +11,7 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 
@@ -145,7 +145,7 @@ class Graders(Protocol):
         ...
 
     def grade(
-        self, attempts: Sequence[Attempt], rows: Mapping[PromptId, Row], *, training: bool = True
+        self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
         ...

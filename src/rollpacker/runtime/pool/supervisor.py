@@ -20,7 +20,7 @@ _GONE_S = 60.0
 """In which one that was killed is gone, and its device's memory with it."""
 
 
-class Crew:
+class Supervisor:
     """Workers by number, which are started together, live, and end one by one.
 
     Args:

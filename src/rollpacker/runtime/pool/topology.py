@@ -15,7 +15,7 @@ _Engine = tuple[int, EngineId]
 """Devices that it spans, and its number: that of the first of the smallest that it covers."""
 
 
-class Gangs:
+class Topology:
     """Workers by what they are a part of; the first of an engine, or a replica, leads it.
 
     Args:

@@ -34,7 +34,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class VerifiedCheckpoint:
     """A checkpoint whose every byte was verified.
 
     Args:
@@ -68,7 +68,7 @@ class Checkpoints:
         marker = self.marker()
         self._best = None if marker is None else marker["step"]
 
-    def latest(self) -> Found | None:
+    def latest(self) -> VerifiedCheckpoint | None:
         """The newest checkpoint that verifies; ``problems`` then says what is wrong with newer."""
         found, self.problems = search(self.folder)
         if found is not None:
@@ -179,14 +179,14 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def search(folder: Path) -> tuple[Found | None, list[str]]:
+def search(folder: Path) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """The newest checkpoint that verifies, and one line on each newer one that does not."""
     problems: list[str] = []
     for path in _newest_first(folder):
         problem = verify(path)
         if problem is None:
             state = json.loads((path / _STATE).read_bytes())
-            return Found(step=_step(path), path=path, state=state), problems
+            return VerifiedCheckpoint(step=_step(path), path=path, state=state), problems
         problems.append(f"{path.name} is not usable: {problem}")
     return None, problems
 

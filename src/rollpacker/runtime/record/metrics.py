@@ -27,7 +27,7 @@ _KINDS = tuple(kind.value for kind in RoundKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class TailMetrics:
     """What tail batching did in a step.
 
     Args:
@@ -114,7 +114,7 @@ def step_metrics(
     epoch: float,
     groups: Sequence[Group],
     updates: Sequence[Update],
-    tail: Tail,
+    tail: TailMetrics,
     step_time: float,
     num_tokens: int,
     timing_s: Mapping[str, float],

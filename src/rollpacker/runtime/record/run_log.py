@@ -25,12 +25,12 @@ from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.programs import program_metrics, without_program
-from rollpacker.runtime.attempts.samples import Row, SampleLog
+from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 from rollpacker.runtime.record.metrics import (
     Metrics,
     MetricsLog,
     StepWarnings,
-    Tail,
+    TailMetrics,
     step_metrics,
     without_learning,
 )
@@ -120,7 +120,7 @@ class RunLog:
         groups: Sequence[Group],
         *,
         epoch: float,
-        tail: Tail,
+        tail: TailMetrics,
         num_tokens: int,
         extra: Metrics,
     ) -> Metrics:
@@ -198,7 +198,7 @@ class RunLog:
         for attempt in record.attempts.values():
             output, learning = attempt.output, not self._emulated
             end_s = record.end_s if attempt.end_s is None else attempt.end_s
-            row = Row(
+            row = SampleRow(
                 prompt=attempt.prompt,
                 attempt=attempt.id,
                 sample_index=attempt.index,

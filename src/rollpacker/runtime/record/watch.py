@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from rollpacker.runtime.attempts.attempts import DECODING, Stage
+from rollpacker.runtime.attempts.attempts import DECODING, TrajectoryStage
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.step import StepRecord
@@ -55,7 +55,7 @@ class Watch:
                 record.kind.value,
                 len(record.trained) + len(record.dropped),
                 self._prompts,
-                stages[Stage.GRADED],
+                stages[TrajectoryStage.GRADED],
                 len(record.attempts),
                 sum(stages[stage] for stage in DECODING),
                 self._queue(),
@@ -67,8 +67,8 @@ class Watch:
 
 _DOING = (
     (DECODING, "response"),
-    ((Stage.ACTING,), "environment"),
-    ((Stage.GRADING,), "reward"),
+    ((TrajectoryStage.ACTING,), "environment"),
+    ((TrajectoryStage.GRADING,), "reward"),
 )
 
 

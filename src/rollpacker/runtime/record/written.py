@@ -8,7 +8,7 @@ from rollpacker.core.types import Group
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.record.metrics import Metrics, Tail, taught
+from rollpacker.runtime.record.metrics import Metrics, TailMetrics, taught
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import StepRecord
 
@@ -35,7 +35,7 @@ async def write_step(
         extra: metrics of an evaluation.
     """
     bias = policy.bias()
-    tail = Tail(
+    tail = TailMetrics(
         round_kind=record.kind,
         long_queue=policy.queue,
         deferred=len(record.deferred),

@@ -11,13 +11,13 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
-from rollpacker.runtime.attempts.attempts import GENERATING, Attempt, Stage
+from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.protocols import Workers
-from rollpacker.runtime.step.draft_sources import Hints
+from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
 
@@ -50,7 +50,7 @@ class Decoding:
         seed: int,
         *,
         lockstep: bool,
-        hints: Hints | None,
+        hints: DraftSources | None,
         post: Callable[..., None],
         clock: Clock,
         episodes: Episodes | None = None,
@@ -67,7 +67,7 @@ class Decoding:
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
         self._held: set[EngineId] = set()
-        self._outbox: dict[EngineId, list[Attempt]] = defaultdict(list)
+        self._outbox: dict[EngineId, list[Trajectory]] = defaultdict(list)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._forming: list[do.FormEngine] = []
         self._speculating: list[do.Speculate] = []
@@ -88,7 +88,7 @@ class Decoding:
     def start(self, decision: do.StartAttempt) -> None:
         """Begin a response, unless it is known from before the step was interrupted."""
         now = self._clock()
-        attempt = self._record.attempts[decision.attempt] = Attempt(
+        attempt = self._record.attempts[decision.attempt] = Trajectory(
             id=decision.attempt,
             prompt=decision.prompt,
             index=decision.index,
@@ -115,28 +115,28 @@ class Decoding:
     def go_on(self, decision: do.ContinueAttempt) -> None:
         """Sample an attempt's next turn."""
         attempt = self._record.attempts[decision.attempt]
-        attempt.stage, attempt.since_s = Stage.RUNNING, self._clock()
+        attempt.stage, attempt.since_s = TrajectoryStage.RUNNING, self._clock()
         attempt.engine = decision.engine
         self._outbox[decision.engine].append(attempt)
 
-    def abort(self, attempt: Attempt) -> None:
+    def abort(self, attempt: Trajectory) -> None:
         """Stop one whose response is not there; its end is an event when the engine has said so,
         or at once where its environment is at work."""
-        acting = attempt.stage is Stage.ACTING
+        acting = attempt.stage is TrajectoryStage.ACTING
         self._close(attempt)
-        if attempt.stage is Stage.RUNNING:
+        if attempt.stage is TrajectoryStage.RUNNING:
             self._stopping[attempt.engine].append(attempt.id)
-        attempt.stage = Stage.STOPPING
+        attempt.stage = TrajectoryStage.STOPPING
         if acting:
             self._forget(attempt)
             self._post(self.aborted(attempt))
 
-    def _close(self, attempt: Attempt) -> None:
+    def _close(self, attempt: Trajectory) -> None:
         """Its episode, if it has one, is not wanted any more."""
         if self._episodes is not None:
             self._episodes.close(attempt)
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: Trajectory) -> None:
         """The engine need not keep what it has of an attempt's turns."""
         if attempt.stays:
             self._stopping[attempt.engine].append(attempt.id)
@@ -145,12 +145,12 @@ class Decoding:
         """Stop these; when they have, they go on elsewhere."""
         for id_ in decision.attempts:
             attempt = self._record.attempts[id_]
-            if attempt.stage is Stage.RUNNING:
-                attempt.stage, attempt.target = Stage.MIGRATING, decision.target
+            if attempt.stage is TrajectoryStage.RUNNING:
+                attempt.stage, attempt.target = TrajectoryStage.MIGRATING, decision.target
                 self._stopping[decision.source].append(id_)
-            elif attempt.stage is Stage.MIGRATING:
+            elif attempt.stage is TrajectoryStage.MIGRATING:
                 attempt.target = decision.target
-            elif attempt.stage is Stage.ACTING:
+            elif attempt.stage is TrajectoryStage.ACTING:
                 self._forget(attempt)
                 attempt.engine = decision.target
                 tokens = attempt.tokens
@@ -183,7 +183,7 @@ class Decoding:
                 free=decision.free,
                 row_cost=decision.row_cost,
             )
-            self._workers.to_engine(decision.engine, msg.Speculate(how=how))
+            self._workers.to_engine(decision.engine, msg.DecodeAhead(how=how))
         self._speculating.clear()
         sent = 0
         while self._outbox and (self._lockstep or sent < _AT_ONCE):
@@ -206,7 +206,7 @@ class Decoding:
             self._workers.to_engine(engine, msg.Submit(requests=requests))
         return len(attempts)
 
-    def _request(self, attempt: Attempt) -> Request:
+    def _request(self, attempt: Trajectory) -> Request:
         """From its start, or from what an engine that it has left made of it."""
         request = Request(
             attempt=attempt.id,
@@ -259,20 +259,22 @@ class Decoding:
         """What it ran is over; returns what ends with it, but for its loss itself."""
         attempts = [a for a in self._record.attempts.values() if a.engine == engine]
         events: list[ev.Event] = [
-            self.aborted(attempt) for attempt in attempts if attempt.stage is Stage.STOPPING
+            self.aborted(attempt)
+            for attempt in attempts
+            if attempt.stage is TrajectoryStage.STOPPING
         ]
         for attempt in attempts:
             if attempt.stage in GENERATING:
                 self._close(attempt)
-                attempt.stage, attempt.verdict = Stage.OVER, "failed"
+                attempt.stage, attempt.verdict = TrajectoryStage.OVER, "failed"
                 attempt.end_s = self._clock()
         return events
 
-    def aborted(self, attempt: Attempt) -> ev.AttemptAborted:
+    def aborted(self, attempt: Trajectory) -> ev.AttemptAborted:
         """An attempt is over because it was told to be: now, unless its response was there."""
         if attempt.end_s is None:
             attempt.end_s = self._clock()
-        attempt.stage, attempt.verdict = Stage.OVER, "aborted"
+        attempt.stage, attempt.verdict = TrajectoryStage.OVER, "aborted"
         return ev.AttemptAborted(attempt=attempt.id, tokens=attempt.tokens)
 
     def _finished(self, output: Output) -> ev.Event:
@@ -282,7 +284,7 @@ class Decoding:
                 f"attempt {attempt.id} was sampled by weights {output.weights_version} "
                 f"in step {self._record.step}"
             )
-        if attempt.stage is Stage.STOPPING:
+        if attempt.stage is TrajectoryStage.STOPPING:
             attempt.output = output
             return self.aborted(attempt)
         talk = attempt.conversation
@@ -293,16 +295,18 @@ class Decoding:
         # It is from before an interruption: the policy has heard of none of its turns.
         return self._ended(attempt, output, talk.wait_s, len(talk.turns))
 
-    def _turned(self, attempt: Attempt, output: Output) -> ev.TurnFinished:
+    def _turned(self, attempt: Trajectory, output: Output) -> ev.TurnFinished:
         """Its environment is next; the policy has the word."""
         assert attempt.conversation is not None
-        moving = attempt.stage is Stage.MIGRATING and attempt.target in self._workers.engines
+        moving = (
+            attempt.stage is TrajectoryStage.MIGRATING and attempt.target in self._workers.engines
+        )
         attempt.end_turn(self._clock(), output)
         if moving and attempt.target is not None:
             attempt.engine = attempt.target
             tokens = attempt.tokens
             self._post(ev.AttemptMigrated(attempt=attempt.id, engine=attempt.engine, tokens=tokens))
-        attempt.stage = Stage.ACTING
+        attempt.stage = TrajectoryStage.ACTING
         return ev.TurnFinished(
             attempt=attempt.id,
             turn=len(attempt.conversation.turns) - 1,
@@ -311,12 +315,12 @@ class Decoding:
         )
 
     def _ended(
-        self, attempt: Attempt, output: Output, seconds: float = 0.0, turns: int = 0
+        self, attempt: Trajectory, output: Output, seconds: float = 0.0, turns: int = 0
     ) -> ev.AttemptFinished:
         """The response is there, after so many seconds of its environment, and turns, that the
         policy has not heard of."""
         attempt.output, attempt.end_s = output, self._clock()
-        attempt.stage = Stage.GRADING
+        attempt.stage = TrajectoryStage.GRADING
         if self._hints is not None:
             self._hints.finished(attempt.prompt, output.tokens)
         drafts = attempt.drafts
@@ -333,13 +337,13 @@ class Decoding:
 
     def _stopped(self, output: Output) -> ev.Event:
         attempt = self._record.attempts[output.attempt]
-        if attempt.stage is Stage.STOPPING:
+        if attempt.stage is TrajectoryStage.STOPPING:
             attempt.output = output
             return self.aborted(attempt)
         assert attempt.target is not None
         return self._continue(attempt, output, attempt.target)
 
-    def _continue(self, attempt: Attempt, output: Output, target: EngineId) -> ev.Event:
+    def _continue(self, attempt: Trajectory, output: Output, target: EngineId) -> ev.Event:
         """A migrating attempt has left its old engine: hand it to the new one."""
         if target not in self._workers.engines:
             return self._failed(attempt.id, f"worker {target} died")
@@ -353,9 +357,9 @@ class Decoding:
         attempt = self._record.attempts[id_]
         self._close(attempt)
         attempt.end_s = self._clock()
-        if attempt.stage is Stage.STOPPING:
+        if attempt.stage is TrajectoryStage.STOPPING:
             return self.aborted(attempt)
-        attempt.stage, attempt.verdict = Stage.OVER, "failed"
+        attempt.stage, attempt.verdict = TrajectoryStage.OVER, "failed"
         self._record.faults.append(f"attempt {id_} of prompt {attempt.prompt}: {error}")
         return ev.AttemptFailed(attempt=id_, error=error)
 
@@ -370,7 +374,11 @@ class Decoding:
         attempt, conversation = answered.attempt, answered.attempt.conversation
         assert conversation is not None
         if answered.error:
-            attempt.stage, attempt.verdict, attempt.end_s = Stage.OVER, "failed", self._clock()
+            attempt.stage, attempt.verdict, attempt.end_s = (
+                TrajectoryStage.OVER,
+                "failed",
+                self._clock(),
+            )
             self._forget(attempt)
             self._record.faults.append(f"environment of prompt {attempt.prompt}: {answered.error}")
             return ev.EpisodeFailed(

@@ -15,7 +15,7 @@ _KEPT = 1 << 22
 Texts = tuple[NDArray[np.int32], ...]
 
 
-class Hints:
+class DraftSources:
     """What was said to each prompt, in this step and at its last visit.
 
     Args:

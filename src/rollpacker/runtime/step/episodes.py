@@ -13,10 +13,10 @@ import numpy as np
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
-from rollpacker.env.messages import Answer, Begin, Step, packed
-from rollpacker.env.processes.pool import EnvironmentPool, Reply
+from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
+from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
 from rollpacker.errors import told
-from rollpacker.runtime.attempts.attempts import Attempt, Stage
+from rollpacker.runtime.attempts.attempts import Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.conversation import Conversation, lengthened
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -34,7 +34,7 @@ class Answered:
         blameless: another episode's fault.
     """
 
-    attempt: Attempt
+    attempt: Trajectory
     tokens: int = 0
     seconds: float = 0.0
     error: str = ""
@@ -82,7 +82,7 @@ class Episodes:
         self._lockstep = lockstep
         self._clock = clock
         self._live: set[AttemptId] = set()
-        self._acting: dict[AttemptId, tuple[Attempt, float]] = {}
+        self._acting: dict[AttemptId, tuple[Trajectory, float]] = {}
         self._answers: list[Answered] = []
         self._take: Take = lambda _answers: None
 
@@ -105,7 +105,7 @@ class Episodes:
 
     # What is to be done ------------------------------------------------------------------------
 
-    def begin(self, attempt: Attempt, problems: Problems) -> None:
+    def begin(self, attempt: Trajectory, problems: Problems) -> None:
         """Begin an episode; never waits."""
         assert problems.chat is not None
         row = problems.rows[attempt.prompt]
@@ -123,14 +123,14 @@ class Episodes:
         )
         self._pool.begin(command, (attempt.prompt, attempt.index))
 
-    def step(self, attempt: Attempt) -> None:
+    def step(self, attempt: Trajectory) -> None:
         """Give its environment the turn that has just ended; never waits."""
         output, conversation = attempt.output, attempt.conversation
         assert output is not None
         assert conversation is not None
         reply = np.ascontiguousarray(output.tokens[-conversation.turns[-1].sampled :], np.int32)
         self._wait_for(attempt)
-        command = Step(
+        command = ModelReplied(
             episode=attempt.id,
             reply=reply.tobytes(),
             left=self._total - len(output.tokens),
@@ -139,11 +139,11 @@ class Episodes:
         )
         self._pool.step(command)
 
-    def _wait_for(self, attempt: Attempt) -> None:
-        attempt.stage = Stage.ACTING
+    def _wait_for(self, attempt: Trajectory) -> None:
+        attempt.stage = TrajectoryStage.ACTING
         self._acting[attempt.id] = attempt, self._clock()
 
-    def close(self, attempt: Attempt) -> None:
+    def close(self, attempt: Trajectory) -> None:
         """Give an episode up, wherever it is."""
         self._acting.pop(attempt.id, None)
         self._answers = [each for each in self._answers if each.attempt is not attempt]
@@ -154,7 +154,7 @@ class Episodes:
             self._live.discard(attempt)
             self._pool.close_episode(attempt)
 
-    def request(self, request: Request, attempt: Attempt) -> Request:
+    def request(self, request: Request, attempt: Trajectory) -> Request:
         """What asks an engine for an attempt's next turn."""
         begun = attempt.begun
         if begun is not None:
@@ -168,7 +168,7 @@ class Episodes:
             turn_start=added[-1][1] if added else 0,
         )
 
-    def _group(self, attempt: Attempt) -> PromptId:
+    def _group(self, attempt: Trajectory) -> PromptId:
         """Whose prompt it has: its group's, unless its environment has put another there."""
         conversation = attempt.conversation
         if conversation is None or not conversation.changed:
@@ -176,7 +176,7 @@ class Episodes:
         digest = blake2b(attempt.prompt_tokens.tobytes(), digest_size=8).hexdigest()
         return PromptId(f"{attempt.prompt}#{digest}")
 
-    def _params(self, attempt: Attempt, params: SamplingParams) -> SamplingParams:
+    def _params(self, attempt: Trajectory, params: SamplingParams) -> SamplingParams:
         """How its next turn is sampled: as far as its tokens reach."""
         put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
         most = min(self._total, put_in + self._most)
@@ -206,14 +206,14 @@ class Episodes:
     def _act(self) -> bool:
         return len(self._acting) > self._pool.queued
 
-    def _hear(self, replies: Sequence[Reply]) -> None:
+    def _hear(self, replies: Sequence[EpisodeReply]) -> None:
         answers = [each for reply in replies if (each := self._answered(reply)) is not None]
         if self._lockstep:
             self._answers += answers
             answers = []
         self._take(answers)
 
-    def _answered(self, reply: Reply) -> Answered | None:
+    def _answered(self, reply: EpisodeReply) -> Answered | None:
         answer = reply.answer
         known = self._acting.pop(AttemptId(answer.episode), None)
         if known is None:
@@ -231,7 +231,7 @@ class Episodes:
             return Answered(attempt, error=f"its answer cannot be taken: {told(error)}")
         return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
 
-    def _enter(self, attempt: Attempt, answer: Answer, seconds: float) -> None:
+    def _enter(self, attempt: Trajectory, answer: EnvironmentAnswer, seconds: float) -> None:
         """An answer becomes a part of the attempt."""
         conversation, output = attempt.conversation, attempt.output
         assert conversation is not None

@@ -14,7 +14,7 @@ from rollpacker.config import EvalConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId, sampling_seed
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import GENERATING, Attempt, Stage
+from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -77,7 +77,7 @@ class Evaluator:
         self._failures = Counter[AttemptId]()
         self._sampling = params
         self._kind = "sampled"
-        self._attempts: dict[AttemptId, Attempt] = {}
+        self._attempts: dict[AttemptId, Trajectory] = {}
         self._missing = 0
         self._told: set[str] = set()
         self._version = 0
@@ -154,7 +154,7 @@ class Evaluator:
         engines = self._workers.engines
         if not engines:
             raise WorkerError("evaluation: no engine is left")
-        batches: dict[EngineId, list[Attempt]] = {engine: [] for engine in engines}
+        batches: dict[EngineId, list[Trajectory]] = {engine: [] for engine in engines}
         for place, prompt in enumerate(self._problems.tokens):
             engine = engines[place % len(engines)]
             for index in range(count):
@@ -169,10 +169,10 @@ class Evaluator:
             for each in attempts:
                 self._episodes.begin(each, self._problems)
 
-    def _begin(self, id_: AttemptId, prompt: PromptId, index: int, engine: EngineId) -> Attempt:
+    def _begin(self, id_: AttemptId, prompt: PromptId, index: int, engine: EngineId) -> Trajectory:
         """A new attempt, in place of one of the same number."""
         now, tokens = self._clock(), self._problems.tokens[prompt]
-        attempt = self._attempts[id_] = Attempt(
+        attempt = self._attempts[id_] = Trajectory(
             id=id_,
             prompt=prompt,
             index=index,
@@ -183,13 +183,13 @@ class Evaluator:
         )
         return attempt
 
-    def _submit(self, engine: EngineId, attempts: Sequence[Attempt]) -> None:
+    def _submit(self, engine: EngineId, attempts: Sequence[Trajectory]) -> None:
         for attempt in attempts:
-            attempt.stage = Stage.RUNNING
+            attempt.stage = TrajectoryStage.RUNNING
         requests = [self._request(attempt) for attempt in attempts]
         self._workers.to_engine(engine, msg.Submit(requests=requests))
 
-    def _request(self, attempt: Attempt) -> Request:
+    def _request(self, attempt: Trajectory) -> Request:
         """A response, or the next turn of one."""
         request = Request(
             attempt=attempt.id,
@@ -209,7 +209,7 @@ class Evaluator:
             case msg.Finished():
                 finished = [self._attempts[output.attempt] for output in report.outputs]
                 for attempt, output in zip(finished, report.outputs, strict=True):
-                    attempt.output, attempt.stage = output, Stage.GRADING
+                    attempt.output, attempt.stage = output, TrajectoryStage.GRADING
                 if self._episodes is None:
                     self._grade(finished)
                 else:
@@ -239,7 +239,7 @@ class Evaluator:
                 self._submit(attempt.engine, [attempt])
                 continue
             self._workers.to_engine(attempt.engine, msg.Abort(attempts=[attempt.id]))
-            attempt.stage = Stage.GRADING
+            attempt.stage = TrajectoryStage.GRADING
             if each.over:
                 attempt.output = attempt.whole(self._version)
             if each.blameless:
@@ -265,7 +265,7 @@ class Evaluator:
             self._told.add(error)
             self._progress.note(f"evaluation: {text}")
 
-    def _grade(self, attempts: Sequence[Attempt]) -> None:
+    def _grade(self, attempts: Sequence[Trajectory]) -> None:
         rows = self._problems.rows
         if self._rewards.needs_group:
             for attempt in attempts:
@@ -297,17 +297,19 @@ class Evaluator:
         self._progress.note(f"evaluation: {loss}")
         going = [each for each in self._attempts.values() if each.stage in GENERATING]
         load = Counter(each.engine for each in going)
-        batches: dict[EngineId, list[Attempt]] = defaultdict(list)
+        batches: dict[EngineId, list[Trajectory]] = defaultdict(list)
         for attempt in going:
             if attempt.engine in loss.engines:
                 attempt.engine = min(engines, key=lambda engine: (load[engine], engine))
                 load[attempt.engine] += 1
-                if attempt.stage is Stage.RUNNING:  # else when its environment has answered
+                if (
+                    attempt.stage is TrajectoryStage.RUNNING
+                ):  # else when its environment has answered
                     batches[attempt.engine].append(attempt)
         for engine, attempts in batches.items():
             self._submit(engine, attempts)
 
-    def _try_again(self, attempt: Attempt, error: str) -> None:
+    def _try_again(self, attempt: Trajectory, error: str) -> None:
         """An engine could not give an answer: the next one tries, a few times."""
         self._failures[attempt.id] += 1
         if self._failures[attempt.id] <= self._retries:
@@ -315,7 +317,7 @@ class Evaluator:
             attempt.engine = engines[(engines.index(attempt.engine) + 1) % len(engines)]
             self._submit(attempt.engine, [attempt])
             return
-        attempt.stage = Stage.OVER
+        attempt.stage = TrajectoryStage.OVER
         if self._episodes is not None:
             self._episodes.close(attempt)
         self._missing -= 1
@@ -325,11 +327,11 @@ class Evaluator:
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
-    def is_right(self, attempt: Attempt) -> bool:
+    def is_right(self, attempt: Trajectory) -> bool:
         """Whether a graded answer counts as correct."""
         return attempt.reward is not None and attempt.reward >= self._config.threshold
 
-    def graded(self) -> list[Attempt]:
+    def graded(self) -> list[Trajectory]:
         """The answers of the last evaluation that got a reward, in the problems' order."""
         attempts = self._attempts.values()
         return [attempt for attempt in attempts if attempt.reward is not None]

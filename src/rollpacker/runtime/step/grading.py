@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rollpacker.core import events as ev
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import GENERATING, Attempt, Stage
+from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -48,7 +48,7 @@ class Grading:
         self._post = post
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
-        self._waiting: list[Attempt] = []
+        self._waiting: list[Trajectory] = []
         self._grades: list[Grade] = []
 
     def begin(self, record: StepRecord) -> None:
@@ -56,13 +56,13 @@ class Grading:
         self._record = record
         self._rewards.begin_step(record.step, self._problems.source.passed)
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: Trajectory) -> None:
         """A response is to be graded with the next ``send``."""
         self._waiting.append(attempt)
 
     def send(self) -> None:
         """Grade what has finished; whole groups where a reward compares responses."""
-        self._waiting = [a for a in self._waiting if a.stage is Stage.GRADING]
+        self._waiting = [a for a in self._waiting if a.stage is TrajectoryStage.GRADING]
         if not self._waiting:
             return
         if self._rewards.needs_group:
@@ -85,7 +85,7 @@ class Grading:
                 self._rewards.grade(group, self._problems.rows)
                 self._waiting = [a for a in self._waiting if a.prompt != prompt]
 
-    def _recall(self, attempt: Attempt) -> bool:
+    def _recall(self, attempt: Trajectory) -> bool:
         """Take the grade from before the step was interrupted, if there is one."""
         known = self._log.find(attempt.prompt, attempt.index)
         if known is None:
@@ -121,20 +121,20 @@ class Grading:
 
     def _events(self, grade: Grade) -> list[ev.AttemptGraded | ev.GradingFailed]:
         attempt = self._record.attempts.get(grade.attempt)
-        if attempt is None or attempt.stage is not Stage.GRADING:
+        if attempt is None or attempt.stage is not TrajectoryStage.GRADING:
             return []
         attempt.graded_s = self._clock()
         attempt.rewards, attempt.runs = grade.rewards, grade.runs
         attempt.extra, attempt.metrics = grade.extra, grade.metrics
         if grade.error is not None:
-            attempt.stage, attempt.verdict = Stage.OVER, "failed"
+            attempt.stage, attempt.verdict = TrajectoryStage.OVER, "failed"
             self._record.faults.append(f"reward of prompt {attempt.prompt}: {grade.error}")
             return [ev.GradingFailed(attempt=attempt.id, error=grade.error)]
-        attempt.stage, attempt.reward = Stage.GRADED, grade.reward
+        attempt.stage, attempt.reward = TrajectoryStage.GRADED, grade.reward
         return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]
 
 
-def logged_metrics(attempts: Iterable[Attempt]) -> dict[str, float]:
+def logged_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
     """Means of what reward functions logged with these responses, by metric."""
     values: dict[str, list[float]] = {}
     for attempt in attempts:

@@ -15,7 +15,7 @@ class DisplacedError(RuntimeError):
     """The nodes have failed with what was on them: the job goes on from its last checkpoint."""
 
 
-class StoppedError(RuntimeError):
+class WaitStoppedError(RuntimeError):
     """The wait for nodes was given up because the user wants to stop."""
 
 
@@ -42,8 +42,8 @@ class Tenant(Protocol):
         ...
 
 
-class Phases(Protocol):
-    """Asks for the nodes of each phase; a job that has its own needs none (``Alone``).
+class PhaseNodes(Protocol):
+    """Asks for the nodes of each phase; a job that has its own needs none (``OwnNodes``).
 
     ``stats`` counts phases and what they waited, for the run's summary; ``launcher`` starts agents
     on the nodes, where Ray does not.
@@ -70,8 +70,8 @@ class Phases(Protocol):
     async def begin(self, phase: Phase) -> None:
         """Wait for the phase's nodes and go there; nothing to do when they are held already.
 
-        Raises ``DisplacedError``, ``StoppedError``, ``ValueError`` or whatever else keeps the job
-        from going on.
+        Raises ``DisplacedError``, ``WaitStoppedError``, ``ValueError`` or whatever else keeps the
+        job from going on.
         """
         ...
 
@@ -92,16 +92,16 @@ class Phases(Protocol):
         ...
 
 
-async def leave(phases: Phases) -> bool:
+async def leave(phases: PhaseNodes) -> bool:
     """Give the nodes back; False when the user wants to stop before that was answered."""
     try:
         await phases.end()
-    except StoppedError:
+    except WaitStoppedError:
         return False
     return True
 
 
-class Alone:
+class OwnNodes:
     """A job that shares its nodes with nobody."""
 
     def __init__(self) -> None:

@@ -29,10 +29,10 @@ from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError, in_one_line
 from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
 from rollpacker.runtime.step.decoding import Decoding
-from rollpacker.runtime.step.draft_sources import Hints
+from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.grading import Grading
-from rollpacker.runtime.step.node_lease import Phases
+from rollpacker.runtime.step.node_lease import PhaseNodes
 from rollpacker.runtime.step.publishing import Publishing
 from rollpacker.runtime.step.step import DroppedError, StepRecord
 from rollpacker.runtime.step.updates import Updates
@@ -72,7 +72,7 @@ class Rollout:
         journal: JournalWriter,
         graded: GradedLog,
         clock: Clock,
-        phases: Phases | None = None,
+        phases: PhaseNodes | None = None,
         episodes: Episodes | None = None,
     ) -> None:
         self._episodes = episodes
@@ -96,7 +96,7 @@ class Rollout:
             params,
             config.seed,
             lockstep=self._lockstep,
-            hints=Hints() if self._speculates else None,
+            hints=DraftSources() if self._speculates else None,
             episodes=episodes,
             post=self._pump.post,
             clock=clock,
@@ -281,7 +281,7 @@ class Rollout:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _switch(self, phases: Phases) -> None:
+    async def _switch(self, phases: PhaseNodes) -> None:
         """From the rollout's nodes to those of training, when streamed gradients are summed."""
         try:
             while self._updates.summing:
@@ -340,7 +340,7 @@ class Rollout:
                 self._pump.post(
                     ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds)
                 )
-            case msg.Scored():
+            case msg.ScoredSamples():
                 self._updates.scored(replica, report)
             case msg.Applied():
                 self._updates.applied(replica, report)

@@ -11,7 +11,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
-from rollpacker.runtime.attempts.attempts import Attempt, Stage
+from rollpacker.runtime.attempts.attempts import Trajectory, TrajectoryStage
 from rollpacker.runtime.messages.messages import Work
 from rollpacker.runtime.step.bubble import Span, bubble, union
 from rollpacker.train.base import Update
@@ -54,8 +54,8 @@ class StepRecord:
     kind: RoundKind = RoundKind.FULL
     rollout_end_s: float = 0.0
     end_s: float = 0.0
-    attempts: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
-    kept: list[Attempt] = field(default_factory=list[Attempt])
+    attempts: dict[AttemptId, Trajectory] = field(default_factory=dict[AttemptId, Trajectory])
+    kept: list[Trajectory] = field(default_factory=list[Trajectory])
     trained: list[PromptId] = field(default_factory=list[PromptId])
     dropped: dict[PromptId, str] = field(default_factory=dict[PromptId, str])
     deferred: list[PromptId] = field(default_factory=list[PromptId])
@@ -71,7 +71,7 @@ class StepRecord:
         """Prompts in the order in which they began, which no response's speed can change."""
         return list(dict.fromkeys(attempt.prompt for attempt in self.attempts.values()))
 
-    def accept(self, decision: do.AcceptGroup) -> list[Attempt]:
+    def accept(self, decision: do.AcceptGroup) -> list[Trajectory]:
         """Note a kept group; returns its attempts by sample index."""
         group = [self.attempts[attempt] for attempt in decision.attempts]
         for attempt in group:
@@ -121,7 +121,9 @@ class StepRecord:
 
         Raises ``ValueError``.
         """
-        if self.faults and not any(a.stage is Stage.GRADED for a in self.attempts.values()):
+        if self.faults and not any(
+            a.stage is TrajectoryStage.GRADED for a in self.attempts.values()
+        ):
             raise ValueError(f"step {self.step}: no response got a reward: {self.faults[-1]}")
 
     def aborted_tokens(self) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId
-from rollpacker.runtime.attempts.attempts import Attempt
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
@@ -110,7 +110,7 @@ class Updates:
         """Whether the weights may be others than those that the step began with."""
         return self.applying or bool(self._record.updates)
 
-    def accept(self, attempts: Sequence[Attempt]) -> None:
+    def accept(self, attempts: Sequence[Trajectory]) -> None:
         """A group is complete."""
         samples = tuple(attempt.sample() for attempt in attempts)
         rewarded = self._algorithm.reward(
@@ -203,7 +203,7 @@ class Updates:
             self._scoring.setdefault(replica, []).append({group.prompt for group in share})
             self._workers.to_replica(replica, msg.Score(groups=share))
 
-    def scored(self, replica: ReplicaId, report: msg.Scored) -> None:
+    def scored(self, replica: ReplicaId, report: msg.ScoredSamples) -> None:
         """A replica has its share; the update goes on when all have."""
         self._old |= report.logprobs
         self._task(replica, "score", (), report.start_s, report.end_s)

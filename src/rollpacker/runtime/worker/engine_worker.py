@@ -65,7 +65,7 @@ class EngineWorker:
             msg.Onload: self._onload,
             msg.Submit: self._submit,
             msg.Abort: self._abort,
-            msg.Speculate: lambda command: engine.speculate(command.how),
+            msg.DecodeAhead: lambda command: engine.speculate(command.how),
             msg.Proceed: self._proceed,
             msg.Carry: lambda command: send(self._carrier.receive(command)),
         }

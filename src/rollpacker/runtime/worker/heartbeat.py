@@ -10,7 +10,7 @@ from rollpacker.runtime.ipc.channel import Channel
 from rollpacker.runtime.messages import messages as msg
 
 
-class Beating:
+class Heartbeat:
     """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then.
 
     Args:

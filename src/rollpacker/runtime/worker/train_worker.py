@@ -99,7 +99,7 @@ class TrainWorker:
     def _score(self, command: msg.Score) -> None:
         start = time.monotonic()
         logprobs = self._trainer.score(command.groups)
-        self._send(msg.Scored(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
+        self._send(msg.ScoredSamples(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
 
     def _apply(self, command: msg.Apply) -> None:
         start = time.monotonic()

@@ -16,7 +16,7 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import ALONE, Span
 from rollpacker.runtime.ipc.channel import Channel
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.worker.heartbeat import Beating
+from rollpacker.runtime.worker.heartbeat import Heartbeat
 
 Send = Callable[[msg.Report], None]
 """Takes a report to the driver."""
@@ -126,7 +126,7 @@ class Server:
     def __init__(self, channel: Channel, heartbeat_s: float) -> None:
         self._channel = channel
         self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
-        self._beating = Beating(channel, heartbeat_s)
+        self._beating = Heartbeat(channel, heartbeat_s)
         self.send: Send = self._beating.send
         """Tell the driver. Raises ``OSError`` when it is gone."""
         # Always reading: two processes that both wait for the other to read would do so for ever.

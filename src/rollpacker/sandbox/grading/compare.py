@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import repeat
 from typing import Any
 
-from rollpacker.sandbox.grading.decode import Members, Pairs
+from rollpacker.sandbox.grading.decode import Pairs, SetMembers
 from rollpacker.sandbox.types import FLOAT_TOLERANCE
 
 _LONGEST_NUMBER = 64
@@ -89,7 +89,7 @@ def same_value(found: Any, expected: Any, tolerance: float = FLOAT_TOLERANCE) ->
     if isinstance(expected, dict):
         return isinstance(found, dict | Pairs) and _same_dict(found, expected, tolerance)
     if isinstance(expected, set):
-        return isinstance(found, set | Members) and _same_set(found, expected)
+        return isinstance(found, set | SetMembers) and _same_set(found, expected)
     if type(expected) is not float or type(found) not in (int, float):
         return False
     return _same_float(found, expected, tolerance)
@@ -132,7 +132,7 @@ def _key(key: Any) -> Any:
     return str(key) if isinstance(key, int | float) else _exact(key)
 
 
-def _same_set(found: set[Any] | Members, expected: set[Any]) -> bool:
+def _same_set(found: set[Any] | SetMembers, expected: set[Any]) -> bool:
     return len(found) == len(expected) and set(map(_exact, found)) == set(map(_exact, expected))
 
 

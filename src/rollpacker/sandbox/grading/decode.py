@@ -40,7 +40,7 @@ class Pairs(list[tuple[Any, Any]]):
         return self
 
 
-class Members(list[Any]):
+class SetMembers(list[Any]):
     """A set, not hashed."""
 
 
@@ -123,8 +123,8 @@ def _depth(outside: Bytes, opens: Bits) -> int:
 
 
 def decode(value: Any) -> Any:
-    """A value of exact builtin types from ``guest.values.encode``, with ``Pairs`` and ``Members``
-    for dicts and sets. Raises ``BadResultError``."""
+    """A value of exact builtin types from ``guest.values.encode``, with ``Pairs`` and
+    ``SetMembers`` for dicts and sets. Raises ``BadResultError``."""
     if type(value) in _PLAIN:
         return value
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
@@ -144,7 +144,7 @@ def decode(value: Any) -> Any:
     return items
 
 
-_COLLECTIONS: dict[str, Any] = {"l": list, "t": tuple, "s": Members}
+_COLLECTIONS: dict[str, Any] = {"l": list, "t": tuple, "s": SetMembers}
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
@@ -202,7 +202,7 @@ class _Brief(reprlib.Repr):
         """As of a dict."""
         return self._first(f"{self._one(k, level)}: {self._one(v, level)}" for k, v in x)
 
-    def repr_Members(self, x: Members, level: int) -> str:  # noqa: N802
+    def repr_Members(self, x: SetMembers, level: int) -> str:  # noqa: N802
         """As of a set."""
         return self._first(self._one(each, level) for each in x)
 

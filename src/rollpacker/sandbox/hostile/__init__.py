@@ -4,6 +4,6 @@ Nothing here knows how the sandbox defends itself.
 """
 
 from rollpacker.sandbox.hostile.suite import Hostile, hostile_programs
-from rollpacker.sandbox.hostile.world import World
+from rollpacker.sandbox.hostile.world import Targets
 
-__all__ = ["Hostile", "World", "hostile_programs"]
+__all__ = ["Hostile", "Targets", "hostile_programs"]

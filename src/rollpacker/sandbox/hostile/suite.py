@@ -13,7 +13,7 @@ from rollpacker.sandbox.hostile.grading import BLAMING, COSTLY
 from rollpacker.sandbox.hostile.network import NETWORK
 from rollpacker.sandbox.hostile.processes import PROCESSES
 from rollpacker.sandbox.hostile.reading import PLANT, PRELUDE, READING
-from rollpacker.sandbox.hostile.world import World
+from rollpacker.sandbox.hostile.world import Targets
 from rollpacker.sandbox.hostile.writing import WRITING
 from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, Verdict
 
@@ -46,12 +46,12 @@ class Hostile:
         return verdict.verdict in self.verdicts
 
 
-def hostile_programs(world: World) -> list[Hostile]:
+def hostile_programs(world: Targets) -> list[Hostile]:
     """All of them, aimed at a world."""
     return [*_escapes(world), *_forgers(world), *_bombs(), *_at_the_grader()]
 
 
-def _escapes(world: World) -> Iterator[Hostile]:
+def _escapes(world: Targets) -> Iterator[Hostile]:
     test = StdinTest(stdin=json.dumps(world.fields) + "\n", stdout=ESCAPED)
     for name, source in (READING | WRITING | NETWORK | PROCESSES).items():
         before = PLANT if name == "earlier_program" else None
@@ -59,7 +59,7 @@ def _escapes(world: World) -> Iterator[Hostile]:
         yield Hostile(name=name, kind="escape", program=program, test=test, before=before)
 
 
-def _forgers(world: World) -> Iterator[Hostile]:
+def _forgers(world: Targets) -> Iterator[Hostile]:
     answer = f"expected-{secrets.token_hex(16)}"
     call = CallTest(call="f", args=[world.fields], expected=answer)
     asserts = AssertTest(asserts=f"assert f(None) == {answer!r}")

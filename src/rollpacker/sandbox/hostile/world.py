@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 
-class World:
+class Targets:
     """Targets for the time of a self-test; ``damage`` says what was hit."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class World:
                 found.append("a socket was connected to")
         return found
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Targets:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from rollpacker.config import Config
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.sim.costs.ahead import Ahead
-from rollpacker.sim.costs.hardware import Device, MeasuredDevice
+from rollpacker.sim.costs.hardware import DeviceSpec, MeasuredDevice
 from rollpacker.sim.costs.models import ModelShape
 
 ROLLOUT_START_S = 10.0
@@ -79,7 +79,9 @@ class Efficiency(Config):
     """Bytes of it that are neither weights nor KV: activations and graphs."""
 
 
-def engine_devices(device: Device, shape: ModelShape, efficiency: Efficiency, gpus: int) -> Devices:
+def engine_devices(
+    device: DeviceSpec, shape: ModelShape, efficiency: Efficiency, gpus: int
+) -> Devices:
     """What decides which tensor-parallel sizes a model can have on ``gpus`` devices."""
     return Devices(
         node_size=min(gpus, device.per_node),
@@ -98,7 +100,7 @@ class GpuCosts:
     def __init__(
         self,
         *,
-        device: Device,
+        device: DeviceSpec,
         shape: ModelShape,
         tp: int = 1,
         kappa: float = 1.0,
@@ -193,7 +195,7 @@ class TrainCosts:
 
     @classmethod
     def on_gpus(
-        cls, device: Device, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
+        cls, device: DeviceSpec, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
     ) -> TrainCosts:
         """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs."""
         return cls(launch_s, 12 * shape.parameters / (gpus * device.flops * mfu))

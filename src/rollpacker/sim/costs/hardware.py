@@ -14,7 +14,7 @@ from rollpacker.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSpec:
     """A GPU.
 
     Args:
@@ -39,17 +39,17 @@ class Device:
 # 1800 GB/s. The other figures of these three: NVIDIA A100 80GB SXM, H100 SXM and HGX B200
 # (180 GB usable, 1,000 W) datasheets, without sparsity. A800: an A100 with 400 GB/s of NVLink;
 # L40S: its datasheet, with the same share of PCIe 4.0's 64 GB/s.
-DEVICES: Mapping[str, Device] = {
+DEVICES: Mapping[str, DeviceSpec] = {
     device.name: device
     for device in (
-        Device(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
-        Device(name="A800", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=160e9),
-        Device(name="L40S", bandwidth=0.864e12, flops=362e12, memory=48e9, bus=25.6e9),
-        Device(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
-        Device(name="H800", bandwidth=3.35e12, flops=990e12, memory=80e9, bus=160e9),
-        Device(name="H20", bandwidth=4.0e12, flops=148e12, memory=96e9, bus=360e9),
-        Device(name="H200", bandwidth=4.8e12, flops=990e12, memory=141e9, bus=360e9),
-        Device(name="B200", bandwidth=8.0e12, flops=2250e12, memory=180e9, bus=720e9),
+        DeviceSpec(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
+        DeviceSpec(name="A800", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=160e9),
+        DeviceSpec(name="L40S", bandwidth=0.864e12, flops=362e12, memory=48e9, bus=25.6e9),
+        DeviceSpec(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
+        DeviceSpec(name="H800", bandwidth=3.35e12, flops=990e12, memory=80e9, bus=160e9),
+        DeviceSpec(name="H20", bandwidth=4.0e12, flops=148e12, memory=96e9, bus=360e9),
+        DeviceSpec(name="H200", bandwidth=4.8e12, flops=990e12, memory=141e9, bus=360e9),
+        DeviceSpec(name="B200", bandwidth=8.0e12, flops=2250e12, memory=180e9, bus=720e9),
     )
 }
 
@@ -77,7 +77,7 @@ class MeasuredDevice(Config):
     """Seconds of each message that asks for gradients."""
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> DeviceSpec:
     """A device of ``DEVICES``, in any case. Raises ``ValueError`` if there is none."""
     device = DEVICES.get(name.upper())
     if device is None:

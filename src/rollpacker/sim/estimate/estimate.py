@@ -23,7 +23,7 @@ from rollpacker.sim.costs.shared_cores import SharedCores
 from rollpacker.sim.estimate.verdict import ModeEstimate, recommend, sentences
 from rollpacker.sim.recorded.fit_costs import calibrate
 from rollpacker.sim.recorded.run_record import RunRecord
-from rollpacker.sim.workload.source import Source, task_samples
+from rollpacker.sim.workload.source import LengthSource, task_samples
 from rollpacker.sim.world.config import DomainConfig, SimulationConfig
 from rollpacker.sim.world.result import JobResult, StepResult, mean
 from rollpacker.sim.world.simulator import Simulation
@@ -78,21 +78,21 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
+class DraftCases:
     """What engines that decode ahead might bring, each a case; ``source``: from where, in words."""
 
     cases: tuple[Ahead, ...]
     source: str
 
 
-ASSUMED_DRAFTS = Drafts(
+ASSUMED_DRAFTS = DraftCases(
     cases=tuple(Ahead(tokens=tokens) for tokens in (1.5, 2.0, 2.5)),
     source="assumed; --tokenizer measures them on a log's texts",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EstimatedJob:
     """What is simulated.
 
     Args:
@@ -110,7 +110,7 @@ class Job:
     """
 
     task: str
-    source: Source
+    source: LengthSource
     rollout: RolloutConfig
     calibration: Calibration
     gpus: int | None
@@ -118,11 +118,11 @@ class Job:
     costs: str
     left_out: str
     shared: SharedCores | None = None
-    drafts: Drafts = ASSUMED_DRAFTS
+    drafts: DraftCases = ASSUMED_DRAFTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class EstimatedMachine:
     """What the user says of the machines; None is assumed.
 
     Args:
@@ -138,10 +138,12 @@ class Hardware:
     gpus: int | None = None
 
 
-ASSUMED = Hardware()
+ASSUMED = EstimatedMachine()
 
 
-def on_paper_gpus(task: str, source: Source, hardware: Hardware = ASSUMED) -> Job:
+def on_paper_gpus(
+    task: str, source: LengthSource, hardware: EstimatedMachine = ASSUMED
+) -> EstimatedJob:
     """The job on GPUs of a calibration; by default the paper's setting of the nearest cap.
 
     Of steps that would take too long to simulate, a part of the prompts runs on that part of the
@@ -168,7 +170,7 @@ def on_paper_gpus(task: str, source: Source, hardware: Hardware = ASSUMED) -> Jo
     part = "" if smaller == 1.0 else f"; {smaller:.0%} of a step and of its GPUs are simulated"
     part += "" if carried is None else f"; {carried}"
     device = "CPU workers" if costs.measured else costs.device
-    return Job(
+    return EstimatedJob(
         task=task,
         source=source,
         rollout=RolloutConfig(
@@ -187,10 +189,10 @@ def on_paper_gpus(task: str, source: Source, hardware: Hardware = ASSUMED) -> Jo
     )
 
 
-def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
+def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> EstimatedJob:
     """The job of a run on its own workers. Raises ``ValueError`` when it timed too little."""
     costs = calibrate(run)
-    return Job(
+    return EstimatedJob(
         task=task,
         source=replace(source, cap=run.settings["cap"]),
         rollout=RolloutConfig.model_validate(run.settings["rollout"]),
@@ -203,14 +205,14 @@ def on_own_workers(run: RunRecord, source: Source, task: str) -> Job:
     )
 
 
-def steps_for(job: Job) -> int:
+def steps_for(job: EstimatedJob) -> int:
     """Whole cycles of short and long rounds, within seconds to run."""
     rollout = job.rollout
     most = _MOST_ATTEMPTS // (rollout.prompts_per_step * rollout.num_generations)
     return _CYCLE * max(1, min(most, _MOST_STEPS) // _CYCLE)
 
 
-def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
+def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Estimate:
     """Simulate every mode. Raises ``ValueError`` when the machines cannot run the job.
 
     Args:
@@ -258,7 +260,7 @@ def estimate(job: Job, trace: Trace, *, steps: int | None = None) -> Estimate:
     )
 
 
-def simulation_of(job: Job, steps: int) -> SimulationConfig:
+def simulation_of(job: EstimatedJob, steps: int) -> SimulationConfig:
     """The job's configuration, in its own mode."""
     return SimulationConfig(
         calibration=job.calibration.name,
@@ -271,7 +273,7 @@ def simulation_of(job: Job, steps: int) -> SimulationConfig:
     )
 
 
-def _drafting(job: Job) -> Iterator[tuple[Ahead, Job]]:
+def _drafting(job: EstimatedJob) -> Iterator[tuple[Ahead, EstimatedJob]]:
     """The job with each case of drafts; none where its costs were measured with some."""
     if not job.calibration.ahead.possible:
         allowed = job.rollout.speculation.model_copy(update={"mode": "auto"})
@@ -281,13 +283,13 @@ def _drafting(job: Job) -> Iterator[tuple[Ahead, Job]]:
             yield case, replace(job, calibration=costs, rollout=rollout)
 
 
-def _simulate(job: Job, mode: TailMode, steps: int) -> JobResult:
+def _simulate(job: EstimatedJob, mode: TailMode, steps: int) -> JobResult:
     tail = job.rollout.tail_batching.model_copy(update={"mode": mode})
     job = replace(job, rollout=job.rollout.model_copy(update={"tail_batching": tail}))
     return Simulation(simulation_of(job, steps), job.calibration, job.source).run()
 
 
-def _tensor_parallel(job: Job) -> int | None:
+def _tensor_parallel(job: EstimatedJob) -> int | None:
     """The least size, from the calibration's, whose KV cache holds one response of any length."""
     costs, source = job.calibration, job.source
     if costs.measured is not None or source.cap is None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from rollpacker.config import MiniEngineConfig, RunConfig, VllmEngineConfig, parse
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.memory import needs
-from rollpacker.sim.memory.needs import Machine, Needs
+from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 Changes = Mapping[str, Any]
 """Values by dotted keys."""
@@ -22,13 +22,15 @@ _LEAST = 16
 _LORA_RANK = 16
 
 
-def fitting(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+def fitting(
+    config: RunConfig, shape: ModelShape, machine: JobMachine
+) -> tuple[Changes, MemoryNeeds] | None:
     """The first changes with which the job fits, and is not tight if that can be.
 
     Those that alter the least come first: of replicas that are spread those over the fewest
     devices, and of engines those of the fewest.
     """
-    tight: tuple[Changes, Needs] | None = None
+    tight: tuple[Changes, MemoryNeeds] | None = None
     for changes in candidates(config, machine):
         try:
             found = needs(with_changes(config, changes), shape, _placed(changes, machine))
@@ -41,10 +43,12 @@ def fitting(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
     return tight
 
 
-def nearest(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Changes, Needs] | None:
+def nearest(
+    config: RunConfig, shape: ModelShape, machine: JobMachine
+) -> tuple[Changes, MemoryNeeds] | None:
     """Where nothing fits: the changes with which the job takes least, and room for a response if
     that can be. None where devices or heads divide with none of them."""
-    found: list[tuple[Changes, Needs]] = []
+    found: list[tuple[Changes, MemoryNeeds]] = []
     for changes in candidates(config, machine):
         with contextlib.suppress(ValueError):
             changed = with_changes(config, changes)
@@ -52,7 +56,7 @@ def nearest(config: RunConfig, shape: ModelShape, machine: Machine) -> tuple[Cha
     return min(found, key=lambda each: (each[1].sequences < 1, each[1].total), default=None)
 
 
-def candidates(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+def candidates(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """Changes to try, in order."""
     for more in _other_settings(config, machine):
         for layout in _layouts(config, machine):
@@ -72,7 +76,7 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
     return parse(tree, "the changed job")
 
 
-def _layouts(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """As it is, fewer devices on a GPU, engines and replicas over more and more devices."""
     yield {}
     if machine.on_device > 1 and config.trainer.kind == "local" and not config.devices.training:
@@ -88,7 +92,7 @@ def _layouts(config: RunConfig, machine: Machine) -> Iterator[Changes]:
         yield from ({**spread, **engine} for engine in larger)
 
 
-def _larger_engines(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+def _larger_engines(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """vLLM over more devices, each with a smaller part of the weights."""
     if isinstance(config.engine, VllmEngineConfig):
         size = 2 * config.engine.tensor_parallel
@@ -97,7 +101,7 @@ def _larger_engines(config: RunConfig, machine: Machine) -> Iterator[Changes]:
             size *= 2
 
 
-def _fewer(config: RunConfig, machine: Machine) -> Changes:
+def _fewer(config: RunConfig, machine: JobMachine) -> Changes:
     """Each GPU, or the CPU, is one device."""
     if not machine.cuda:
         return {"devices.per_node": 1}
@@ -105,7 +109,7 @@ def _fewer(config: RunConfig, machine: Machine) -> Changes:
     return {"devices.per_gpu": 1, **count}
 
 
-def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
+def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """What the update and the engine may do with less, alone and then together."""
     single: list[Changes] = []
     if not config.train.gradient_checkpointing:
@@ -132,7 +136,7 @@ def _other_settings(config: RunConfig, machine: Machine) -> Iterator[Changes]:
         yield from ({**each, **adapters} for each in ({}, *single, together))
 
 
-def _placed(changes: Changes, machine: Machine) -> Machine:
+def _placed(changes: Changes, machine: JobMachine) -> JobMachine:
     """The machine with the changed job's workers."""
     if not {"devices.per_gpu", "devices.per_node"} & changes.keys():
         return machine

@@ -11,7 +11,7 @@ from rollpacker.policy.engines.device_split import divide
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.engine_memory import decoding_phases, engine_parts
 from rollpacker.sim.memory.graders import graders
-from rollpacker.sim.memory.needs import PROCESS, Machine, Needs, Part, Placed
+from rollpacker.sim.memory.needs import PROCESS, JobMachine, MemoryNeeds, Part, Placed
 from rollpacker.sim.memory.working_set import backward, forward, gathered
 
 _HOST_PROCESS = 2.0e9
@@ -20,7 +20,7 @@ _ENVIRONMENTS_PROCESS = 0.2e9
 """Of a process of environments, without what they hold themselves."""
 
 
-def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
+def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNeeds:
     """The memory of a job on a machine.
 
     Raises ``ValueError`` where its longest response is not known, or devices do not divide.
@@ -39,7 +39,7 @@ def needs(config: RunConfig, shape: ModelShape, machine: Machine) -> Needs:
     shared = tuple(Part(name=name, size=size, estimated=True) for name, size in on_device)
     graded = (Part(name=name, size=size, estimated=True) for name, size in on_host)
     beside = (*_shared_weights(job), *graded, *_environments(job))
-    return Needs(
+    return MemoryNeeds(
         machine=machine,
         division=division,
         worker=worker,

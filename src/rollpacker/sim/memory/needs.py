@@ -15,7 +15,7 @@ _ROOMY = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class JobMachine:
     """What a job runs on.
 
     Args:
@@ -52,7 +52,7 @@ class Placed:
 
     config: RunConfig
     shape: ModelShape
-    machine: Machine
+    machine: JobMachine
     division: Division
     longest: int
 
@@ -88,7 +88,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class MemoryNeeds:
     """What a job takes.
 
     Args:
@@ -104,7 +104,7 @@ class Needs:
         longest: tokens of the longest response.
     """
 
-    machine: Machine
+    machine: JobMachine
     division: Division
     worker: tuple[Part, ...]
     trainer: tuple[Part, ...]

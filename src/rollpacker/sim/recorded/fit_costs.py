@@ -190,7 +190,7 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
     )
 
 
-class Decoding(NamedTuple):
+class DecodeTimes(NamedTuple):
     """Seconds of decode steps.
 
     Args:
@@ -208,7 +208,7 @@ class Decoding(NamedTuple):
     driver: DriverCosts | None
 
 
-def fit_decoding(intervals: Sequence[Interval], cores: int) -> Decoding:
+def fit_decoding(intervals: Sequence[Interval], cores: int) -> DecodeTimes:
     """Costs of decode steps, where the driver shares so many ``cores`` (0: none).
 
     Non-negative least squares on piecewise linear, non-decreasing curves.
@@ -238,7 +238,7 @@ def fit_decoding(intervals: Sequence[Interval], cores: int) -> Decoding:
     )
     context_s, prefill_s, ended_s, graded_s = found[ends[-1] :].tolist()
     driver = DriverCosts(cores=cores, ended_s=ended_s, graded_s=graded_s) if cores else None
-    return Decoding(latency, drafted, context_s, prefill_s if prefill.any() else None, driver)
+    return DecodeTimes(latency, drafted, context_s, prefill_s if prefill.any() else None, driver)
 
 
 def _knots(batch: Floats) -> list[int]:
@@ -295,7 +295,7 @@ def _fit(design: Floats, seconds: Floats, weights: Floats) -> Floats:
 
 def _start_s(
     firsts: Sequence[tuple[First, float]],
-    decoding: Decoding,
+    decoding: DecodeTimes,
     latency: dict[int, float],
     prefill_s: float,
 ) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
-from rollpacker.polytrace.describe.compare import STEP, Comparison, Timed, compare
+from rollpacker.polytrace.describe.compare import STEP, Comparison, TimedSteps, compare
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
 from rollpacker.sim.recorded.run_lanes import Tried
@@ -115,7 +115,7 @@ def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
 
 def replayed(
     run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
-) -> tuple[Timed, Timed]:
+) -> tuple[TimedSteps, TimedSteps]:
     """Simulated and measured seconds of steps (default: all but the first), of their rollouts and
     of their training."""
     chosen = {step.number for step in (timed(run) if steps is None else steps)}
@@ -130,8 +130,8 @@ def replayed(
     predicted = {STEP: tuple(whole), "rollout": tuple(rollout), "train": tuple(train)}
     measured = {phase: tuple(step.measured[phase] for step, _ in pairs) for phase in METRICS}
     return (
-        Timed(source="predicted", steps=numbers, phases=predicted),
-        Timed(source="measured", steps=numbers, phases=measured),
+        TimedSteps(source="predicted", steps=numbers, phases=predicted),
+        TimedSteps(source="measured", steps=numbers, phases=measured),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollpacker.core.types import PromptId
-from rollpacker.sim.workload.turn_script import Turn
+from rollpacker.sim.workload.turn_script import ScriptedTurn
 
 
 class Handled(NamedTuple):
@@ -76,7 +76,7 @@ class Tried:
     """Since when its environment is at work; None where it is not."""
     waited_s: float | None = None
     """How long its environment had been at work when it was stopped; None where it was not."""
-    turns: list[Turn] = field(default_factory=list[Turn])
+    turns: list[ScriptedTurn] = field(default_factory=list[ScriptedTurn])
     """Those that its environment has had, begun with its beginning; empty where it has none."""
 
     @property
@@ -86,13 +86,13 @@ class Tried:
 
     def end_turn(self, now: float, tokens: int) -> None:
         """Its environment is next."""
-        self.turns.append(Turn(tokens - sum(turn.tokens for turn in self.turns)))
+        self.turns.append(ScriptedTurn(tokens - sum(turn.tokens for turn in self.turns)))
         self.tokens, self.acting_s, self.held = tokens, now, tokens + self.added
 
     def answer(self, seconds: float, added: int) -> None:
         """Its environment has answered."""
-        turn = self.turns.pop() if self.turns else Turn(0)
-        self.turns.append(Turn(turn.tokens, seconds, added))
+        turn = self.turns.pop() if self.turns else ScriptedTurn(0)
+        self.turns.append(ScriptedTurn(turn.tokens, seconds, added))
         self.added += added
 
     def stop(self, now: float, tokens: int) -> None:
@@ -107,7 +107,7 @@ class Tried:
             if self.turns:
                 self.answer(now - self.acting_s, 0)
         elif self.turns:
-            self.turns.append(Turn(tokens - sum(turn.tokens for turn in self.turns)))
+            self.turns.append(ScriptedTurn(tokens - sum(turn.tokens for turn in self.turns)))
         self.tokens, self.decoding, self.acting_s = tokens, False, None
 
 

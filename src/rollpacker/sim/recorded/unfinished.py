@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollpacker.sim.recorded.run_lanes import Tried
-from rollpacker.sim.workload.turn_script import Turn, Turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 
 
 def gone_on(
@@ -36,14 +36,14 @@ def gone_on(
                 turn = turn._replace(tokens=tried.turns[-1].tokens)
             return (*known, turn, *rest)
     if tried.waited_s is None:
-        return (*known, Turn(max(1, current, cap - tried.tokens + current)))
-    last = tried.turns[-1] if tried.turns else Turn(0)
-    return (*known, last._replace(tool_s=tried.waited_s), Turn(1))
+        return (*known, ScriptedTurn(max(1, current, cap - tried.tokens + current)))
+    last = tried.turns[-1] if tried.turns else ScriptedTurn(0)
+    return (*known, last._replace(tool_s=tried.waited_s), ScriptedTurn(1))
 
 
 def whole(tried: Tried) -> Turns:
     """Of a response that ended."""
-    return tuple(tried.turns) or (Turn(max(1, tried.tokens)),)
+    return tuple(tried.turns) or (ScriptedTurn(max(1, tried.tokens)),)
 
 
 def _longer(tried: Tried, number: int, other: Tried) -> Turns:

@@ -19,8 +19,8 @@ from rollpacker.sim.reproduce import (
     table3,
     table4,
 )
-from rollpacker.sim.reproduce.jobs import Job
-from rollpacker.sim.reproduce.rows import Row
+from rollpacker.sim.reproduce.jobs import PaperJob
+from rollpacker.sim.reproduce.rows import ResultRow
 from rollpacker.sim.world.result import JobResult
 
 
@@ -35,8 +35,8 @@ class Figure:
     """
 
     title: str
-    jobs: Callable[[], Mapping[str, Job]]
-    rows: Callable[[Mapping[str, Sequence[JobResult]]], Sequence[Row]]
+    jobs: Callable[[], Mapping[str, PaperJob]]
+    rows: Callable[[Mapping[str, Sequence[JobResult]]], Sequence[ResultRow]]
 
 
 _MODULES = (table2, fig9, fig10, fig11, fig12, fig13, table3, table4, fig14)

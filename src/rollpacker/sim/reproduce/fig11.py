@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollpacker.core.types import RoundKind
-from rollpacker.sim.reproduce.jobs import Job, Tree, job, three_domains
-from rollpacker.sim.reproduce.rows import TOLERANCE, Row, row
+from rollpacker.sim.reproduce.jobs import PaperJob, Tree, job, three_domains
+from rollpacker.sim.reproduce.rows import TOLERANCE, ResultRow, row
 from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Rollout seconds by over-provisioning"
@@ -52,7 +52,7 @@ def _keys(setting: str) -> Tree:
     return {} if setting == "8k" else {"domains": three_domains()}
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """By setting and over-provisioning."""
     return {
         f"{setting}/{name}": job(
@@ -84,9 +84,9 @@ def mean_s(result: JobResult, eta_prompts: float) -> float:
     return share * long + (1.0 - share) * others
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """24 bars, and how many of them each of the two aggregations alone would reach."""
-    found: list[Row] = []
+    found: list[ResultRow] = []
     alone = {"longest": 0, "mean": 0}
     for setting, values in PAPER.items():
         start = START_S[setting]

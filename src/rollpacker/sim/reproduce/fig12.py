@@ -10,9 +10,9 @@ import numpy as np
 from rollpacker.core.decisions import Decision, FormEngine
 from rollpacker.core.events import Event, StepStarted
 from rollpacker.core.pump import Record
-from rollpacker.sim.reproduce.jobs import Job, job
-from rollpacker.sim.reproduce.rows import Row, missing, row
-from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.reproduce.jobs import PaperJob, job
+from rollpacker.sim.reproduce.rows import ResultRow, missing, row
+from rollpacker.sim.workload.source import LengthSource, of_model
 from rollpacker.sim.workload.workload import Recorded
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.result import JobResult, mean
@@ -30,7 +30,7 @@ class PlannedResult(JobResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrowingJob(Job):
+class GrowingJob(PaperJob):
     """Lengths in proportion to a cap that grows step by step.
 
     Args:
@@ -49,7 +49,7 @@ class GrowingJob(Job):
                 groups = [len(d.members) for d in decisions if isinstance(d, FormEngine)]
                 sizes.append(max(groups, default=1))
 
-        result = Job.run(self, follow)
+        result = PaperJob.run(self, follow)
         return PlannedResult(
             steps=result.steps,
             kept_vs_true_len=result.kept_vs_true_len,
@@ -58,7 +58,7 @@ class GrowingJob(Job):
             sizes=tuple(sizes),
         )
 
-    def source(self, config: SimulationConfig) -> Source:
+    def source(self, config: SimulationConfig) -> LengthSource:
         """The prompts of every step, as a trace would have them."""
         known = of_model(config.workload)
         assert known.cap is not None
@@ -90,7 +90,7 @@ _NOTE = (
 )
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """The paper's planner, and the smallest size throughout."""
     return {name: growing(name, _STRETCH) for name in ("off", "paper")}
 
@@ -100,12 +100,12 @@ def first_step(sizes: Sequence[int], size: int) -> int | None:
     return next((step for step, found in enumerate(sizes) if found >= size), None)
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """When the size doubles, and what that gains."""
     fixed = mean(s.rollout_s for r in results["off"] for s in r.steps)
     planned = mean(s.rollout_s for r in results["paper"] for s in r.steps)
     sizes = [r.sizes for r in results["paper"] if isinstance(r, PlannedResult)]
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for size, paper in ((2, 3.0), (4, 8.0)):
         steps = [step for one in sizes if (step := first_step(one, size)) is not None]
         name = f"fig12a/first step at size {size}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollpacker.core.types import RoundKind
-from rollpacker.sim.reproduce.jobs import Job, job
-from rollpacker.sim.reproduce.rows import Row, missing, row
+from rollpacker.sim.reproduce.jobs import PaperJob, job
+from rollpacker.sim.reproduce.rows import ResultRow, missing, row
 from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Adaptive timeouts of code rewards"
 _NO_JUDGE = "the simulator's judge is a service of a fitted latency, not a model on the devices"
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """7B/8k with code rewards, at the adaptive timeout and at the longest."""
     return {
         name: job("8k", "race", domains={"code": {"reward": "code"}}, adaptive_timeout=adaptive)
@@ -21,7 +21,7 @@ def jobs() -> dict[str, Job]:
     }
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Rollout and rewards of short rounds; what is missing is named."""
     seconds = {
         name: mean(s.rollout_s for r in many for s in r.of(RoundKind.SHORT))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.reproduce.jobs import Job
-from rollpacker.sim.reproduce.rows import Row, row
+from rollpacker.sim.reproduce.jobs import PaperJob
+from rollpacker.sim.reproduce.rows import ResultRow, row
 from rollpacker.sim.reproduce.table2 import part, verl
 from rollpacker.sim.world.result import JobResult, mean
 
@@ -18,7 +18,7 @@ RULES = {"same batch": 0.0, "batch by root of GPUs": 0.5, "batch by GPUs": 1.0}
 """How the batch grows: the power of the number of GPUs."""
 
 
-def scaled(base: Job, gpus: int, power: float) -> Job:
+def scaled(base: PaperJob, gpus: int, power: float) -> PaperJob:
     """A job on more GPUs with more prompts a step."""
     prompts = round(128 * (gpus / GPUS[0]) ** power)
     rollout = base.config["rollout"] | {"prompts_per_step": prompts}
@@ -31,7 +31,7 @@ def scaled(base: Job, gpus: int, power: float) -> Job:
     )
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """Both systems, three sizes, three rules."""
     systems = {"veRL": verl("16k"), "RollPacker": part("16k", "trainer")}
     return {
@@ -42,10 +42,10 @@ def jobs() -> dict[str, Job]:
     }
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Each rule on its own: the paper does not say how its batch grew."""
     speed = {name: mean(r.samples_per_s for r in many) for name, many in results.items()}
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for rule in RULES:
         base = speed[f"{rule}/veRL/32"]
         for name, values in PAPER.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollpacker.sim.reproduce.jobs import SETTINGS, Job, job, three_domains
-from rollpacker.sim.reproduce.rows import Row, row
+from rollpacker.sim.reproduce.jobs import SETTINGS, PaperJob, job, three_domains
+from rollpacker.sim.reproduce.rows import ResultRow, row
 from rollpacker.sim.reproduce.table2 import part, step_s, verl
 from rollpacker.sim.world.result import JobResult
 
@@ -17,9 +17,9 @@ _FUSED = (
 )
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """Three systems in each setting, and ours that discards nothing."""
-    found: dict[str, Job] = {}
+    found: dict[str, PaperJob] = {}
     for setting in SETTINGS:
         found[f"{setting}/veRL"] = verl(setting)
         found[f"{setting}/RLHFuse"] = job(
@@ -37,9 +37,9 @@ def jobs() -> dict[str, Job]:
     return found
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Speed-ups over both, and of our modes over veRL."""
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for setting, (over_verl, over_fuse) in PAPER.items():
         seconds = {
             name: step_s(results[f"{setting}/{name}"])

@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker.config import parse_as
 from rollpacker.core.pump import Record
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.workload.source import Source, of_model
+from rollpacker.sim.workload.source import LengthSource, of_model
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.result import JobResult
 from rollpacker.sim.world.simulator import Simulation
@@ -28,7 +28,7 @@ CYCLE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PaperJob:
     """One job of an experiment.
 
     Args:
@@ -44,7 +44,7 @@ class Job:
         """The same for the same job."""
         return json.dumps([type(self).__name__, asdict(self)], sort_keys=True)
 
-    def seeded(self, seed: int) -> Job:
+    def seeded(self, seed: int) -> PaperJob:
         """The same job with other lengths."""
         return replace(self, config={**self.config, "seed": seed})
 
@@ -55,7 +55,7 @@ class Job:
         costs = calibration.Calibration.model_validate(known | self.costs)
         return Simulation(config, costs, self.source(config), record).run()
 
-    def source(self, config: SimulationConfig) -> Source:
+    def source(self, config: SimulationConfig) -> LengthSource:
         """Its lengths."""
         return of_model(config.workload)
 
@@ -70,7 +70,7 @@ def job(
     planner: str = "off",
     costs: Tree | None = None,
     **keys: Any,
-) -> Job:
+) -> PaperJob:
     """A job in one of the paper's settings.
 
     Args:
@@ -97,7 +97,7 @@ def job(
         "streaming": {"enabled": False} if streaming is None else streaming,
     }
     config = {"calibration": costs_name, "workload": lengths, "steps": steps, "rollout": rollout}
-    return Job(config=config | keys, costs=costs or {})
+    return PaperJob(config=config | keys, costs=costs or {})
 
 
 PAPER_STREAMING: Tree = {"group_tokens": 16384, "scaling": "paper"}

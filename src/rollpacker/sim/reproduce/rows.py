@@ -13,7 +13,7 @@ TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ResultRow:
     """A cell of a table or a bar of a figure.
 
     Args:
@@ -36,22 +36,24 @@ class Row:
 
 def row(
     name: str, paper: float | None, ours: float, *, fitted: bool = False, note: str = ""
-) -> Row:
+) -> ResultRow:
     """A row whose status follows from its error."""
     error = None if paper is None else ours / paper - 1.0
     status: Status = "fitted" if fitted else "predicted"
     if error is not None and abs(error) > TOLERANCE:
         status = "not_reproduced"
-    return Row(name=name, paper=paper, ours=ours, relative_error=error, status=status, note=note)
+    return ResultRow(
+        name=name, paper=paper, ours=ours, relative_error=error, status=status, note=note
+    )
 
 
-def missing(name: str, paper: float, why: str) -> Row:
+def missing(name: str, paper: float, why: str) -> ResultRow:
     """A row that the simulator has no answer to."""
-    return Row(
+    return ResultRow(
         name=name, paper=paper, ours=None, relative_error=None, status="not_reproduced", note=why
     )
 
 
-def within(rows: Iterable[Row]) -> int:
+def within(rows: Iterable[ResultRow]) -> int:
     """How many reproduce the paper."""
     return sum(r.paper is not None and r.status != "not_reproduced" for r in rows)

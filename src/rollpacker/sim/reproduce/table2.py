@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, SETTINGS, Job, job, three_domains
-from rollpacker.sim.reproduce.rows import Row, row
+from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, SETTINGS, PaperJob, job, three_domains
+from rollpacker.sim.reproduce.rows import ResultRow, row
 from rollpacker.sim.world.result import JobResult, mean
 
 TITLE = "Speed-up over veRL, cumulative"
@@ -27,7 +27,7 @@ _NOTES = {
 }
 
 
-def verl(setting: str) -> Job:
+def verl(setting: str) -> PaperJob:
     """The baseline: plain rounds, rewards after them, gradients dealt out in turn."""
     return job(
         setting,
@@ -38,7 +38,7 @@ def verl(setting: str) -> Job:
     )
 
 
-def part(setting: str, name: str) -> Job:
+def part(setting: str, name: str) -> PaperJob:
     """RollPacker with all of its parts up to ``name``."""
     reached = PARTS.index(name)
     return job(
@@ -52,7 +52,7 @@ def part(setting: str, name: str) -> Job:
     )
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """By setting and part."""
     found = {f"{s}/veRL": verl(s) for s in SETTINGS}
     return found | {f"{s}/{name}": part(s, name) for s in SETTINGS for name in PARTS}
@@ -63,9 +63,9 @@ def step_s(results: Sequence[JobResult]) -> float:
     return mean(result.mean_step_s for result in results)
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Twelve cells."""
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for setting, values in PAPER.items():
         base = step_s(results[f"{setting}/veRL"])
         for name, paper in zip(PARTS, values, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, Job, Tree, job
-from rollpacker.sim.reproduce.rows import Row, row
+from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, PaperJob, Tree, job
+from rollpacker.sim.reproduce.rows import ResultRow, row
 from rollpacker.sim.reproduce.table2 import step_s
 from rollpacker.sim.world.result import JobResult
 
@@ -15,7 +15,7 @@ ADAPTIVE = 115.2
 _FITTED = "train_mfu and apply_s of 7B/8k were fitted to none and adaptive"
 
 
-def streamed(streaming: Tree | None) -> Job:
+def streamed(streaming: Tree | None) -> PaperJob:
     """Full rounds without a judge; gradients are dealt out in turn when none are streamed."""
     plain = streaming is None
     mode = "off" if plain else "exact"
@@ -29,7 +29,7 @@ def streamed(streaming: Tree | None) -> Job:
     )
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """By rule."""
     found = {"none": streamed(None), "adaptive": streamed(PAPER_STREAMING)}
     fixed: Tree = {"group_tokens": 16384, "scaling": "fixed"}
@@ -38,7 +38,7 @@ def jobs() -> dict[str, Job]:
     return found
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Seconds of a step, and the speed-up of the adaptive rule."""
     seconds = {name: step_s(many) for name, many in results.items()}
     found = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, Job
-from rollpacker.sim.reproduce.rows import Row, missing, row
+from rollpacker.sim.reproduce.jobs import PAPER_STREAMING, PaperJob
+from rollpacker.sim.reproduce.rows import ResultRow, missing, row
 from rollpacker.sim.reproduce.table2 import step_s
 from rollpacker.sim.reproduce.table3 import streamed
 from rollpacker.sim.world.result import JobResult
@@ -14,12 +14,12 @@ TITLE = "Seconds of a step by how responses are fetched, 7B/8k"
 PAPER = {"20%": 128.6, "50%": 133.8}
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, PaperJob]:
     """The stream trainer of Table 3."""
     return {"asynchronous": streamed(PAPER_STREAMING)}
 
 
-def rows(results: Mapping[str, Sequence[JobResult]]) -> list[Row]:
+def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
     """Asynchronous fetching; the other is not offered."""
     ours = step_s(results["asynchronous"])
     why = "the policy streams every group as it is complete; fetching once is not offered"

@@ -11,7 +11,7 @@ ended; its blocks can be found again until others need them, least recently used
 (the same, but nothing is admitted in their place), ``dropped``."""
 
 
-class Request(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """One turn of an attempt: ``target_tokens``, ``generated`` of them elsewhere (it migrated).
 
     Its context begins with the prompt, whose prefill the requests of a ``group`` share while one

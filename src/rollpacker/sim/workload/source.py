@@ -35,7 +35,7 @@ class RewardTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LengthSource:
     """Lengths of a workload.
 
     Args:
@@ -60,7 +60,7 @@ class Source:
     rewards: RewardTimes | None = None
 
 
-def load_source(name: str, task: str | None = None, note: Note = silent) -> Source:
+def load_source(name: str, task: str | None = None, note: Note = silent) -> LengthSource:
     """A source by the name of a model, or the path of a model or of a trace.
 
     Raises ``ValueError`` with one line that says what is wrong.
@@ -70,10 +70,10 @@ def load_source(name: str, task: str | None = None, note: Note = silent) -> Sour
     return of_trace(formats.read(Path(name), note=note), task)
 
 
-def of_model(name: str) -> Source:
+def of_model(name: str) -> LengthSource:
     """A workload model's."""
     model = load_model(name)
-    return Source(
+    return LengthSource(
         lengths=model.lengths,
         cap=model.lengths.cap,
         prompts=model.prompts,
@@ -82,7 +82,7 @@ def of_model(name: str) -> Source:
     )
 
 
-def of_trace(trace: Trace, task: str | None = None) -> Source:
+def of_trace(trace: Trace, task: str | None = None) -> LengthSource:
     """A trace's prompts, and a model of what it does not hold.
 
     Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
@@ -103,7 +103,7 @@ def of_trace(trace: Trace, task: str | None = None) -> Source:
     rows = () if turns is None else samples.iter_rows(named=True)
     played = [recorded_turns(response(row, Scale())) for row in rows]
     mean_prompt = samples["prompt_tokens"].cast(pl.Float64).mean()
-    return Source(
+    return LengthSource(
         lengths=model,
         recorded=tuple(
             Recorded(

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
-from rollpacker.polytrace.model.turns import Response
-from rollpacker.sim.workload.sequences import Request
+from rollpacker.polytrace.model.turns import TraceResponse
+from rollpacker.sim.workload.sequences import SimulatedRequest
 
 
-class Turn(NamedTuple):
+class ScriptedTurn(NamedTuple):
     """``tokens`` to generate; then tools answer for ``tool_s`` and put ``added`` tokens in.
 
     A first turn without tokens is the time that an environment takes to begin. Where the last one
@@ -22,34 +22,34 @@ class Turn(NamedTuple):
     added: int = 0
 
 
-Turns = tuple[Turn, ...]
+Turns = tuple[ScriptedTurn, ...]
 
 
-def recorded_turns(response: Response) -> Turns:
+def recorded_turns(response: TraceResponse) -> Turns:
     """A recorded response's turns; those without tokens join the one before, the last one's
     tools answer nobody.
     """
-    made: list[Turn] = []
+    made: list[ScriptedTurn] = []
     nexts = [turn.prompt for turn in response.turns[1:]]
     for turn, after in zip(response.turns, [*nexts, 0], strict=True):
         added = max(0, after - turn.prompt - turn.tokens)
         if turn.tokens == 0 and made:
             last = made.pop()
-            made.append(Turn(last.tokens, last.tool_s + turn.tool_s, last.added + added))
+            made.append(ScriptedTurn(last.tokens, last.tool_s + turn.tool_s, last.added + added))
         elif turn.tokens > 0:
-            made.append(Turn(turn.tokens, turn.tool_s, added))
-    return (*made[:-1], Turn(made[-1].tokens)) if made else (Turn(1),)
+            made.append(ScriptedTurn(turn.tokens, turn.tool_s, added))
+    return (*made[:-1], ScriptedTurn(made[-1].tokens)) if made else (ScriptedTurn(1),)
 
 
 def at_most(turns: Turns, tokens: int) -> Turns:
     """The response cut off after so many tokens; what hears of its end hears of that."""
     if len(turns) == 1 and turns[0].tokens <= tokens:
         return turns
-    kept: list[Turn] = []
+    kept: list[ScriptedTurn] = []
     left = tokens
     for turn in turns:
         if turn.tokens >= left:
-            return (*kept, Turn(left, turns[-1].tool_s))
+            return (*kept, ScriptedTurn(left, turns[-1].tool_s))
         kept.append(turn)
         left -= turn.tokens
     return tuple(kept)
@@ -100,7 +100,7 @@ class Course:
         return not self._place and not self.turns[0].tokens
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> ScriptedTurn:
         """The one in progress."""
         return self.turns[self._place]
 
@@ -113,9 +113,9 @@ class Course:
     def _last(self) -> bool:
         return self._place + 1 == len(self.turns)
 
-    def request(self) -> Request:
+    def request(self) -> SimulatedRequest:
         """What is left of this turn."""
-        return Request(
+        return SimulatedRequest(
             self.attempt,
             self.group,
             self.prompt_tokens,

@@ -17,7 +17,7 @@ from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.rounds.quotas import split
 from rollpacker.polytrace.model.length_model import Floats, Lengths
 from rollpacker.polytrace.model.turn_model import TurnModel
-from rollpacker.sim.workload.turn_script import Turn, Turns, recorded_turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns, recorded_turns
 
 _BLOCK = 16
 """Lengths drawn at a time for one prompt."""
@@ -178,7 +178,7 @@ class DrawnWorkload:
         tokens = self.length(step, prompt, index)
         visit = self._out[prompt]
         if self._turns is None and not visit.turns:
-            return (Turn(tokens),)
+            return (ScriptedTurn(tokens),)
         while index >= len(visit.turns):
             visit.turns += self._more_turns(visit)
         return visit.turns[index]
@@ -188,7 +188,7 @@ class DrawnWorkload:
         have = len(visit.turns)
         tokens = visit.lengths[have : have + _BLOCK]
         if self._turns is None:
-            return [(Turn(each),) for each in tokens]
+            return [(ScriptedTurn(each),) for each in tokens]
         rng = np.random.default_rng([self._seed, 5, visit.number, visit.visits, have])
         prompts = np.full(len(tokens), self.prompt_tokens)
         drawn = self._turns.responses(rng, prompts, np.array(tokens, np.int64))

@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 
 from rollpacker.sim.costs.ahead import PLAIN, Pace, Rule
 from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
-from rollpacker.sim.workload.sequences import Live, Request, ToolKv
+from rollpacker.sim.workload.sequences import Live, SimulatedRequest, ToolKv
 
 
 class Decoder:
@@ -104,7 +104,7 @@ class Decoder:
         """Sequences not admitted, preempted ones included."""
         return len(self._held) - len(self._running)
 
-    def submit(self, now: float, request: Request) -> None:
+    def submit(self, now: float, request: SimulatedRequest) -> None:
         """Queue a request. Raises ``ValueError`` if it can never fit or its id is held."""
         self._check(request)
         self._run_to(now)
@@ -125,7 +125,7 @@ class Decoder:
         self._groups[live.group] = self._groups.get(live.group, 0) + 1
         self._waiting.append(live)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: SimulatedRequest) -> None:
         if request.attempt in self._held:
             raise ValueError(f"attempt {request.attempt} is already held")
         if not 0 <= request.generated < request.target_tokens:

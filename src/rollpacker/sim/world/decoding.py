@@ -10,11 +10,11 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, FinishReason
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.machines import WorldCosts
-from rollpacker.sim.world.step import Attempt, Step
+from rollpacker.sim.world.step import SimulatedAttempt, SimulatedStep
 from rollpacker.sim.world.worker import SimWorker
 
 
-class Decoding:
+class SimulatedDecoding:
     """Starts, stops and moves attempts, and turns what becomes of them into events.
 
     While the environment of an attempt is at work, what is decided of it takes effect at once.
@@ -48,17 +48,17 @@ class Decoding:
         self._touch = touch
         self._post = post
         self._settle = settle
-        self._now = Step(number=-1, start_s=0.0)
+        self._now = SimulatedStep(number=-1, start_s=0.0)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: SimulatedStep) -> None:
         """A step begins."""
         self._now = step
 
     # What is to be done ------------------------------------------------------------------------
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: SimulatedAttempt) -> None:
         """Begin a response."""
         if attempt.course.opens:
             self._act(attempt)
@@ -77,7 +77,7 @@ class Decoding:
         known.engine, known.decoding = decision.engine, True
         self._touch(self._engines[known.engine]).submit(known.course)
 
-    def abort(self, attempt: Attempt) -> None:
+    def abort(self, attempt: SimulatedAttempt) -> None:
         """Stop one whose response is not there."""
         if attempt.acting:
             self._leave(attempt)
@@ -124,21 +124,21 @@ class Decoding:
 
     # Environments ------------------------------------------------------------------------------
 
-    def _act(self, attempt: Attempt) -> None:
+    def _act(self, attempt: SimulatedAttempt) -> None:
         """Its environment has the word."""
         attempt.decoding, attempt.acting = False, True
         self._engines[attempt.engine].wait(attempt.course.attempt)
 
-    def _leave(self, attempt: Attempt) -> None:
+    def _leave(self, attempt: SimulatedAttempt) -> None:
         """Its environment is not waited for any more."""
         attempt.acting = False
         self._engines[attempt.engine].leave(attempt.course.attempt)
 
-    def _wait(self, attempt: Attempt) -> None:
+    def _wait(self, attempt: SimulatedAttempt) -> None:
         """For its environment, as long as this turn takes."""
         self._agenda.after(attempt.course.turn.tool_s, lambda: self._answered(attempt))
 
-    def _answered(self, attempt: Attempt) -> None:
+    def _answered(self, attempt: SimulatedAttempt) -> None:
         if not attempt.acting:
             return
         course, number, turn = attempt.course, attempt.course.number, attempt.course.turn
@@ -185,7 +185,7 @@ class Decoding:
             finish_reason=self._reason(course.before),
         )
 
-    def _moved(self, attempt: Attempt, target: EngineId) -> ev.AttemptMigrated:
+    def _moved(self, attempt: SimulatedAttempt, target: EngineId) -> ev.AttemptMigrated:
         """One that waits for its environment goes on elsewhere."""
         id_ = attempt.course.attempt
         self._engines[attempt.engine].leave(id_)
@@ -193,11 +193,11 @@ class Decoding:
         self._engines[target].wait(id_)
         return ev.AttemptMigrated(attempt=id_, engine=target, tokens=attempt.course.before)
 
-    def _aborted(self, attempt: Attempt, tokens: int) -> ev.AttemptAborted:
+    def _aborted(self, attempt: SimulatedAttempt, tokens: int) -> ev.AttemptAborted:
         attempt.decoding = False
         return ev.AttemptAborted(attempt=attempt.course.attempt, tokens=tokens)
 
-    def _finished(self, attempt: Attempt, seconds: float = 0.0) -> ev.AttemptFinished:
+    def _finished(self, attempt: SimulatedAttempt, seconds: float = 0.0) -> ev.AttemptFinished:
         attempt.decoding, attempt.target = False, None
         # Of all that the engine has decoded since it last finished one.
         drafts = self._engines[attempt.engine].drafts()

@@ -16,7 +16,7 @@ _CLOSE = 1e-9
 """Share of a judgement that rounding may lack at its end."""
 
 
-class Judge:
+class SimulatedJudge:
     """Judges up to ``judge_slots`` responses at once, all at the speed that the load allows now.
 
     Args:
@@ -104,7 +104,7 @@ class Judge:
 RewardKind = Literal["none", "math", "code", "judge"]
 
 
-class Grading:
+class SimulatedGrading:
     """Reward services that run beside the rollout.
 
     Math and code have as many processes as they need; the judge has ``judge_slots`` and is slow
@@ -135,7 +135,7 @@ class Grading:
         self._timeouts = timeouts
         self._on_graded = on_graded
         self._wanted: set[AttemptId] = set()
-        self._judge = Judge(
+        self._judge = SimulatedJudge(
             agenda,
             costs,
             load=load,

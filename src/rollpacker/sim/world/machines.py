@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
-from rollpacker.policy.engines.hardware import EngineProfile, Machine, measured
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
@@ -136,7 +136,7 @@ def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
     return max(calibration.train_gpus, engine_devices(config, calibration))
 
 
-def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | None:
+def machine_of(config: SimulationConfig, calibration: Calibration) -> Hardware | None:
     """What the policy may know of the machines; None where it does not ask, as in runs."""
     rules = config.rollout
     if rules.planner == "off" and rules.streaming.scaling == "consolidate":
@@ -150,7 +150,7 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Machine | 
         profiles = {base: _profile(calibration.engine(base))}
         return measured(profiles, devices=gpus, node_size=gpus) if gpus > base else None
     devices = calibration.devices(rollout_gpus(config, calibration))
-    return Machine(
+    return Hardware(
         node_size=devices.node_size,
         engine_devices=base,
         replica_devices=replica_devices(config, calibration),

@@ -15,7 +15,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import EngineCosts, packing_bound_s, single_sequence_s
-from rollpacker.sim.workload.source import Source
+from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.machines import (
@@ -48,7 +48,7 @@ class Simulation:
         self,
         config: SimulationConfig,
         calibration: Calibration,
-        source: Source,
+        source: LengthSource,
         record: Record | None = None,
     ) -> None:
         self._config = config

@@ -9,11 +9,11 @@ from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.sim.workload.turn_script import Course
 from rollpacker.sim.world.result import StepResult
-from rollpacker.sim.world.worker import Work
+from rollpacker.sim.world.worker import StepWork
 
 
 @dataclass(slots=True)
-class Attempt:
+class SimulatedAttempt:
     """An attempt of the step in progress."""
 
     prompt: PromptId
@@ -31,7 +31,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Step:
+class SimulatedStep:
     """The record of the step in progress. Times in seconds since the simulation began."""
 
     number: int
@@ -47,7 +47,9 @@ class Step:
     summed: bool = False
     """Whether there are gradients to apply."""
     over: bool = False
-    attempts: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    attempts: dict[AttemptId, SimulatedAttempt] = field(
+        default_factory=dict[AttemptId, SimulatedAttempt]
+    )
     trained: set[PromptId] = field(default_factory=set[PromptId])
     """Kept groups that have gradients."""
     groups: dict[PromptId, tuple[AttemptId, ...]] = field(
@@ -55,7 +57,9 @@ class Step:
     )
 
 
-def step_result(step: Step, work: Sequence[Work], end: float, fleet: Fleet) -> StepResult:
+def step_result(
+    step: SimulatedStep, work: Sequence[StepWork], end: float, fleet: Fleet
+) -> StepResult:
     """A finished step.
 
     Args:

@@ -17,7 +17,7 @@ from rollpacker.sim.world.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GradientWork:
     """Gradient work: ``seconds`` on a training replica."""
 
     replica: ReplicaId
@@ -26,7 +26,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Work:
+class StepWork:
     """What a worker has done in a step."""
 
     decode_s: float = 0.0
@@ -71,7 +71,7 @@ class SimWorker:
         max_running: int,
         tool_kv: ToolKv = "cached",
         on_ended: Callable[[int, Sequence[AttemptId], Mapping[AttemptId, int]], None],
-        on_accumulated: Callable[[int, Task], None],
+        on_accumulated: Callable[[int, GradientWork], None],
     ) -> None:
         self.id = id
         self._agenda = agenda
@@ -86,13 +86,13 @@ class SimWorker:
         self._stop_at = math.inf
         self._inbox: list[Callable[[], None]] = []
         self._forming = False
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[GradientWork] = deque()
         self.training = False
         """Whether it accumulates gradients now."""
         self._trained_at = 0.0
         self._gate = 0.0
         self._due: float | None = None
-        self._work = Work()
+        self._work = StepWork()
         self._costs = costs
         self.devices = devices
         """Of its engine."""
@@ -145,7 +145,7 @@ class SimWorker:
         """Forget the last step's work; the engine starts afresh."""
         assert not self._tasks
         self.set_engine(costs, devices)
-        self._work = Work()
+        self._work = StepWork()
         self._gate = 0.0
 
     def speculate(self, rule: Rule) -> None:
@@ -250,7 +250,7 @@ class SimWorker:
         course.generated = generated
         return course.before + generated
 
-    def accumulate(self, task: Task, not_before: float = 0.0) -> None:
+    def accumulate(self, task: GradientWork, not_before: float = 0.0) -> None:
         """Queue gradient work, to begin at ``not_before`` at the earliest."""
         self._gate = max(self._gate, not_before)
         self._tasks.append(task)
@@ -268,7 +268,7 @@ class SimWorker:
         self._trained_at = self._agenda.now + task.seconds
         self._agenda.at(self._trained_at, lambda: self._trained(task))
 
-    def _trained(self, task: Task) -> None:
+    def _trained(self, task: GradientWork) -> None:
         if self._agenda.now < self._trained_at:
             self._agenda.at(self._trained_at, lambda: self._trained(task))
             return
@@ -290,8 +290,8 @@ class SimWorker:
         work.generated_tokens += decoder.generated_tokens
         work.preemptions, work.peak_kv = self.pressure()
 
-    def end_step(self) -> Work:
+    def end_step(self) -> StepWork:
         """What was done since ``begin_step``."""
         self.set_engine(self._costs, self.devices)
-        work, self._work = self._work, Work()
+        work, self._work = self._work, StepWork()
         return work

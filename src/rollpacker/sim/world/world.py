@@ -16,12 +16,12 @@ from rollpacker.sim.costs.ahead import Rule
 from rollpacker.sim.workload.turn_script import Course, at_most
 from rollpacker.sim.workload.workload import Workload
 from rollpacker.sim.world.agenda import Agenda
-from rollpacker.sim.world.decoding import Decoding
-from rollpacker.sim.world.grading import Grading
+from rollpacker.sim.world.decoding import SimulatedDecoding
+from rollpacker.sim.world.grading import SimulatedGrading
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.result import StepResult
-from rollpacker.sim.world.step import Attempt, Step, step_result
-from rollpacker.sim.world.worker import SimWorker, Task
+from rollpacker.sim.world.step import SimulatedAttempt, SimulatedStep, step_result
+from rollpacker.sim.world.worker import GradientWork, SimWorker
 
 
 class World:
@@ -62,7 +62,7 @@ class World:
             replica: self._engines[beside[0]] if beside else self._hire()
             for replica, beside in costs.fleet.beside.items()
         }
-        self._decoding = Decoding(
+        self._decoding = SimulatedDecoding(
             self._agenda,
             self._engines,
             costs=costs,
@@ -71,7 +71,7 @@ class World:
             post=self._pump.post,
             settle=self._post,
         )
-        self._grading = Grading(
+        self._grading = SimulatedGrading(
             self._agenda,
             costs.rewards,
             costs.kinds,
@@ -79,7 +79,7 @@ class World:
             load=self._busy_share,
             on_graded=self._graded,
         )
-        self._now = Step(number=-1, start_s=0.0)
+        self._now = SimulatedStep(number=-1, start_s=0.0)
         self._touched: set[int] = set()
         self._settling = False
         self._true = Counter[str]()
@@ -110,7 +110,7 @@ class World:
 
     def run_step(self, number: int) -> StepResult:
         """One synchronous step, from the weights' arrival to the next ones."""
-        self._now = step = Step(number=number, start_s=self._agenda.now)
+        self._now = step = SimulatedStep(number=number, start_s=self._agenda.now)
         self._decoding.begin(step)
         for worker in self._workers:
             worker.begin_step(self._engine, self._costs.fleet.tp)
@@ -173,7 +173,7 @@ class World:
         if self._now.kind is not RoundKind.LONG:
             self._true["samples"] += 1
             self._true["tokens"] += course.tokens
-        attempt = self._now.attempts[decision.attempt] = Attempt(
+        attempt = self._now.attempts[decision.attempt] = SimulatedAttempt(
             decision.prompt,
             decision.index,
             decision.engine,
@@ -222,7 +222,7 @@ class World:
         self._workload.forget(decision.prompt)
 
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
-        task = Task(decision.replica, decision.parts, self._gradient_s(decision.parts))
+        task = GradientWork(decision.replica, decision.parts, self._gradient_s(decision.parts))
         gate = 0.0
         if self._costs.reward_phase_s is not None:
             gate = self._now.rollout_end_s + self._costs.reward_phase_s
@@ -330,7 +330,7 @@ class World:
                 self._touch(worker).put_off(delay_s)
             self._post()
 
-    def _accumulated(self, worker: int, task: Task) -> None:
+    def _accumulated(self, worker: int, task: GradientWork) -> None:
         self._touched.add(worker)
         seconds = round(task.seconds, 6)
         self._now.summed = True

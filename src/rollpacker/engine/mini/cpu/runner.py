@@ -12,7 +12,7 @@ from rollpacker.engine.mini.cpu.forward import forward, project
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES
 from rollpacker.engine.mini.cpu.nucleus import restrict
 from rollpacker.engine.mini.cpu.packing import PackedWeights
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, Rows
+from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class CpuRunner:
             blocks = flat.reshape(self._shape.layers, self._cache[4], -1)
             blocks[:, target] = blocks[:, source]
 
-    def forward(self, rows: Rows, tables: Ints) -> Any:
+    def forward(self, rows: TokenRows, tables: Ints) -> Any:
         """Normed last hidden states (m, hidden) of the rows to keep, as the kernels store them."""
         n = len(rows.tokens)
         if n <= _MOST_ROWS:
@@ -90,7 +90,7 @@ class CpuRunner:
         for start in range(0, n, _MOST_ROWS):
             cut = slice(start, start + _MOST_ROWS)
             inside = (rows.keep >= start) & (rows.keep < start + _MOST_ROWS)
-            part = Rows(
+            part = TokenRows(
                 rows.tokens[cut],
                 rows.positions[cut],
                 rows.slots[cut],
@@ -99,7 +99,7 @@ class CpuRunner:
             parts.append(self._forward(part, tables))
         return np.concatenate(parts)
 
-    def _forward(self, rows: Rows, tables: Ints) -> Any:
+    def _forward(self, rows: TokenRows, tables: Ints) -> Any:
         w = self._weights
         return forward(
             rows.tokens,

@@ -29,16 +29,16 @@ _TOKEN, _VOTE = np.uint64((1 << 29) - 1), np.uint64(7)
 """An entry: half of its key, votes, a token. One number, so that it is in one line of the cache."""
 
 
-class Table(NamedTuple):
+class DraftTable(NamedTuple):
     """One generation: (entries,), a power of two; ``used`` (1,) of them are taken."""
 
     entries: Any
     used: Any
 
 
-def new_table(entries: int) -> Table:
+def new_table(entries: int) -> DraftTable:
     """An empty one; its memory is taken as it fills."""
-    return Table(np.zeros(entries, np.uint64), np.zeros(1, np.int64))
+    return DraftTable(np.zeros(entries, np.uint64), np.zeros(1, np.int64))
 
 
 @njit(cache=True, nogil=True)

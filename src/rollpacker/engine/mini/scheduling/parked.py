@@ -14,7 +14,7 @@ from rollpacker.engine.mini.scheduling.blocks import Blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class ParkedTurn:
     """A turn that is over.
 
     Args:
@@ -51,10 +51,10 @@ class Parked:
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._away: dict[AttemptId, Turn] = {}
-        self._back: dict[AttemptId, Turn] = {}
+        self._away: dict[AttemptId, ParkedTurn] = {}
+        self._back: dict[AttemptId, ParkedTurn] = {}
 
-    def put(self, attempt: AttemptId, turn: Turn) -> None:
+    def put(self, attempt: AttemptId, turn: ParkedTurn) -> None:
         """Keep a turn; its references come along."""
         assert attempt not in self._away
         assert attempt not in self._back
@@ -71,11 +71,11 @@ class Parked:
         else:
             self.drop(request.attempt)
 
-    def find(self, attempt: AttemptId) -> Turn | None:
+    def find(self, attempt: AttemptId) -> ParkedTurn | None:
         """What is there for an attempt that has come back."""
         return self._back.get(attempt)
 
-    def take(self, attempt: AttemptId) -> Turn:
+    def take(self, attempt: AttemptId) -> ParkedTurn:
         """Hand out what was found, with its references."""
         turn = self._back.pop(attempt)
         self._blocks.unpark(turn.blocks)

@@ -11,7 +11,7 @@ from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
 from rollpacker.engine.base import Request
 from rollpacker.engine.mini.runner import Floats, Ints
 from rollpacker.engine.mini.scheduling.blocks import Blocks, Prefix
-from rollpacker.engine.mini.scheduling.parked import Parked, Turn
+from rollpacker.engine.mini.scheduling.parked import Parked, ParkedTurn
 from rollpacker.engine.mini.scheduling.slots import Slots
 from rollpacker.engine.stops import StopWatcher
 
@@ -31,7 +31,7 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
+class Joining:
     """What this step runs for a sequence that joins: rows from ``start``, or nothing.
 
     One that ``leads`` leaves its prompt to its group; one that ``follows`` finds it there.
@@ -43,7 +43,7 @@ class Admission:
     follows: bool = False
 
 
-class Scheduler:
+class SequenceScheduler:
     """First come, first served, as far as slots and blocks go.
 
     A running sequence that finds no block for its next token takes one of a turn that is over, then
@@ -96,7 +96,7 @@ class Scheduler:
         self._waiting.append(sequence)
         self.parked.come_back(request)
 
-    def schedule(self) -> tuple[Ints, list[Admission]]:
+    def schedule(self) -> tuple[Ints, list[Joining]]:
         """A step: the slots that decode a token, given room first, and who joins."""
         return self._grow(), self._admit()
 
@@ -173,7 +173,9 @@ class Scheduler:
         """Keep the blocks of what has KV; the last token has none yet."""
         prompt, tokens = sequence.request.prompt, sequence.tokens
         kept = -(-(len(prompt) + len(tokens) - 1) // self._size)
-        self.parked.put(sequence.request.attempt, Turn(prompt, tokens, sequence.blocks[:kept]))
+        self.parked.put(
+            sequence.request.attempt, ParkedTurn(prompt, tokens, sequence.blocks[:kept])
+        )
         sequence.blocks = sequence.blocks[kept:]
 
     def _leave(self, sequence: Held) -> None:
@@ -190,9 +192,9 @@ class Scheduler:
         self._slots.tables[sequence.slot, held : len(sequence.blocks)] = blocks
         self._slots.room[sequence.slot] = len(sequence.blocks) * self._size
 
-    def _admit(self) -> list[Admission]:
+    def _admit(self) -> list[Joining]:
         """Move waiting sequences, in order, into free slots while their blocks fit."""
-        admitted: list[Admission] = []
+        admitted: list[Joining] = []
         while self._waiting and self._free_slots:
             admission = self._place(self._waiting[0])
             if admission is None:
@@ -205,7 +207,7 @@ class Scheduler:
             self._active = np.fromiter(self.running, np.int32, len(self.running))
         return admitted
 
-    def _place(self, sequence: Held) -> Admission | None:
+    def _place(self, sequence: Held) -> Joining | None:
         """Give a waiting sequence a slot and its blocks; None when they do not fit."""
         prefix, size = sequence.prefix, self._size
         length = len(prefix.prompt) + len(sequence.tokens)
@@ -224,11 +226,11 @@ class Scheduler:
             slot, sequence.request, sequence.tokens, sequence.logprobs, sequence.drafts
         )
         if fresh and prefix.tail is not None:
-            return Admission(sequence, length, follows=True)
+            return Joining(sequence, length, follows=True)
         leads = not prefix.cached and prefix.members > 1
         if leads:
             self._cache(sequence, fresh)
-        return Admission(sequence, start, leads=leads and fresh)
+        return Joining(sequence, start, leads=leads and fresh)
 
     def _clear(self, missing: int, attempt: AttemptId, own: list[int]) -> bool:
         """Free as many blocks, in the place of turns that are over, if these will do; an attempt's
@@ -241,7 +243,7 @@ class Scheduler:
             self.parked.evict(attempt)
         return True
 
-    def _found(self, sequence: Held, turn: Turn | None) -> list[int]:
+    def _found(self, sequence: Held, turn: ParkedTurn | None) -> list[int]:
         """The blocks that a sequence begins with: those of its last turn, or of its prefix."""
         if turn is None:
             return self._blocks.share(sequence.prefix.blocks)

@@ -10,8 +10,8 @@ from numba import njit
 
 from rollpacker.engine.base import NO_SPECULATION, Request, Speculation
 from rollpacker.engine.mini.drafts.drafter import Drafter
-from rollpacker.engine.mini.runner import Floats, Ints, Rows
-from rollpacker.engine.mini.scheduling.schedule import Held, Scheduler
+from rollpacker.engine.mini.runner import Floats, Ints, TokenRows
+from rollpacker.engine.mini.scheduling.schedule import Held, SequenceScheduler
 from rollpacker.engine.mini.scheduling.slots import CHUNK, Slots
 from rollpacker.policy.engines.speculation import worth
 
@@ -46,7 +46,7 @@ class Speculator:
     """
 
     def __init__(
-        self, slots: Slots, scheduler: Scheduler, drafter: Drafter, *, equal: bool
+        self, slots: Slots, scheduler: SequenceScheduler, drafter: Drafter, *, equal: bool
     ) -> None:
         self._slots = slots
         self._scheduler = scheduler
@@ -132,7 +132,7 @@ class Speculator:
         first = self._drafter.first_of(scope)
         self._learnt[slot] = 0 if first else self._slots.prompt[slot]
 
-    def rows(self, slots: Ints, drafts: Drafts) -> tuple[Rows, Ints]:
+    def rows(self, slots: Ints, drafts: Drafts) -> tuple[TokenRows, Ints]:
         """Each slot's last token and its draft, and how far ahead of the next token each row is."""
         s = self._slots
         n = len(slots) + int(drafts.padded.sum())
@@ -141,7 +141,7 @@ class Speculator:
         _rows(slots, told, drafts.tokens, drafts.padded, (tokens, positions, of, ahead))
         if n > len(self._every):
             self._every = np.arange(2 * n, dtype=np.int32)
-        return Rows(tokens, positions, of, self._every[:n]), ahead
+        return TokenRows(tokens, positions, of, self._every[:n]), ahead
 
     def settle(
         self, slots: Ints, drafts: Drafts, tokens: Ints, logprobs: Floats

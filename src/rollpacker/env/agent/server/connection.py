@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 
 from rollpacker.env.agent.server.http import (
     CONTINUE,
+    HttpRequest,
+    HttpResponse,
     RefusedError,
-    Request,
     RequestReader,
-    Response,
 )
-from rollpacker.places import Place, Places
+from rollpacker.places import ConnectionPlace, Places
 
 _log = logging.getLogger(__name__)
 _HEAD_S = 10.0
 """In which a stranger has to send the headers of a request."""
 _AHEAD = 1 << 20
 """Bytes of further requests that are kept while one is answered."""
-Handle = Callable[[Request], Awaitable[Response]]
+Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers a request; cancelled when the client has gone."""
 Check = Callable[[Mapping[str, str]], Hashable]
 """Whose request has these headers; raises ``RefusedError`` where they are enough to refuse it."""
@@ -30,7 +30,7 @@ _FAILED = RefusedError(400, "this request could not be answered: see the run's l
 """A status that clients do not ask again on: it would fail again."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client.
 
     Args:
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         self._reader = RequestReader(self._look)
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._place: Place
+        self._place: ConnectionPlace
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
             self._reader.waited_for = False
             self._write(CONTINUE)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpRequest) -> None:
         self._places.answering(self._place, True)
         try:
             response = await self._handle(request)
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._write(response.encoded(last=False))
         self._guarded()
 
-    def _end(self, response: Response) -> None:
+    def _end(self, response: HttpResponse) -> None:
         self._write(response.encoded(last=True))
         self._give_up()
         if self._transport is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.server.connection import Connection
-from rollpacker.env.agent.server.http import RefusedError, Request, Response
+from rollpacker.env.agent.server.connection import ClientConnection
+from rollpacker.env.agent.server.http import HttpRequest, HttpResponse, RefusedError
 from rollpacker.env.agent.server.replies import completion, models
 from rollpacker.env.agent.server.session import Session
 from rollpacker.places import Places
@@ -37,7 +37,7 @@ class Endpoint:
         """Listen, on a port that is free."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._key, self._places),
+            lambda: ClientConnection(self._handle, self._key, self._places),
             _HOST,
             0,
             backlog=_BACKLOG,
@@ -68,7 +68,7 @@ class Endpoint:
         self._places.close()
         await self._server.wait_closed()
 
-    async def _handle(self, request: Request) -> Response:
+    async def _handle(self, request: HttpRequest) -> HttpResponse:
         try:
             return await self._served(request)
         except RefusedError as error:
@@ -76,7 +76,7 @@ class Endpoint:
         except RecursionError:
             return RefusedError(400, "the body is nested too deep", "malformed").response()
 
-    async def _served(self, request: Request) -> Response:
+    async def _served(self, request: HttpRequest) -> HttpResponse:
         session = self._sessions[self._key(request.headers)]
         if request.path == _CHAT:
             _check_method(request, "POST")
@@ -97,7 +97,7 @@ class Endpoint:
         return key.strip()
 
 
-async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Response:
+async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> HttpResponse:
     asked = session.ask(body, again=again)
     try:
         reply = await asyncio.shield(asked.reply)
@@ -122,6 +122,6 @@ def _body(text: bytes) -> Mapping[str, Any]:
     return body
 
 
-def _check_method(request: Request, method: str) -> None:
+def _check_method(request: HttpRequest, method: str) -> None:
     if request.method != method:
         raise RefusedError(405, f"{request.path} is for {method}", "method_not_allowed")

@@ -30,15 +30,15 @@ class RefusedError(Exception):
         self.status = status
         self.code = code
 
-    def response(self) -> Response:
+    def response(self) -> HttpResponse:
         """As OpenAI would say it."""
         kind = "authentication_error" if self.status == 401 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        return Response(status=self.status, body=msgspec.json.encode({"error": error}))
+        return HttpResponse(status=self.status, body=msgspec.json.encode({"error": error}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class HttpRequest:
     """One that has come as a whole.
 
     Args:
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class HttpResponse:
     """What is answered: JSON where ``kind`` does not say otherwise."""
 
     status: int = 200
@@ -105,7 +105,7 @@ class RequestReader:
         """Bytes that are no part of a request yet that was given."""
         return len(self._unread)
 
-    def next(self) -> Request | None:
+    def next(self) -> HttpRequest | None:
         """The next request, if all of it is there.
 
         Raises ``RefusedError`` on what is no request; nothing can be read behind it.
@@ -117,7 +117,7 @@ class RequestReader:
             return end.value
         return None
 
-    def _request(self) -> Generator[None, None, Request]:
+    def _request(self) -> Generator[None, None, HttpRequest]:
         head = yield from self._until(b"\r\n\r\n", _LONGEST_HEAD, 431)
         first, *lines = head.decode("latin-1").lstrip("\r\n").split("\r\n")
         method, target, version = _first_line(first)
@@ -129,7 +129,7 @@ class RequestReader:
         wish = headers.get("connection", "").lower()
         last = "close" in wish or (version == "HTTP/1.0" and "keep-alive" not in wish)
         path = target.partition("?")[0]
-        return Request(method=method, path=path, headers=headers, body=body, last=last)
+        return HttpRequest(method=method, path=path, headers=headers, body=body, last=last)
 
     def _body(self, headers: Mapping[str, str]) -> Generator[None, None, bytes]:
         coding = headers.get("transfer-encoding", "").lower()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.server.http import Response
+from rollpacker.env.agent.server.http import HttpResponse
 from rollpacker.env.base import Message
 from rollpacker.env.conversation import said
 
@@ -33,7 +33,7 @@ def shown(reply: Message, *, calling: bool) -> Message:
     return more | ({"tool_calls": calls} if calls else {"content": said(reply)})
 
 
-def completion(reply: Message, body: Mapping[str, Any]) -> Response:
+def completion(reply: Message, body: Mapping[str, Any]) -> HttpResponse:
     """The response to a request's body: as a stream, in one piece, where it asks for one."""
     message = _message(reply)
     calls = message.get("tool_calls", ())
@@ -41,19 +41,19 @@ def completion(reply: Message, body: Mapping[str, Any]) -> Response:
     if not body.get("stream"):
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         whole = _object("chat.completion", body) | {"choices": [choice], "usage": _USAGE}
-        return Response(body=msgspec.json.encode(whole))
+        return HttpResponse(body=msgspec.json.encode(whole))
     if calls:
         numbers = enumerate(calls)
         message["tool_calls"] = [{"index": number} | call for number, call in numbers]
     chunks = [msgspec.json.encode(chunk) for chunk in _chunks(message, finish, body)]
     events = b"".join(b"data: " + chunk + b"\n\n" for chunk in (*chunks, b"[DONE]"))
-    return Response(body=events, kind="text/event-stream")
+    return HttpResponse(body=events, kind="text/event-stream")
 
 
-def models(name: str = "") -> Response:
+def models(name: str = "") -> HttpResponse:
     """The one model, or a list of it."""
     model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "rollpacker"}
-    return Response(
+    return HttpResponse(
         body=msgspec.json.encode(model if name else {"object": "list", "data": [model]})
     )
 

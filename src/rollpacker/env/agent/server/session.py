@@ -14,7 +14,7 @@ from rollpacker.env.base import Message
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Asked:
+class ProgramRequest:
     """A request of the program.
 
     Args:
@@ -45,8 +45,8 @@ class Session:
         self.news = asyncio.Event()
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
-        self._last: Asked | None = None
-        self._unread: Asked | None = None
+        self._last: ProgramRequest | None = None
+        self._unread: ProgramRequest | None = None
         self._closed = False
 
     @property
@@ -59,7 +59,7 @@ class Session:
         """Whether it takes calls."""
         return self._last is not None and self._last.calling
 
-    def ask(self, body: Mapping[str, Any], *, again: bool = False) -> Asked:
+    def ask(self, body: Mapping[str, Any], *, again: bool = False) -> ProgramRequest:
         """Take a request; its ``reply`` comes later.
 
         One that the program sends again, since it lost the connection or patience, is the same one;
@@ -81,7 +81,7 @@ class Session:
             )
         new = named(behind(self._said, messages), self._said)
         reply = asyncio.get_running_loop().create_future()
-        asked = Asked(
+        asked = ProgramRequest(
             conversation=[*self._said, *new],
             new=new,
             tools=tools,
@@ -94,7 +94,7 @@ class Session:
         self.news.set()
         return asked
 
-    def take(self) -> Asked | None:
+    def take(self) -> ProgramRequest | None:
         """A request that was not taken yet."""
         asked, self._unread = self._unread, None
         return asked
@@ -141,7 +141,7 @@ def _is_function(tool: Any) -> bool:
     return isinstance(tool, dict) and isinstance(tool.get("function"), dict)
 
 
-def _same_all(asked: Asked, now: Sequence[Message]) -> bool:
+def _same_all(asked: ProgramRequest, now: Sequence[Message]) -> bool:
     return len(asked.conversation) == len(now) and all(map(same, asked.conversation, now))
 
 

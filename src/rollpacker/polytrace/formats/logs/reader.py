@@ -18,7 +18,7 @@ from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.logs import counts, texts
 from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
-from rollpacker.polytrace.formats.logs.responses import Response, check_text, responses
+from rollpacker.polytrace.formats.logs.responses import LoggedResponse, check_text, responses
 from rollpacker.polytrace.schema import SAMPLES, Trace
 
 _ROWS_AT_ONCE = 4096
@@ -129,7 +129,7 @@ class _Log:
         self.again += known
         return known
 
-    def _take(self, response: Response, file: _File) -> None:
+    def _take(self, response: LoggedResponse, file: _File) -> None:
         record, layout = response.record, self.layout
         prompt = texts.prompt_id(texts.identity(response.prompt))
         count = counts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
@@ -245,7 +245,7 @@ def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
     return told[0] in _CUT, "aborted" if told[0] in _ABORTED else "kept"
 
 
-def _prompt_tokens(response: Response, layout: LogLayout) -> int:
+def _prompt_tokens(response: LoggedResponse, layout: LogLayout) -> int:
     found = counts.tokens(response.record, (*layout.prompt_tokens, *PROMPT_WAYS))
     if found is not None:
         return found

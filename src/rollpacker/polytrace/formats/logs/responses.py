@@ -20,7 +20,7 @@ from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class LoggedResponse:
     """One response of a log.
 
     Args:
@@ -40,7 +40,7 @@ class Response:
     step: int | None
 
 
-def responses(path: Path, kind: str, reading: Reading) -> Iterator[Response]:
+def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedResponse]:
     """Each response of a file. ``reading`` is told of what is wrong. Raises ``OSError``."""
     layout = LAYOUTS[kind]
     named = steps.in_name(path, layout.numbers)
@@ -120,7 +120,7 @@ def _of_traces(entry: Record) -> Iterator[Record]:
 
 def _response(
     where: str, line: int, record: Record, layout: LogLayout, named: int | None
-) -> Response:
+) -> LoggedResponse:
     if layout.prefix is not None:
         prompt, completion = _before(record, layout.prefix), None
     elif layout.conversation:
@@ -135,7 +135,7 @@ def _response(
     step = named if step is None else step
     if step is None and not layout.stepless:
         raise ValueError(f"step: missing, and the file's name has none (read as {layout.title})")
-    return Response(where, line, record, prompt, completion, step)
+    return LoggedResponse(where, line, record, prompt, completion, step)
 
 
 def _check_single(completion: object, layout: LogLayout) -> None:

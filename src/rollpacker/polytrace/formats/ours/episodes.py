@@ -16,7 +16,7 @@ TOOL = "environment"
 """Name of the calls."""
 
 
-class Turn(NamedTuple):
+class EpisodeTurn(NamedTuple):
     """``tokens`` sampled in ``latency_s`` (None where that is unknown), then ``wait_s`` until the
     environment had answered with ``added`` tokens."""
 
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
     latency_s: float | None = None
 
 
-def columns(prompt_tokens: int | None, turns: Sequence[Turn], reason: str | None) -> Record:
+def columns(prompt_tokens: int | None, turns: Sequence[EpisodeTurn], reason: str | None) -> Record:
     """Columns ``turns`` and ``tools`` of a response that ended for this ``reason``."""
     made: list[Record] = []
     calls: list[Record] = []
@@ -48,28 +48,28 @@ def columns(prompt_tokens: int | None, turns: Sequence[Turn], reason: str | None
     return {"turns": made, "tools": calls}
 
 
-def whole(turns: Sequence[Turn], tokens: int) -> list[Turn]:
+def whole(turns: Sequence[EpisodeTurn], tokens: int) -> list[EpisodeTurn]:
     """With the tokens of a turn that was stopped before its end."""
     rest = tokens - sum(turn.tokens for turn in turns)
-    return [*turns, Turn(rest)] if rest > 0 else [*turns]
+    return [*turns, EpisodeTurn(rest)] if rest > 0 else [*turns]
 
 
 @dataclass(slots=True)
-class Episode:
+class RecordedEpisode:
     """An attempt's turns, from a journal's events."""
 
     since_s: float
     """When its engine got it."""
     opening_s: float = 0.0
     """Until its environment had begun."""
-    turns: list[Turn] = field(default_factory=list[Turn])
+    turns: list[EpisodeTurn] = field(default_factory=list[EpisodeTurn])
     acting: bool = False
     """Its environment is at work."""
 
     def end_turn(self, now: float, tokens: int) -> None:
         """A turn has ended, with so many tokens sampled in all."""
         sampled = tokens - sum(turn.tokens for turn in self.turns)
-        self.turns.append(Turn(sampled, latency_s=now - self.since_s))
+        self.turns.append(EpisodeTurn(sampled, latency_s=now - self.since_s))
         self.since_s, self.acting = now, True
 
     def answer(self, seconds: float, added: int) -> None:
@@ -92,7 +92,7 @@ class Episode:
         elif (rest := whole(self.turns, tokens)) != self.turns:
             self.turns = rest
             if not stopped:
-                self.turns[-1] = Turn(rest[-1].tokens, latency_s=now - self.since_s)
+                self.turns[-1] = EpisodeTurn(rest[-1].tokens, latency_s=now - self.since_s)
 
     @property
     def extra(self) -> Record:

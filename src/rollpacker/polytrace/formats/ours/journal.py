@@ -12,7 +12,7 @@ from rollpacker.polytrace.formats.files.columns import pack, samples
 from rollpacker.polytrace.formats.files.lines import Record
 from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.ours import episodes
-from rollpacker.polytrace.formats.ours.episodes import Episode
+from rollpacker.polytrace.formats.ours.episodes import RecordedEpisode
 from rollpacker.polytrace.schema import Trace, TraceError
 
 NAME = "run"
@@ -28,7 +28,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     return Trace(samples=samples(rows))
 
 
-def read_episodes(path: Path) -> dict[int, Episode]:
+def read_episodes(path: Path) -> dict[int, RecordedEpisode]:
     """Turns of attempts that an environment took part in, as far as a journal tells; by attempt.
 
     Raises ``TraceError``.
@@ -67,7 +67,7 @@ class _Story:
     round: str | None = None
     prompts: dict[str, Record] = field(default_factory=dict[str, Record])
     attempts: dict[int, Record] = field(default_factory=dict[int, Record])
-    episodes: dict[int, Episode] = field(default_factory=dict[int, Episode])
+    episodes: dict[int, RecordedEpisode] = field(default_factory=dict[int, RecordedEpisode])
 
     def resume(self, meta: Record) -> None:
         """Deferred prompts come back from the policy's state; its attempts do not go on."""
@@ -100,10 +100,10 @@ class _Story:
         for decision in decisions:
             self._decide(now, decision)
 
-    def _episode(self, event: Record) -> Episode:
+    def _episode(self, event: Record) -> RecordedEpisode:
         """Of an attempt that turns out to have an environment."""
         row = self.attempts[event["attempt"]]
-        return self.episodes.setdefault(event["attempt"], Episode(row["start_s"]))
+        return self.episodes.setdefault(event["attempt"], RecordedEpisode(row["start_s"]))
 
     def _end(self, now: float, event: Record) -> None:
         row = self.attempts.get(event["attempt"])

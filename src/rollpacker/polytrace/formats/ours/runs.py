@@ -18,7 +18,7 @@ from rollpacker.polytrace.formats.files.lines import Record
 from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.files.tables import read_table, whole_numbers
 from rollpacker.polytrace.formats.ours import episodes, journal
-from rollpacker.polytrace.formats.ours.episodes import Episode, Turn
+from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn, RecordedEpisode
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
 
 NAME = "run"
@@ -108,12 +108,12 @@ def _times(frame: pl.DataFrame) -> list[str]:
     return [name for name in _TIMES if name in frame.columns]
 
 
-def _episode(row: Record, told: Episode | None) -> Record:
+def _episode(row: Record, told: RecordedEpisode | None) -> Record:
     """A response's turns; when its engine decoded them, the journal tells."""
     if row["turn_tokens"] is None:
         return {}
     given = zip(row["turn_tokens"], row["wait_s"], row["added_tokens"], strict=True)
-    turns = episodes.whole([Turn(*turn) for turn in given], row["tokens"])
+    turns = episodes.whole([EpisodeTurn(*turn) for turn in given], row["tokens"])
     extra: Record = {"ending_s": turns[-1].wait_s if turns else 0.0}
     if told is not None and [t.tokens for t in told.turns] == [t.tokens for t in turns]:
         turns = [

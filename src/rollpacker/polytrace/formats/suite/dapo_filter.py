@@ -26,7 +26,7 @@ _COLUMNS = {
 }
 
 
-class Line(BaseModel):
+class DapoFilterLine(BaseModel):
     """One generation batch."""
 
     workload_step: Count
@@ -41,7 +41,7 @@ class Line(BaseModel):
     used_prompt_count: Count | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> Line:
+    def _whole(self) -> DapoFilterLine:
         kept, used = "kept_prompt_indices", "used_prompt_indices"
         for key, places in ((kept, self.kept_prompt_indices), (used, self.used_prompt_indices)):
             if places and max(places) >= self.prompt_count:
@@ -57,7 +57,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     """One row of ``filters`` a line. Raises ``TraceError``."""
     rows: list[Record] = []
     for path in files:
-        for _, record in records(path, Line):
+        for _, record in records(path, DapoFilterLine):
             held, rest = split(record, _COLUMNS)
             rows.append({**held, "task": reading.task, "extra": json.dumps(rest)})
     return Trace(samples=samples([]), filters=table(rows, FILTERS))

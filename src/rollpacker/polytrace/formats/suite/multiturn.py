@@ -42,7 +42,7 @@ _TOOL = {
 _COLUMNS = {"step": "step", "prompt_len": "prompt_tokens"}
 
 
-class Turn(BaseModel):
+class MultiturnRequest(BaseModel):
     """One request to the engine."""
 
     completion_tokens: Count
@@ -62,7 +62,7 @@ class ToolCall(BaseModel):
     status: Text | None = None
 
 
-class Line(BaseModel):
+class MultiturnLine(BaseModel):
     """One response."""
 
     step: Count
@@ -71,7 +71,7 @@ class Line(BaseModel):
     max_model_len: Count | None = None
     prompt_group_id: Count | None = None
     sample_id: Count | None = None
-    turns: list[Turn]
+    turns: list[MultiturnRequest]
     tool_calls: list[ToolCall]
     turn_count: Count | None = None
     tool_call_count: Count | None = None
@@ -79,7 +79,7 @@ class Line(BaseModel):
     is_validation: StrictBool = Field(False, alias="validate")
 
     @model_validator(mode="after")
-    def _whole(self) -> Line:
+    def _whole(self) -> MultiturnLine:
         if sum(turn.completion_tokens for turn in self.turns) > MOST:
             raise ValueError(f"turns: completion_tokens add up to more than {MOST}")
         same_count("turn_count", self.turn_count, "turns", self.turns)
@@ -96,7 +96,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     rows: list[dict[str, Any]] = []
     alone = 0
     for path in files:
-        given = [record for _, record in records(path, Line)]
+        given = [record for _, record in records(path, MultiturnLine)]
         unnamed = sum(not _ids(record) for record in given)
         if not unnamed:
             given = reading.repeats.fresh(path, reading.task, given, reading.note)

@@ -24,7 +24,7 @@ _LEAST_CAP = 256
 _LEAST_DISTINCT = 8
 
 
-class Line(BaseModel):
+class PackedLengthsLine(BaseModel):
     """One prompt."""
 
     step: Count
@@ -38,7 +38,7 @@ class Line(BaseModel):
     n_sampling: Annotated[Count, Field(ge=1)]
 
     @model_validator(mode="after")
-    def _whole(self) -> Line:
+    def _whole(self) -> PackedLengthsLine:
         if self.n_sampling != len(self.output):
             raise ValueError(
                 f"output: {len(self.output)} lengths, but n_sampling is {self.n_sampling}"
@@ -55,7 +55,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     """
     found: list[Record] = []
     for path in files:
-        given = [record for _, record in records(path, Line)]
+        given = [record for _, record in records(path, PackedLengthsLine)]
         found += reading.repeats.fresh(path, reading.task, given, reading.note)
     cap = _cap(found, reading)
     if validating := sum(record.get("validate", False) for record in found):

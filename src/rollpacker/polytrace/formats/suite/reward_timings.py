@@ -19,7 +19,7 @@ from rollpacker.polytrace.schema import REWARD_BATCHES, Trace
 _COLUMNS = {name: name for name in ("step", "dp_rank", "batch_size", "reward_time_s")}
 
 
-class Line(BaseModel):
+class RewardTimingsLine(BaseModel):
     """One rank's rewards of a step."""
 
     step: Count
@@ -37,7 +37,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
     """One row of ``reward_batches`` a line. Raises ``TraceError``."""
     rows: list[Record] = []
     for path in files:
-        given = [record for _, record in records(path, Line)]
+        given = [record for _, record in records(path, RewardTimingsLine)]
         fresh = reading.repeats.fresh(path, reading.task, given, reading.note, least=1)
         for record in fresh:
             held, rest = split(record, _COLUMNS)

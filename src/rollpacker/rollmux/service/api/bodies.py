@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, create_model
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import NAME, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.api.docstrings import args_of
 from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
 from rollpacker.rollmux.service.http.middleware import BY
@@ -45,8 +45,8 @@ def _fields_of(kind: type[Any]) -> Any:
     return found
 
 
-class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(Program))):
-    """What agents start, field by field that of ``Program``."""
+class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(JobProgram))):
+    """What agents start, field by field that of ``JobProgram``."""
 
     command: list[str]  # JSON has no tuples
     members: list[str] = Field(default_factory=list)

@@ -16,7 +16,7 @@ from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.link import (
     SOCKET_S,
-    Link,
+    DaemonLink,
     MuxError,
     UnreachableError,
     new_key,
@@ -34,7 +34,7 @@ class LeaseLostError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Permit:
+class PhasePermit:
     """A lease of nodes for one phase.
 
     Args:
@@ -53,7 +53,7 @@ class Permit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class MoveOrder:
     """Instead of a permit: load the job's state on other nodes first.
 
     Args:
@@ -71,7 +71,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class DriverGate:
     """Where the driver of an attempt lets the processes of its other nodes in.
 
     Args:
@@ -89,8 +89,8 @@ def _about(job: str, attempt: int, host: str, port: int, names: Sequence[str]) -
     return f"gate {job} {attempt} {host} {port} {' '.join(names)}"
 
 
-class MuxClient(Link):
-    """Talks to one daemon, as ``Link`` does: what a job or a node asks for, in calls."""
+class MuxClient(DaemonLink):
+    """Talks to one daemon, as ``DaemonLink`` does: what a job or a node asks for, in calls."""
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
@@ -110,7 +110,7 @@ class MuxClient(Link):
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
-    ) -> Permit | Move | None:
+    ) -> PhasePermit | MoveOrder | None:
         """Ask for a phase's nodes; None when it is not the job's turn yet: ask again, same key.
 
         The answer comes within ``wait_s``, at most 60.
@@ -123,8 +123,8 @@ class MuxClient(Link):
         if not answer:
             return None
         if "move" in answer:
-            return load(answer["move"], Move)
-        return Permit(
+            return load(answer["move"], MoveOrder)
+        return PhasePermit(
             token=answer["token"],
             phase=answer["phase"],
             nodes=tuple(answer["nodes"]),
@@ -132,7 +132,7 @@ class MuxClient(Link):
             lease_s=answer["lease_s"],
         )
 
-    def heartbeat(self, permit: Permit) -> tuple[float, bool]:
+    def heartbeat(self, permit: PhasePermit) -> tuple[float, bool]:
         """Extend a lease. Raises ``LeaseLostError``.
 
         Returns:
@@ -142,7 +142,7 @@ class MuxClient(Link):
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
         return sent + SAFE_SHARE * answer["ttl_s"], bool(answer["release_tail"])
 
-    def tail(self, job: str, permit: Permit) -> bool:
+    def tail(self, job: str, permit: PhasePermit) -> bool:
         """Report that most responses of a running rollout are there. Raises ``LeaseLostError``.
 
         True when another job has the nodes: what is left has to move to a quarter of the workers.
@@ -154,18 +154,18 @@ class MuxClient(Link):
         except MuxError as error:
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
-    def finish(self, permit: Permit, seconds: float, key: str) -> dict[str, Any]:
+    def finish(self, permit: PhasePermit, seconds: float, key: str) -> dict[str, Any]:
         """The phase is over; ``seconds`` is what it took alone. Raises ``LeaseLostError``."""
         return self._for_permit(permit, "finish", {"seconds": seconds}, None, key)[1]
 
-    def abandon(self, permit: Permit) -> None:
+    def abandon(self, permit: PhasePermit) -> None:
         """Give the nodes back with the phase unfinished; no harm when the lease is lost."""
         try:
             self._for_permit(permit, "abandon", {}, SOCKET_S)
         except (LeaseLostError, UnreachableError):
             return
 
-    def moved(self, job: str, move: Move, key: str | None = None) -> None:
+    def moved(self, job: str, move: MoveOrder, key: str | None = None) -> None:
         """The job's state is on its new nodes."""
         path = f"/v1/jobs/{quote(job, safe='')}/moved"
         self.call("POST", path, {"move": move.id}, key or new_key())
@@ -215,7 +215,7 @@ class MuxClient(Link):
         body = {"host": host, "port": port, "key": sealed, "names": [*names]}
         self.call("POST", f"/v1/jobs/{quote(job, safe='')}/gate", body, new_key())
 
-    def gate(self, job: str, attempt: int) -> Gate:
+    def gate(self, job: str, attempt: int) -> DriverGate:
         """Where the driver of an attempt is.
 
         Raises ``MuxError`` (404, ``no_gate``: not yet), ``ValueError`` where the driver has another
@@ -231,7 +231,7 @@ class MuxClient(Link):
                 f"job {job}: its driver, at {host}:{port}, has another token than this node: "
                 "agents on whose nodes one job runs need the same one (--token-file)"
             ) from error
-        return Gate(host=host, port=port, key=key, names=names)
+        return DriverGate(host=host, port=port, key=key, names=names)
 
     def register(
         self, machine: Machine, *, agent: str = "", patience_s: float | None = None
@@ -253,7 +253,7 @@ class MuxClient(Link):
 
     def _for_permit(
         self,
-        permit: Permit,
+        permit: PhasePermit,
         action: str,
         body: Mapping[str, Any],
         patience_s: float | None,

@@ -45,7 +45,7 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-class Link:
+class DaemonLink:
     """Talks to one daemon; safe to share between threads.
 
     Args:

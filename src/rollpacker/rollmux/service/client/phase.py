@@ -19,12 +19,17 @@ from typing import Protocol
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.service.client.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.client.client import (
+    LeaseLostError,
+    MoveOrder,
+    MuxClient,
+    PhasePermit,
+)
 from rollpacker.rollmux.service.client.link import MuxError, new_key
-from rollpacker.rollmux.service.client.phase_lease import Lease, acquire
+from rollpacker.rollmux.service.client.phase_lease import HeldLease, acquire
 
 
-class State(Protocol):
+class PhaseState(Protocol):
     """What a phase needs on its devices; ``warm.WarmState`` is one."""
 
     def load(self) -> None:
@@ -36,7 +41,7 @@ class State(Protocol):
         ...
 
 
-def stay(_move: Move) -> None:
+def stay(_move: MoveOrder) -> None:
     """What a job does on a move when its state is reachable from any node."""
 
 
@@ -56,14 +61,14 @@ class Phases:
         client: MuxClient | None,
         job: str,
         *,
-        states: Mapping[Phase, State] | None = None,
-        on_move: Callable[[Move], None] = stay,
+        states: Mapping[Phase, PhaseState] | None = None,
+        on_move: Callable[[MoveOrder], None] = stay,
     ) -> None:
         self._client = client
         self._job = job
         self._states = dict(states or {})
         self._on_move = on_move
-        self._lease: Lease | None = None
+        self._lease: HeldLease | None = None
 
     def submit(self, spec: JobSpec) -> None:
         """Register the job; nothing to do when the daemon knows it already."""
@@ -77,7 +82,7 @@ class Phases:
             self._client.job(spec.id)
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[Permit | None]:
+    def phase(self, name: Phase) -> Iterator[PhasePermit | None]:
         """Run a phase on nodes of its own; yields the permit, None without a daemon.
 
         An exception gives the nodes back with the phase unfinished: it has to be asked for again.
@@ -90,7 +95,7 @@ class Phases:
         assert self._lease is None, "a job has one phase at a time"
         client, state = self._client, self._states.get(name)
         permit = acquire(client, self._job, name, self._on_move)
-        lease = self._lease = Lease(client, permit)
+        lease = self._lease = HeldLease(client, permit)
         try:
             if state is not None:
                 state.load()

@@ -10,7 +10,12 @@ from functools import partial
 from typing import TypeVar
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.service.client.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.client.client import (
+    LeaseLostError,
+    MoveOrder,
+    MuxClient,
+    PhasePermit,
+)
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError, new_key
 
 _RETRY_S = 0.2
@@ -25,11 +30,11 @@ def acquire(
     client: MuxClient,
     job: str,
     phase: Phase,
-    on_move: Callable[[Move], None],
+    on_move: Callable[[MoveOrder], None],
     stopped: Callable[[], bool] = lambda: False,
     wait_s: float = 20.0,
     away: Callable[[UnreachableError], None] = lambda _error: None,
-) -> Permit:
+) -> PhasePermit:
     """Wait for a phase's nodes, moving the job's state first where that is asked for.
 
     While the daemon is away the wait goes on: nothing may run without it. Raises ``MuxError`` for
@@ -46,9 +51,9 @@ def acquire(
         except MuxError as error:
             key = _next_key(error, key)
             continue
-        if isinstance(got, Permit):
+        if isinstance(got, PhasePermit):
             return got
-        if isinstance(got, Move):
+        if isinstance(got, MoveOrder):
             on_move(got)
             patiently(partial(client.moved, job, got, new_key()), stopped, away)
             if got.reason == "failure":
@@ -84,7 +89,7 @@ def _next_key(error: MuxError, key: str) -> str:
     raise error
 
 
-class Lease:
+class HeldLease:
     """A permit whose lease a thread extends until ``close``.
 
     ``check`` is for the owner's safe points: it looks at the clock itself, so a process that was
@@ -97,7 +102,7 @@ class Lease:
     def __init__(
         self,
         client: MuxClient,
-        permit: Permit,
+        permit: PhasePermit,
         *,
         on_extended: Callable[[float], None] = lambda _stop_at: None,
         on_lost: Callable[[], None] = lambda: None,

@@ -12,14 +12,14 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.bodies import Asked
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.records import JobRecord, Lease
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 _MAX_OWNER = 64
 _MOST = {
@@ -47,10 +47,10 @@ class Wait:
 
 
 Outcome = Answer | Wait
-Command = Callable[[Core], Outcome]
+Command = Callable[[TransactionLog], Outcome]
 
 
-def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
+def once(core: TransactionLog, request: Asked, act: Callable[[], Outcome]) -> Outcome:
     """Carry out a request unless its key is known: then it gets the answer of the first time."""
     own_job(core, request)
     entry = core.find(request.key)
@@ -64,7 +64,7 @@ def once(core: Core, request: Asked, act: Callable[[], Outcome]) -> Outcome:
     return Answer(entry.status, loads(entry.answer))
 
 
-def own_job(core: Core, request: Asked) -> None:
+def own_job(core: TransactionLog, request: Asked) -> None:
     """Raises ``Refused`` where the job is of a team that is not the sender's."""
     name, lease = request.job, core.brain.leases.get(-1 if request.token is None else request.token)
     record = core.brain.jobs.get((lease.job if lease else "") if name is None else name)
@@ -79,7 +79,7 @@ def own_team(request: Asked, team: str) -> None:
         raise Refused(403, text, code="forbidden")
 
 
-def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
+def submit(core: TransactionLog, request: Asked, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
     spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
     own_team(request, spec.team)
@@ -107,13 +107,13 @@ def submit(core: Core, request: Asked, body: bodies.NewJob) -> Outcome:
     return answer
 
 
-def _program(body: bodies.NewJob) -> Program | None:
+def _program(body: bodies.NewJob) -> JobProgram | None:
     if body.program is None:
         return None
     told: dict[str, Any] = body.program.model_dump()
     told |= {name: tuple(told[name]) for name in ("command", "members")}
     try:
-        return Program(**told)
+        return JobProgram(**told)
     except ValueError as error:
         raise Refused(400, str(error)) from error
 
@@ -139,7 +139,7 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     return spec
 
 
-def permit(core: Core, request: Asked, job: str, phase: Phase) -> Outcome:
+def permit(core: TransactionLog, request: Asked, job: str, phase: Phase) -> Outcome:
     """Ask for a permit."""
     record = job_record(core, job)
     if record.ended is not None or record.ending:
@@ -165,7 +165,7 @@ def permit(core: Core, request: Asked, job: str, phase: Phase) -> Outcome:
     return poll(core, job, request.key)
 
 
-def poll(core: Core, job: str, key: str) -> Outcome:
+def poll(core: TransactionLog, job: str, key: str) -> Outcome:
     """What became of a recorded permit request."""
     record = core.brain.jobs[job]
     if record.ended is not None or record.ending:
@@ -187,7 +187,7 @@ def poll(core: Core, job: str, key: str) -> Outcome:
     )
 
 
-def permit_body(core: Core, lease: Lease) -> dict[str, Any]:
+def permit_body(core: TransactionLog, lease: Lease) -> dict[str, Any]:
     """A permit, with what is left of it now."""
     return {
         "token": lease.token,
@@ -213,11 +213,11 @@ def move_body(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _left(core: Core, lease: Lease) -> float:
+def _left(core: TransactionLog, lease: Lease) -> float:
     return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
 
 
-def heartbeat(core: Core, token: int, request: Asked) -> Outcome:
+def heartbeat(core: TransactionLog, token: int, request: Asked) -> Outcome:
     """Give a lease its full time again; a repeated key does not."""
     own_job(core, request)
     lease = _lease(core, token)
@@ -227,7 +227,7 @@ def heartbeat(core: Core, token: int, request: Asked) -> Outcome:
     return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
 
 
-def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Outcome:
+def finish(core: TransactionLog, request: Asked, token: int, body: bodies.Finished) -> Outcome:
     """A phase is over."""
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
@@ -243,7 +243,7 @@ def finish(core: Core, request: Asked, token: int, body: bodies.Finished) -> Out
     return recorded(core, request, event, answer)
 
 
-def abandon(core: Core, request: Asked, token: int) -> Outcome:
+def abandon(core: TransactionLog, request: Asked, token: int) -> Outcome:
     """A phase was given up: it has to be asked for again."""
     lease = _over_if_fenced(core, token)
     job = lease.job
@@ -254,7 +254,7 @@ def abandon(core: Core, request: Asked, token: int) -> Outcome:
     return recorded(core, request, ev.PermitLost(job=job, token=token), answer)
 
 
-def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
+def tail(core: TransactionLog, request: Asked, job: str, body: bodies.Tail) -> Outcome:
     """Most responses of a running rollout are there."""
     record, token = job_record(core, job), body.token
     lease = _lease(core, token)
@@ -263,7 +263,7 @@ def tail(core: Core, request: Asked, job: str, body: bodies.Tail) -> Outcome:
     return recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
 
 
-def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
+def moved(core: TransactionLog, request: Asked, job: str, body: bodies.Moved) -> Outcome:
     """A job is loaded on its new nodes."""
     record = job_record(core, job)
     if record.move is None or record.move.id != body.move:
@@ -272,7 +272,7 @@ def moved(core: Core, request: Asked, job: str, body: bodies.Moved) -> Outcome:
     return recorded(core, request, ev.MoveFinished(job=job), dict)
 
 
-def end(core: Core, request: Asked, job: str) -> Outcome:
+def end(core: TransactionLog, request: Asked, job: str) -> Outcome:
     """A job is done, or cancelled."""
     record = job_record(core, job)
     if record.ended is not None:
@@ -290,7 +290,7 @@ def the_end(record: JobRecord) -> daemon_events.Recorded:
     return daemon_events.EndFenced(job=record.spec.id, token=record.token)
 
 
-def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
+def drain(core: TransactionLog, request: Asked, body: bodies.Drain) -> Outcome:
     """Turn new jobs away, or no longer."""
 
     def answer() -> dict[str, Any]:
@@ -300,7 +300,7 @@ def drain(core: Core, request: Asked, body: bodies.Drain) -> Outcome:
 
 
 def recorded(
-    core: Core,
+    core: TransactionLog,
     request: Asked,
     event: daemon_events.Recorded,
     answer: Callable[[], dict[str, Any]],
@@ -311,7 +311,7 @@ def recorded(
     return Answer(status, loads(entry.answer or "{}"))
 
 
-def job_record(core: Core, job: str) -> JobRecord:
+def job_record(core: TransactionLog, job: str) -> JobRecord:
     """What is known of a job. Raises ``Refused`` where there is none."""
     record = core.brain.jobs.get(job)
     if record is None:
@@ -319,7 +319,7 @@ def job_record(core: Core, job: str) -> JobRecord:
     return record
 
 
-def _lease(core: Core, token: int) -> Lease:
+def _lease(core: TransactionLog, token: int) -> Lease:
     lease = core.brain.leases.get(token)
     if lease is None or lease.fenced:
         if lease is None and token >= core.brain.issued:
@@ -328,7 +328,7 @@ def _lease(core: Core, token: int) -> Lease:
     return lease
 
 
-def _over_if_fenced(core: Core, token: int) -> Lease:
+def _over_if_fenced(core: TransactionLog, token: int) -> Lease:
     """The lease of a permit whose holder stops now; what waited for it goes on at once."""
     lease = core.brain.leases.get(token)
     if lease is not None and lease.fenced:

@@ -16,8 +16,8 @@ from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import job_record, own_job
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.state.attempts import Attempt
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.attempts import ProgramRun
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 
 def add(app: FastAPI, writer: Writer) -> None:
@@ -28,7 +28,7 @@ def add(app: FastAPI, writer: Writer) -> None:
     async def opened(job: str, body: bodies.Gate, asked: bodies.Key) -> Response:
         """The driver of a job's running attempt says where its other processes find it."""
 
-        def running(core: Core) -> Attempt:
+        def running(core: TransactionLog) -> ProgramRun:
             own_job(core, asked)
             return _running(core, job)
 
@@ -49,7 +49,7 @@ def _json(body: dict[str, Any]) -> Response:
     return Response(dumps(body), media_type="application/json")
 
 
-def _running(core: Core, job: str) -> Attempt:
+def _running(core: TransactionLog, job: str) -> ProgramRun:
     running = job_record(core, job).running
     if running is None:
         raise Refused(404, f"job {job}: agents run nothing of it", code="no_attempt")

@@ -17,8 +17,8 @@ from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import job_record
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.state.attempts import Attempt
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.attempts import ProgramRun
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 MOST = 64 * 2**20
 """Bytes of an attempt that are kept here; its node has all of them while it runs."""
@@ -102,7 +102,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         )
 
 
-def _attempt(core: Core, job: str, number: int | None) -> Attempt:
+def _attempt(core: TransactionLog, job: str, number: int | None) -> ProgramRun:
     """One of a job's, the last one for None. Raises ``Refused``."""
     started = job_record(core, job).program
     attempts = [] if started is None else started.attempts

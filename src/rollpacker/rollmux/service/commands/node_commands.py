@@ -16,14 +16,14 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import Answer, Outcome, recorded, the_end
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.records import JobRecord
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 _log = logging.getLogger(__name__)
 _ROUNDED = 0.97
 """A node may report so much of what the inventory says: firmware and kernel take some."""
 
 
-def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
+def register(core: TransactionLog, request: Asked, body: bodies.NewNode) -> Outcome:
     """A node's agent says what the node is; what is less than the inventory says is set aside."""
     try:
         machine = Machine(**body.model_dump(exclude={"agent"}))
@@ -47,7 +47,7 @@ def register(core: Core, request: Asked, body: bodies.NewNode) -> Outcome:
     return recorded(core, request, note, lambda: {"status": status, "ttl_s": core.ttl})
 
 
-def _only_agent(core: Core, node: str, agent: str) -> None:
+def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
     """Raises ``Refused`` where another one is heard: both would start the same programs."""
     if (known := core.brain.agent(node)) in (None, "", agent):
         return
@@ -72,21 +72,21 @@ def _lacks(listed: Machine, reported: Machine) -> str:
     return f"its agent reports {' and '.join(found)}" if found else ""
 
 
-def node_closed(core: Core, request: Asked, node: str, body: bodies.Closed) -> Outcome:
+def node_closed(core: TransactionLog, request: Asked, node: str, body: bodies.Closed) -> Outcome:
     """Nothing new comes to a node; a drained one is emptied too."""
     _named(core, node)
     event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
     return recorded(core, request, event, lambda: _on(core, node))
 
 
-def node_opened(core: Core, request: Asked, node: str) -> Outcome:
+def node_opened(core: TransactionLog, request: Asked, node: str) -> Outcome:
     """A node is used again."""
     if _named(core, node).status == "down":
         raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
     return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
 
 
-def node_removed(core: Core, request: Asked, node: str) -> Outcome:
+def node_removed(core: TransactionLog, request: Asked, node: str) -> Outcome:
     """A node leaves the inventory."""
     if _named(core, node).used:
         raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
@@ -96,20 +96,20 @@ def node_removed(core: Core, request: Asked, node: str) -> Outcome:
     return recorded(core, request, ev.NodeRemoved(node=node), lambda: {"node": node})
 
 
-def _on(core: Core, node: str) -> dict[str, Any]:
+def _on(core: TransactionLog, node: str) -> dict[str, Any]:
     held = core.brain.scheduler.cluster.nodes.get(node)
     jobs = [] if held is None else sorted(held.pins)
     return {"node": node, "status": core.brain.slots[node].status, "jobs": jobs}
 
 
-def _named(core: Core, node: str) -> Slot:
+def _named(core: TransactionLog, node: str) -> Slot:
     slot = core.brain.slots.get(node)
     if slot is None:
         raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unknown")
     return slot
 
 
-def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) -> Outcome:
+def node_heartbeat(core: TransactionLog, request: Asked, node: str, body: bodies.Alive) -> Outcome:
     """A node's agent lives, and is told which programs belong there."""
     _node(core, node)
     _only_agent(core, node, body.agent)
@@ -123,7 +123,9 @@ def node_heartbeat(core: Core, request: Asked, node: str, body: bodies.Alive) ->
     return Answer(200, told)
 
 
-def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[dict[str, Any]]:
+def settled(
+    core: TransactionLog, node: str, seen: Sequence[bodies.SeenAttempt]
+) -> list[dict[str, Any]]:
     """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
     brain = core.brain
     for each in seen:
@@ -146,7 +148,7 @@ def settled(core: Core, node: str, seen: Sequence[bodies.SeenAttempt]) -> list[d
     return [each for each in told if each is not None]
 
 
-def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> None:
+def _seen_end(core: TransactionLog, node: str, seen: bodies.SeenAttempt, code: int) -> None:
     """A process of an attempt is over; the driver's is the attempt's own."""
     record = core.brain.jobs.get(seen.job)
     running = None if record is None else record.running
@@ -161,7 +163,7 @@ def _seen_end(core: Core, node: str, seen: bodies.SeenAttempt, code: int) -> Non
         core.record(daemon_events.MemberFailed(job=seen.job, node=node, code=code))
 
 
-def _told(core: Core, record: JobRecord, node: str) -> dict[str, Any] | None:
+def _told(core: TransactionLog, record: JobRecord, node: str) -> dict[str, Any] | None:
     """A program that is on a node; None, so that its agent ends it, where it cannot be told: the
     node's other programs go on."""
     try:
@@ -173,7 +175,7 @@ def _told(core: Core, record: JobRecord, node: str) -> dict[str, Any] | None:
     return wanted
 
 
-def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:
+def _wanted(core: TransactionLog, record: JobRecord, node: str) -> dict[str, Any]:
     """A program that is on a node. Its driver is told to stop, and sees to the others."""
     started = record.program
     assert started is not None
@@ -192,7 +194,7 @@ def _wanted(core: Core, record: JobRecord, node: str) -> dict[str, Any]:
     }
 
 
-def _ended(core: Core, job: str, code: int, *, told: bool) -> None:
+def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
     """A program is over; where it does not start again, so is its job."""
     core.record(daemon_events.AttemptEnded(job=job, code=code, told=told))
     record = core.brain.jobs[job]
@@ -201,7 +203,7 @@ def _ended(core: Core, job: str, code: int, *, told: bool) -> None:
         core.record(the_end(record))
 
 
-def node_failed(core: Core, request: Asked, node: str) -> Outcome:
+def node_failed(core: TransactionLog, request: Asked, node: str) -> Outcome:
     """A node is gone with all that was on it."""
     if node in core.brain.failed:
         return Answer(200, {"state": "failed", "jobs": []})
@@ -218,7 +220,7 @@ def node_failed(core: Core, request: Asked, node: str) -> Outcome:
     return Answer(entry.status, loads(entry.answer or "{}"))
 
 
-def _node(core: Core, node: str, failing_too: bool = False) -> None:
+def _node(core: TransactionLog, node: str, failing_too: bool = False) -> None:
     brain = core.brain
     failing = any(fence.node == node for fence in brain.fences)
     if node in brain.failed or (failing and not failing_too):

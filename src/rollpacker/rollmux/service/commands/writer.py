@@ -13,7 +13,7 @@ from typing import Any
 
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import Answer, Command, Outcome, Wait, poll
-from rollpacker.rollmux.service.state.transaction_log import Core, Poisoned
+from rollpacker.rollmux.service.state.transaction_log import Poisoned, TransactionLog
 from rollpacker.rollmux.service.store.store import StoreError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _RETRY_S = 1.0
 _LOOKS = 4
 """In a lease, at least: after half of one without a look it was the daemon that stood still."""
 
-Open = Callable[[], Core]
+Open = Callable[[], TransactionLog]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Writer:
         self._open = open_core
         self._on_crash = on_crash
         self.stats = Stats()
-        self.core: Core = self._timed_open()
+        self.core: TransactionLog = self._timed_open()
         self._queue: queue.Queue[_Call | None] = queue.Queue(MAX_QUEUE)
         self._waiting: dict[str, dict[str, _Call]] = {}
         self._results: list[tuple[asyncio.Future[Answer], Answer | Refused]] = []
@@ -119,14 +119,14 @@ class Writer:
         except TimeoutError:
             return None
 
-    async def read(self, look: Callable[[Core], Any]) -> Any:
+    async def read(self, look: Callable[[TransactionLog], Any]) -> Any:
         """What ``look`` sees of the committed state."""
         answer = await self.call(lambda core: Answer(200, {"value": look(core)}))
         assert answer is not None
         assert answer.body is not None
         return answer.body["value"]
 
-    def _timed_open(self) -> Core:
+    def _timed_open(self) -> TransactionLog:
         began = time.perf_counter()
         core = self._open()
         self.stats.recovery_s = time.perf_counter() - began

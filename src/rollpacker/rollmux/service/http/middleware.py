@@ -41,7 +41,7 @@ _LAST: Final = (b"connection", b"close")
 """A stranger's connection is not kept."""
 
 
-class Guard:
+class AccessGuard:
     """An ASGI application around another one, whose routes decide by who asks.
 
     Args:

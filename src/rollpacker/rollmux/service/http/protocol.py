@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rollpacker.places import Place, Places
+from rollpacker.places import ConnectionPlace, Places
 from rollpacker.rollmux.service.http.middleware import HANG_UP, KNOWN, MAX_HEADERS
 
 
@@ -27,7 +27,7 @@ class PatientProtocol(H11Protocol):
     def __init__(self, *, places: Places, **more: Any) -> None:
         super().__init__(**more)
         self._places = places
-        self._place: Place
+        self._place: ConnectionPlace
         self._head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -19,22 +19,27 @@ from functools import partial
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.service.client.client import LeaseLostError, Move, MuxClient, Permit
+from rollpacker.rollmux.service.client.client import (
+    LeaseLostError,
+    MoveOrder,
+    MuxClient,
+    PhasePermit,
+)
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError, new_key
-from rollpacker.rollmux.service.client.phase_lease import Lease, StateLostError, acquire
+from rollpacker.rollmux.service.client.phase_lease import HeldLease, StateLostError, acquire
 from rollpacker.rollmux.service.job.joining import attach, connect, job_id, job_spec, register
 from rollpacker.rollmux.service.job.launcher import MuxLauncher
 from rollpacker.rollmux.service.job.offload import Residence
 from rollpacker.runtime.cluster.cluster import Launcher
-from rollpacker.runtime.ipc.watchdog_client import Guard
-from rollpacker.runtime.step.node_lease import DisplacedError, StoppedError, Tenant
+from rollpacker.runtime.ipc.watchdog_client import Watchdog
+from rollpacker.runtime.step.node_lease import DisplacedError, Tenant, WaitStoppedError
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0
 """Of one request: between two of them Ctrl-C is looked at."""
 
 
-def place(pids: Sequence[int], permit: Permit, cores: Mapping[str, Sequence[int]]) -> None:
+def place(pids: Sequence[int], permit: PhasePermit, cores: Mapping[str, Sequence[int]]) -> None:
     """Pin all threads of processes to the cores of a permit's nodes; nothing when none are named.
 
     Raises ``ValueError`` when ``mux.cores`` knows neither a node nor its pool.
@@ -92,7 +97,7 @@ class JobPhases:
         self._release_tail: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._regaining = threading.Lock()
-        self._lease: Lease | None = None
+        self._lease: HeldLease | None = None
         self._say = say
         self._away = False
         self._registered = False
@@ -102,7 +107,7 @@ class JobPhases:
         self._reset_clock()
         names = ("phases", "waited_s", "switch_s", "lost", "redone", "tails")
         self.stats: dict[str, float] = dict.fromkeys(names, 0.0)
-        self._guard: Guard | None = None
+        self._guard: Watchdog | None = None
         self._fence: Callable[[float | None], None] = lambda _stop_at: None
 
     async def open(
@@ -123,7 +128,7 @@ class JobPhases:
         self._release_tail = lambda: loop.call_soon_threadsafe(release_tail) and None
         self._stopped, self._broken = False, None
         self._fence = lambda stop_at: loop.call_soon_threadsafe(tenant.fence, stop_at) and None
-        self._guard = Guard()
+        self._guard = Watchdog()
         join = attach if self._managed else register
         self._job = await asyncio.to_thread(
             join, self._client, self._spec, lambda: self._stopped, self._tell_away
@@ -185,7 +190,7 @@ class JobPhases:
     def _is_stopped(self, interrupts: int = 2) -> bool:
         return self._stopped or self._interrupts >= interrupts
 
-    def _acquire(self, phase: Phase, interrupts: int = 2) -> Permit:
+    def _acquire(self, phase: Phase, interrupts: int = 2) -> PhasePermit:
         """Wait for a permit until so many interrupts came."""
         since, told = time.monotonic(), False
 
@@ -204,7 +209,7 @@ class JobPhases:
                 self._away = False
                 return permit
             except LeaseLostError as error:
-                raise StoppedError(str(error)) from error
+                raise WaitStoppedError(str(error)) from error
             except StateLostError as error:
                 raise DisplacedError(str(error)) from error
             except MuxError as error:
@@ -222,10 +227,10 @@ class JobPhases:
                 f"'rollpacker mux serve', or stop with Ctrl-C: {error}"
             )
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: MoveOrder) -> None:
         """State lives in the worker processes, which the next permit pins to the new nodes."""
 
-    def _hold(self, permit: Permit) -> None:
+    def _hold(self, permit: PhasePermit) -> None:
         """The nodes are ours: go there, run, keep the lease."""
         with self._lock:
             if self._stopped:
@@ -238,7 +243,7 @@ class JobPhases:
                 raise
             self._tell_guard(permit.stop_at)
             self._running_since = time.monotonic()
-            self._lease = Lease(
+            self._lease = HeldLease(
                 self._client,
                 permit,
                 on_extended=self._tell_guard,
@@ -265,7 +270,7 @@ class JobPhases:
                 if permit.phase != lease.permit.phase:
                     raise MuxError(409, {"error": f"job {self._job}: its phase is over already"})
                 self._hold(permit)
-            except (DisplacedError, StoppedError, MuxError, ValueError) as error:
+            except (DisplacedError, WaitStoppedError, MuxError, ValueError) as error:
                 self._broken = error
                 if not self._stopped:
                     self._fail(error)
@@ -291,7 +296,7 @@ class JobPhases:
         lease.close()
         self._tell_guard(None)
 
-    def _finish(self, permit: Permit) -> None:
+    def _finish(self, permit: PhasePermit) -> None:
         finish = partial(self._client.finish, permit, self._seconds(), new_key())
         while True:
             try:
@@ -299,7 +304,7 @@ class JobPhases:
                 return
             except UnreachableError as error:
                 if self._is_stopped():
-                    raise StoppedError(f"{error}: the phase was not finished") from error
+                    raise WaitStoppedError(f"{error}: the phase was not finished") from error
 
     def _close(self, ending: bool) -> None:
         with self._lock:
@@ -315,7 +320,7 @@ class JobPhases:
             self._guard.dismiss()
             self._guard = None
 
-    def _freeze(self, lease: Lease) -> None:
+    def _freeze(self, lease: HeldLease) -> None:
         # If this process was stopped too, the guard has frozen the workers when the lease was over.
         until = min(time.monotonic(), lease.stop_at)
         self._active_s += max(0.0, until - self._running_since)

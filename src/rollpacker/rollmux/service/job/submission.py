@@ -12,7 +12,7 @@ import yaml
 from rollpacker.config import RunConfig
 from rollpacker.config import load as load_run
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.job.joining import job_id, job_spec
 
 _MEMBER = (
@@ -49,7 +49,7 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
         if not getattr(config.mux, key):
             raise ValueError(f"{path}: mux.{key} must be set: seconds of the phase at worst")
     told = {"url": "{url}", "token_file": "{token_file}", "cafile": "{cafile}", "job": "{job}"}
-    program = Program(
+    program = JobProgram(
         command=(
             *("{python}", "-m", "rollpacker", "train", str(path.resolve())),
             # Quoted: an override is YAML, to which nothing is no text, and 7 a number.

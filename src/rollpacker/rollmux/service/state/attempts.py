@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 
 _KEPT = 20
 """Attempts of a job that are remembered."""
@@ -17,7 +17,7 @@ Outcome = Literal["", "done", "failed", "stopped"]
 
 
 @dataclass(slots=True)
-class Attempt:
+class ProgramRun:
     """One start of a program.
 
     Args:
@@ -50,7 +50,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Started:
+class ProgramRuns:
     """A job's program and what became of it.
 
     Args:
@@ -59,14 +59,14 @@ class Started:
         done: iterations of the job at the last of these restarts.
     """
 
-    program: Program
-    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    program: JobProgram
+    attempts: list[ProgramRun] = field(default_factory=list[ProgramRun])
     used: int = 0
     done: int = 0
     outcome: Outcome = ""
 
     @property
-    def running(self) -> Attempt | None:
+    def running(self) -> ProgramRun | None:
         """The attempt that has not ended, as far as anybody knows."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.ended is None else None
@@ -82,7 +82,7 @@ class Started:
 
     def begin(self, number: int, node: str, members: tuple[str, ...], now: float) -> None:
         """It is started on a node, and on those of its job that it has processes on."""
-        self.attempts.append(Attempt(number, node, members, now))
+        self.attempts.append(ProgramRun(number, node, members, now))
         del self.attempts[:-_KEPT]
 
     def end(self, code: int | None, now: float, done: int, *, told: bool) -> None:
@@ -111,7 +111,7 @@ class Started:
         self.outcome = self.outcome or "stopped"
 
 
-class Running:
+class RunningPrograms:
     """Which jobs have a program on which node, by the attempts that have not ended."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from rollpacker.core.codec import Tagged, dumps, kinds, load_tagged, loads
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.program import Program
+from rollpacker.rollmux.model.program import JobProgram
 
 
 class DrainSet(Tagged, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class ProgramGiven(Tagged, frozen=True, kw_only=True):
     """Agents are to start a job's program."""
 
     job: str
-    program: Program
+    program: JobProgram
 
 
 class AttemptBegun(Tagged, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from rollpacker.core.codec import dumps, dumps_finite, load, loads
 from rollpacker.processes.children import die_with, kill_child, start_child
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
-from rollpacker.rollmux.scheduler.snapshot import Snapshot
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 from rollpacker.rollmux.simulation.arrivals import lately
 from rollpacker.rollmux.simulation.forecast import forecast
 
@@ -23,11 +23,11 @@ _NICE = 10
 
 
 def asked(scheduler: Scheduler, now: float, number: int) -> bytes:
-    """What ``Ahead.run`` takes: the scheduler as it is now, and the run's number."""
+    """What ``ForecastProcess.run`` takes: the scheduler as it is now, and the run's number."""
     return dumps_finite((now, number, scheduler.snapshot()))
 
 
-class Ahead:
+class ForecastProcess:
     """The process; begun by the thread that makes this, with which it ends.
 
     Args:
@@ -71,7 +71,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _starts(settings: Settings, request: bytes) -> dict[str, float]:
-    now, number, state = load(loads(request), tuple[float, int, Snapshot])
+    now, number, state = load(loads(request), tuple[float, int, SchedulerSnapshot])
     scheduler = Scheduler(settings)
     scheduler.restore(state)
     return forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))

@@ -15,8 +15,8 @@ from threading import Thread
 from rollpacker.rollmux.model.inventory import Fixed
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
-from rollpacker.rollmux.service.state.forecast_process import Ahead, asked
-from rollpacker.rollmux.simulation.forecast import RUNS, Start, expected_starts
+from rollpacker.rollmux.service.state.forecast_process import ForecastProcess, asked
+from rollpacker.rollmux.simulation.forecast import RUNS, ExpectedStart, expected_starts
 
 _log = logging.getLogger(__name__)
 _FRESH_S = 60.0
@@ -35,7 +35,7 @@ _AGE = 2 * RUNS
 class _Look:
     """One run ahead from ``now``; ``found`` None until it is over."""
 
-    ahead: Ahead
+    ahead: ForecastProcess
     request: bytes
     now: float
     nodes: frozenset[str]
@@ -66,7 +66,7 @@ class Lookout:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ahead: Ahead | None = None
+        self._ahead: ForecastProcess | None = None
         self._running: _Look | None = None
         self._runs: deque[_Look] = deque(maxlen=RUNS)
         """The newest one last."""
@@ -75,7 +75,7 @@ class Lookout:
         self._ended = float("-inf")
         """When the last run was over."""
 
-    def look(self, scheduler: Scheduler, now: float) -> dict[str, Start]:
+    def look(self, scheduler: Scheduler, now: float) -> dict[str, ExpectedStart]:
         """When jobs that wait are expected to start, those left out of which nobody knows."""
         nodes = _open_nodes(scheduler)
         votes = self._votes(scheduler, now, nodes)
@@ -106,7 +106,7 @@ class Lookout:
 
     def _begin(self, scheduler: Scheduler, now: float, nodes: frozenset[str]) -> None:
         try:
-            self._ahead = self._ahead or Ahead(self._settings)
+            self._ahead = self._ahead or ForecastProcess(self._settings)
         except OSError as error:
             _log.warning("no forecast: its process cannot be started: %s", error)
             self._ended = now

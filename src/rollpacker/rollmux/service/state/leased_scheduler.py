@@ -10,11 +10,11 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Fixed, Slot
-from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.service.state import daemon_events
-from rollpacker.rollmux.service.state.attempts import Running, Started
+from rollpacker.rollmux.service.state.attempts import ProgramRuns, RunningPrograms
 from rollpacker.rollmux.service.state.records import (
     Effects,
     Fence,
@@ -27,7 +27,7 @@ from rollpacker.rollmux.service.state.records import (
 _TIMELINE = 20_000
 
 
-class Brain:
+class LeasedScheduler:
     """Takes recorded events; never refuses one and never looks at a clock.
 
     Args:
@@ -55,7 +55,7 @@ class Brain:
         self.issued = 0
         """Permits so far: the next token."""
         self.draining = False
-        self.programs = Running()
+        self.programs = RunningPrograms()
         self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
         self.running: dict[int, Stretch] = {}
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
@@ -342,7 +342,7 @@ class Brain:
         started = self.jobs[note.job].program
         match note:
             case daemon_events.ProgramGiven():
-                self.jobs[note.job].program = Started(note.program)
+                self.jobs[note.job].program = ProgramRuns(note.program)
             case daemon_events.AttemptBegun():
                 if started is not None:
                     started.begin(note.number, note.node, note.members, self.now)
@@ -373,19 +373,19 @@ class Brain:
 
 
 _EVENTS: dict[type, Callable[..., None]] = {
-    ev.JobArrived: Brain._arrived,
-    ev.PhaseFinished: Brain._finished,
-    ev.PermitLost: Brain._lost,
-    ev.MoveFinished: Brain._moved,
-    ev.NodeFailed: Brain._failed,
-    ev.NodeJoined: Brain._joined,
-    ev.NodeRemoved: Brain._removed,
+    ev.JobArrived: LeasedScheduler._arrived,
+    ev.PhaseFinished: LeasedScheduler._finished,
+    ev.PermitLost: LeasedScheduler._lost,
+    ev.MoveFinished: LeasedScheduler._moved,
+    ev.NodeFailed: LeasedScheduler._failed,
+    ev.NodeJoined: LeasedScheduler._joined,
+    ev.NodeRemoved: LeasedScheduler._removed,
 }
 _DECISIONS: dict[type, Callable[..., None]] = {
-    do.Permit: Brain._permit,
-    do.Move: Brain._move,
-    do.Depart: Brain._depart,
-    do.Wait: Brain._wait,
-    do.ReleaseTail: Brain._release_tail,
-    do.ReleaseNodes: Brain._release,
+    do.Permit: LeasedScheduler._permit,
+    do.Move: LeasedScheduler._move,
+    do.Depart: LeasedScheduler._depart,
+    do.Wait: LeasedScheduler._wait,
+    do.ReleaseTail: LeasedScheduler._release_tail,
+    do.ReleaseNodes: LeasedScheduler._release,
 }

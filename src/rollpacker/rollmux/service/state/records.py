@@ -8,7 +8,7 @@ from typing import Literal
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.service.state.attempts import Attempt, Started
+from rollpacker.rollmux.service.state.attempts import ProgramRun, ProgramRuns
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class JobRecord:
     done: int = 0
     solo_s: float = 0.0
     uncounted_s: float = 0.0
-    program: Started | None = None
+    program: ProgramRuns | None = None
 
     @property
-    def running(self) -> Attempt | None:
+    def running(self) -> ProgramRun | None:
         """The start of its program that has not ended."""
         return None if self.program is None else self.program.running
 

@@ -11,9 +11,9 @@ from rollpacker import __version__
 from rollpacker.core.codec import loads
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.state import daemon_events, state_record
-from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.snapshots import ended_before, fault
-from rollpacker.rollmux.service.store.store import Entry, Snapshot, Store, StoreError, chained
+from rollpacker.rollmux.service.store.store import Entry, Store, StoredSnapshot, StoreError, chained
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ class Recovered:
         worked_s: seconds that this took.
     """
 
-    brain: Brain
+    brain: LeasedScheduler
     digest: str = ""
-    base: Snapshot | None = None
+    base: StoredSnapshot | None = None
     counted: int = 0
     replayed: int = 0
     worked_s: float = 0.0
@@ -62,7 +62,7 @@ def recover(store: Store, settings: Settings, ttl: float, saved: Mapping[str, st
             _log.warning("the snapshot of entry %d is passed over: %s", snapshot.seq, why)
         except ContradictionError as why:
             _log.warning("the snapshot of entry %d leads elsewhere: %s", snapshot.seq, why)
-    return _replayed(Recovered(Brain(settings, ttl)), store, saved)
+    return _replayed(Recovered(LeasedScheduler(settings, ttl)), store, saved)
 
 
 def verify(store: Store, settings: Settings, ttl: float, saved: Mapping[str, str]) -> Recovered:
@@ -71,14 +71,16 @@ def verify(store: Store, settings: Settings, ttl: float, saved: Mapping[str, str
     Raises ``StoreError`` where one of this version is not what its entries lead to, too.
     """
     good = [each for each in store.snapshots() if fault(store, each) is None]
-    return _replayed(Recovered(Brain(settings, ttl)), store, saved, {s.seq: s for s in good})
+    return _replayed(
+        Recovered(LeasedScheduler(settings, ttl)), store, saved, {s.seq: s for s in good}
+    )
 
 
 class _PassedOverError(Exception):
     """A snapshot cannot be used."""
 
 
-def _restored(store: Store, snapshot: Snapshot, settings: Settings, ttl: float) -> Recovered:
+def _restored(store: Store, snapshot: StoredSnapshot, settings: Settings, ttl: float) -> Recovered:
     if (why := fault(store, snapshot)) is not None:
         raise _PassedOverError(why)
     try:
@@ -93,7 +95,7 @@ def _replayed(
     found: Recovered,
     store: Store,
     saved: Mapping[str, str],
-    snapshots: Mapping[int, Snapshot] | None = None,
+    snapshots: Mapping[int, StoredSnapshot] | None = None,
 ) -> Recovered:
     """With the entries after it, and each decision compared."""
     began, brain = time.perf_counter(), found.brain
@@ -111,7 +113,7 @@ def _replayed(
     return found
 
 
-def _apply(brain: Brain, entry: Entry, saved: Mapping[str, str]) -> None:
+def _apply(brain: LeasedScheduler, entry: Entry, saved: Mapping[str, str]) -> None:
     event = daemon_events.decode(entry.event)
     try:
         effects = brain.apply(entry.seq, entry.t, event, entry.key)
@@ -129,7 +131,7 @@ def _apply(brain: Brain, entry: Entry, saved: Mapping[str, str]) -> None:
         )
 
 
-def _compare(store: Store, snapshot: Snapshot, brain: Brain) -> None:
+def _compare(store: Store, snapshot: StoredSnapshot, brain: LeasedScheduler) -> None:
     state = loads(state_record.encode(state_record.state_of(brain)))
     gone = [brain.jobs[name] for name in brain.ended]
     if state != loads(snapshot.state) or gone != ended_before(store, snapshot):

@@ -9,9 +9,9 @@ from hashlib import blake2b
 
 from rollpacker import __version__
 from rollpacker.rollmux.service.state import state_record
-from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import JobRecord
-from rollpacker.rollmux.service.store.store import Snapshot, Store, StoreError
+from rollpacker.rollmux.service.store.store import Store, StoredSnapshot, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ def chain(ended: Iterable[str], digest: str = "") -> str:
     return digest
 
 
-def sealed(seq: int, digest: str, ended: str, state: str) -> Snapshot:
+def sealed(seq: int, digest: str, ended: str, state: str) -> StoredSnapshot:
     """A snapshot of this version."""
     text = "\0".join((str(seq), digest, VERSION, ended, state)).encode()
     checksum = blake2b(text, digest_size=16).hexdigest()
-    return Snapshot(seq, digest, VERSION, ended, state, checksum)
+    return StoredSnapshot(seq, digest, VERSION, ended, state, checksum)
 
 
-def fault(store: Store, found: Snapshot) -> str | None:
+def fault(store: Store, found: StoredSnapshot) -> str | None:
     """Why a snapshot cannot be used, or None."""
     if found.version != VERSION:
         return f"it was made by version {found.version}"
@@ -54,7 +54,7 @@ def fault(store: Store, found: Snapshot) -> str | None:
     return None
 
 
-def ended_before(store: Store, snapshot: Snapshot) -> list[JobRecord]:
+def ended_before(store: Store, snapshot: StoredSnapshot) -> list[JobRecord]:
     """The jobs that had ended, in that order. Raises ``StoreError`` where some are altered."""
     texts = store.ended_jobs(snapshot.seq)
     if chain(texts) != snapshot.ended:
@@ -62,7 +62,7 @@ def ended_before(store: Store, snapshot: Snapshot) -> list[JobRecord]:
     return [record for text in texts for record in state_record.ended_jobs(text)]
 
 
-class Keeper:
+class SnapshotWriter:
     """Writes snapshots of one brain as it goes on.
 
     Args:
@@ -71,7 +71,9 @@ class Keeper:
         worked_s: seconds of work of the scheduler since.
     """
 
-    def __init__(self, store: Store, base: Snapshot | None, count: int, worked_s: float) -> None:
+    def __init__(
+        self, store: Store, base: StoredSnapshot | None, count: int, worked_s: float
+    ) -> None:
         self._store = store
         self._seq, self._ended = (0, "") if base is None else (base.seq, base.ended)
         self._count = count
@@ -89,7 +91,7 @@ class Keeper:
         """Whether one is worth it when the daemon stops."""
         return seq - self._seq >= AT_STOP
 
-    def keep(self, brain: Brain, digest: str) -> None:
+    def keep(self, brain: LeasedScheduler, digest: str) -> None:
         """Write one of a brain after a committed entry; what cannot be written is left out."""
         if brain.seq == self._seq:
             return
@@ -103,7 +105,7 @@ class Keeper:
         self._last_s = time.perf_counter() - began
         self.longest_s = max(self.longest_s, self._last_s)
 
-    def _write(self, brain: Brain, digest: str) -> None:
+    def _write(self, brain: LeasedScheduler, digest: str) -> None:
         count = len(brain.ended)
         new = state_record.ended_since(brain, self._count)
         ended = chain([new], self._ended)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from rollpacker.core.codec import dumps_finite, load, loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.scheduler.snapshot import Snapshot
-from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
 
 
@@ -48,11 +48,11 @@ class BrainState:
     timeline: list[Stretch]
     running: list[Stretch]
     outcomes: list[tuple[Phase, str, int]]
-    scheduler: Snapshot
+    scheduler: SchedulerSnapshot
     identities: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def state_of(brain: Brain) -> BrainState:
+def state_of(brain: LeasedScheduler) -> BrainState:
     """The state of a brain after its last entry; it shares what it holds with the brain."""
     return BrainState(
         seq=brain.seq,
@@ -74,7 +74,7 @@ def state_of(brain: Brain) -> BrainState:
     )
 
 
-def _saved(fence: Fence, brain: Brain) -> SavedFence:
+def _saved(fence: Fence, brain: LeasedScheduler) -> SavedFence:
     """A permit that ran out is out of ``tokens`` before there is an entry of it."""
     tokens = sorted(fence.fenced & brain.leases.keys())
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node)
@@ -90,7 +90,7 @@ def decode(text: str) -> BrainState:
     return load(loads(text), BrainState)
 
 
-def ended_since(brain: Brain, count: int) -> str:
+def ended_since(brain: LeasedScheduler, count: int) -> str:
     """As JSON: the jobs that ended, after the first ``count`` of them."""
     return dumps_finite([brain.jobs[name] for name in brain.ended[count:]]).decode()
 
@@ -102,9 +102,9 @@ def ended_jobs(text: str) -> list[JobRecord]:
 
 def restored(
     state: BrainState, ended: Sequence[JobRecord], settings: Settings, ttl: float
-) -> Brain:
+) -> LeasedScheduler:
     """A brain in a state; ``ended`` are the jobs that were settled, in that order."""
-    brain = Brain(settings, ttl)
+    brain = LeasedScheduler(settings, ttl)
     brain.seq, brain.now = state.seq, state.now
     brain.ended = [record.spec.id for record in ended]
     brain.gone.update(record.spec.team for record in ended)

@@ -14,14 +14,14 @@ from rollpacker import __version__
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Machine
-from rollpacker.rollmux.model.member import NEVER
+from rollpacker.rollmux.model.seat import NEVER
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.clock import ClusterClock
 from rollpacker.rollmux.service.state.forecaster import Lookout
 from rollpacker.rollmux.service.state.records import Fence, Lease
 from rollpacker.rollmux.service.state.recovery import recover, verify
-from rollpacker.rollmux.service.state.snapshots import Keeper
+from rollpacker.rollmux.service.state.snapshots import SnapshotWriter
 from rollpacker.rollmux.service.store.store import (
     FORMAT,
     Entry,
@@ -30,7 +30,7 @@ from rollpacker.rollmux.service.store.store import (
     StoreError,
     UnavailableError,
 )
-from rollpacker.rollmux.simulation.forecast import Start
+from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 _log = logging.getLogger(__name__)
 Due = tuple[str, object]
@@ -52,7 +52,7 @@ class Setback:
     until: float
 
 
-class Core:
+class TransactionLog:
     """What the writer thread works on.
 
     Args:
@@ -82,7 +82,7 @@ class Core:
         self.setbacks: dict[Due, Setback] = {}
         found = (verify if verified else recover)(store, self.settings, ttl, saved)
         self.brain, self._digest = found.brain, found.digest
-        self.keeper = Keeper(store, found.base, found.counted, found.worked_s)
+        self.keeper = SnapshotWriter(store, found.base, found.counted, found.worked_s)
         self._entries: list[Entry] = []
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
@@ -198,12 +198,12 @@ class Core:
         else:
             self.record(ev.PermitLost(job=lease.job, token=lease.token))
 
-    def follow(self, before: Core) -> None:
+    def follow(self, before: TransactionLog) -> None:
         """Take over from a core that is closed what no log holds."""
         self.setbacks = before.setbacks
         self._lookout = before._lookout
 
-    def keep_times(self, before: Core, stood_s: float) -> None:
+    def keep_times(self, before: TransactionLog, stood_s: float) -> None:
         """The log was read again, but jobs and nodes were heard all the time, apart from the last
         ``stood_s``: nobody has more time than before."""
         for token, lease in self.brain.leases.items():
@@ -214,7 +214,7 @@ class Core:
         for node in self.brain.agents.keys() & before.brain.agents.keys():
             self.brain.agents[node] = before.brain.agents[node] + stood_s
 
-    def forecast(self) -> dict[str, Start]:
+    def forecast(self) -> dict[str, ExpectedStart]:
         """When jobs that wait are expected to start; looked into now and then."""
         return self._lookout.look(self.brain.scheduler, self.now())
 

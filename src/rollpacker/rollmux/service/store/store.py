@@ -92,7 +92,7 @@ _COLUMNS = ", ".join(_NAMES)
 _ROW = attrgetter(*_NAMES)
 
 
-class Snapshot(NamedTuple):
+class StoredSnapshot(NamedTuple):
     """The state after an entry, as it is stored.
 
     Args:
@@ -110,7 +110,7 @@ class Snapshot(NamedTuple):
     checksum: str
 
 
-class Connection(Protocol):
+class Database(Protocol):
     """What the statements run on; ``?`` stands for a parameter."""
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -137,7 +137,7 @@ class Store:
     only read.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Database) -> None:
         self._db = connection
 
     def reader(self) -> Store:
@@ -207,7 +207,7 @@ class Store:
         rows = self._db.run("SELECT digest FROM entries WHERE seq = ?", (seq,))
         return rows[0][0] if rows else None
 
-    def add_snapshot(self, snapshot: Snapshot, ended: str, before: int, keep: int) -> None:
+    def add_snapshot(self, snapshot: StoredSnapshot, ended: str, before: int, keep: int) -> None:
         """One transaction: a snapshot, and the jobs that ended since an earlier one.
 
         Of snapshots and ended jobs that stand between the two, or after, nobody knows what they
@@ -228,11 +228,11 @@ class Store:
                 f" (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT {keep})"
             )
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[StoredSnapshot]:
         """The newest first."""
-        columns = ", ".join(Snapshot._fields)
+        columns = ", ".join(StoredSnapshot._fields)
         rows = self._db.run(f"SELECT {columns} FROM snapshots ORDER BY seq DESC")
-        return [Snapshot(*row) for row in rows]
+        return [StoredSnapshot(*row) for row in rows]
 
     def ended_jobs(self, seq: int) -> list[str]:
         """What ``add_snapshot`` was given, up to a snapshot."""

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from rollpacker.rollmux.model.inventory import POOL_NAMES
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
 
 OTHER = "other"
@@ -27,7 +27,7 @@ _CLOSED = ("failed", "failing")
 Values = Mapping[tuple[str, ...], float]
 
 
-def numbers(core: Core) -> dict[str, Any]:
+def numbers(core: TransactionLog) -> dict[str, Any]:
     """What the gauges are made of: the status, and some that nobody else asks for."""
     brain = core.brain
     listed = {team.name for team in core.settings.teams}

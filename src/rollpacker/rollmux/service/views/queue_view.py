@@ -8,14 +8,14 @@ from typing import Any
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.scheduler.queue import why_it_waits
-from rollpacker.rollmux.service.state.transaction_log import Core
-from rollpacker.rollmux.simulation.forecast import Start
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
+from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 
 class QueueView:
     """Of one moment: not to be kept."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: TransactionLog) -> None:
         self._core = core
         self._reasons: dict[tuple[object, ...], str] = {}
 
@@ -24,7 +24,7 @@ class QueueView:
         return {job: place for place, job in enumerate(self._core.queue(), 1)}
 
     @cached_property
-    def _forecast(self) -> dict[str, Start]:
+    def _forecast(self) -> dict[str, ExpectedStart]:
         return self._core.forecast()
 
     def of(self, job: Job | None) -> dict[str, Any] | None:

@@ -9,10 +9,10 @@ from typing import Any
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.inventory import POOL_NAMES
 from rollpacker.rollmux.scheduler.teams import Shares
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 
-def teams(core: Core) -> list[dict[str, Any]]:
+def teams(core: TransactionLog) -> list[dict[str, Any]]:
     """Those with a guarantee, in their order, then others that have live jobs, by name.
 
     ``""`` are the jobs of no team; without any team there is nothing to tell of them.

@@ -14,12 +14,12 @@ from rollpacker.config.reading.secrets import masked_command
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.inventory import POOL_NAMES, Slot
-from rollpacker.rollmux.model.member import ROLLOUT, TRAIN
+from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.placement.admission import expected
 from rollpacker.rollmux.service.commands.commands import job_record, move_body, permit_body
-from rollpacker.rollmux.service.state.leased_scheduler import Brain
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import JobRecord, Stretch
-from rollpacker.rollmux.service.state.transaction_log import Core
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views.queue_view import QueueView
 from rollpacker.rollmux.service.views.team_view import teams
 
@@ -30,7 +30,7 @@ _NEAR = 0.2
 """Iterations at worst that a job's slack should cover."""
 
 
-def job(core: Core, name: str) -> dict[str, Any]:
+def job(core: TransactionLog, name: str) -> dict[str, Any]:
     """One job. Raises ``Refused`` where there is none."""
     record = job_record(core, name)
     live = core.brain.scheduler.cluster.jobs.get(name)
@@ -39,7 +39,7 @@ def job(core: Core, name: str) -> dict[str, Any]:
 
 
 def _jobs(
-    core: Core, records: Iterable[tuple[str, JobRecord]], queue: QueueView
+    core: TransactionLog, records: Iterable[tuple[str, JobRecord]], queue: QueueView
 ) -> list[dict[str, Any]]:
     """Several; one that cannot be told of is left out: the others have not done it."""
     found: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def _jobs(
     return found
 
 
-def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
+def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
     brain = core.brain
     live = brain.scheduler.cluster.jobs.get(name)
     home = None if live is None else live.home
@@ -78,7 +78,7 @@ def _job(core: Core, name: str, record: JobRecord, queue: QueueView) -> dict[str
     } | _slo(core, record, live)
 
 
-def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
+def _program(core: TransactionLog, record: JobRecord) -> dict[str, Any] | None:
     """What agents start, and what became of it; without its environment, which may hold secrets."""
     started = record.program
     if started is None:
@@ -90,7 +90,7 @@ def _program(core: Core, record: JobRecord) -> dict[str, Any] | None:
     return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
 
 
-def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
+def _slo(core: TransactionLog, record: JobRecord, live: Job | None) -> dict[str, Any]:
     """Seconds that a job may still lose without breaking its promise, and how it stands.
 
     A job of which nobody knows how long it is may stop after any iteration: it banks on the
@@ -122,7 +122,7 @@ def _slo(core: Core, record: JobRecord, live: Job | None) -> dict[str, Any]:
     }
 
 
-def _worked(core: Core, record: JobRecord, live: Job) -> float:
+def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
     """Seconds alone of what the running iteration has done so far."""
     name = record.spec.id
     done = live.rollout_s if core.brain.next_phase(name) == "train" else 0.0
@@ -134,7 +134,9 @@ def _worked(core: Core, record: JobRecord, live: Job) -> float:
     return done + min(alone, expected(live, core.settings)[pool])
 
 
-async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> dict[str, Any]:
+async def all_jobs(
+    read: Callable[[Callable[[TransactionLog], Any]], Awaitable[Any]],
+) -> dict[str, Any]:
     """All jobs, those that ended too; ``read`` is the writer's."""
     found: list[dict[str, Any]] = []
     count = await read(lambda core: len(core.brain.jobs))
@@ -143,19 +145,19 @@ async def all_jobs(read: Callable[[Callable[[Core], Any]], Awaitable[Any]]) -> d
     return {"jobs": found}
 
 
-def _some_jobs(core: Core, first: int) -> list[dict[str, Any]]:
+def _some_jobs(core: TransactionLog, first: int) -> list[dict[str, Any]]:
     """By arrival, from number ``first`` on."""
     queue, records = QueueView(core), core.brain.jobs.items()
     some = islice(records, first, first + _AT_ONCE)
     return _jobs(core, some, queue)
 
 
-def unsettled(brain: Brain) -> list[tuple[str, JobRecord]]:
+def unsettled(brain: LeasedScheduler) -> list[tuple[str, JobRecord]]:
     """Jobs of which there is still something to tell anew, by arrival."""
     return [(name, brain.jobs[name]) for name in brain.unsettled_jobs()]
 
 
-def _last_ended(brain: Brain, count: int) -> list[tuple[str, JobRecord]]:
+def _last_ended(brain: LeasedScheduler, count: int) -> list[tuple[str, JobRecord]]:
     """The last one at the end."""
     settled = brain.ended[max(len(brain.ended) - count, 0) :]
     found = [(name, brain.jobs[name]) for name in settled]
@@ -163,7 +165,7 @@ def _last_ended(brain: Brain, count: int) -> list[tuple[str, JobRecord]]:
     return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
 
 
-def status(core: Core, ended: int = 50) -> dict[str, Any]:
+def status(core: TransactionLog, ended: int = 50) -> dict[str, Any]:
     """The whole cluster, and the last jobs that ended.
 
     Whoever looks looks again soon: of jobs that ended before there are counts only.
@@ -201,7 +203,7 @@ def status(core: Core, ended: int = 50) -> dict[str, Any]:
     }
 
 
-def cost(core: Core) -> dict[str, float]:
+def cost(core: TransactionLog) -> dict[str, float]:
     """Dollars per hour: of the nodes that are held, and of every live job alone."""
     prices, brain = core.settings.prices, core.brain
     each = (prices.rollout, prices.train)
@@ -211,7 +213,7 @@ def cost(core: Core) -> dict[str, float]:
     return {"now": held, "solo": solo}
 
 
-def node(core: Core, name: str) -> dict[str, Any]:
+def node(core: TransactionLog, name: str) -> dict[str, Any]:
     """One node, also one that nobody knows."""
     if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
         return _node(core, name)
@@ -228,7 +230,7 @@ def node(core: Core, name: str) -> dict[str, Any]:
     }
 
 
-def _node(core: Core, name: str) -> dict[str, Any]:
+def _node(core: TransactionLog, name: str) -> dict[str, Any]:
     brain = core.brain
     found, slot = brain.scheduler.cluster.nodes.get(name), brain.slots.get(name)
     state = "free" if found is None else "held" if found.held else "reserved"
@@ -255,7 +257,7 @@ def _machine(slot: Slot) -> dict[str, Any]:
 
 
 def timeline(
-    core: Core, window_s: float, job: str = "", node: str = "", most: int = 5000
+    core: TransactionLog, window_s: float, job: str = "", node: str = "", most: int = 5000
 ) -> dict[str, Any]:
     """Phases of the last seconds, running ones included; of a job or a node only, if named."""
 
@@ -273,7 +275,7 @@ def timeline(
     return {"now": core.now(), "phases": [_stretch(core, each) for each in found]}
 
 
-def _stretch(core: Core, stretch: Stretch) -> dict[str, Any]:
+def _stretch(core: TransactionLog, stretch: Stretch) -> dict[str, Any]:
     return {
         "job": stretch.job,
         "number": core.brain.jobs[stretch.job].number,

@@ -21,7 +21,7 @@ from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import TraceJob
 from rollpacker.rollmux.simulation.result import (
-    JobResult,
+    FinishedJob,
     Meter,
     SimulationResult,
     lower_bound,
@@ -86,7 +86,7 @@ def simulate_alone(
     settings = Settings()
     meter = Meter(since=jobs[0].arrival_s)
     changes: list[tuple[float, int, int]] = []
-    done: list[tuple[float, JobResult]] = []
+    done: list[tuple[float, FinishedJob]] = []
     chosen = [choose(job, settings.prices) for job in jobs]
     if log.wanted:
         log.meta(settings, jobs)
@@ -102,7 +102,7 @@ def simulate_alone(
                 changes.append((end, pool, -way.nodes[pool]))
         for phase, pool in enumerate(way.pools):
             meter.used_s[pool] += seconds[phase] * way.nodes[pool]
-        done.append((end, JobResult(job.spec.id, end - job.arrival_s, job.solo_s, job.spec.slo)))
+        done.append((end, FinishedJob(job.spec.id, end - job.arrival_s, job.solo_s, job.spec.slo)))
     for at, pool, by in sorted(changes):
         meter.change(at, pool, by)
     results = tuple(result for _, result in sorted(done, key=lambda each: each[0]))

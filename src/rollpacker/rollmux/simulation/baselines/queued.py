@@ -14,7 +14,7 @@ from rollpacker.rollmux.model.settings import Prices
 from rollpacker.rollmux.record.trace import TraceJob
 from rollpacker.rollmux.simulation.baselines.alone import Alone
 from rollpacker.rollmux.simulation.result import (
-    JobResult,
+    FinishedJob,
     Meter,
     SimulationResult,
     lower_bound,
@@ -75,7 +75,7 @@ class _Cluster:
         self._backfill = backfill
         self.pools = _Pools(nodes)
         self.meter = Meter(since=jobs[0].arrival_s)
-        self.results: list[JobResult] = []
+        self.results: list[FinishedJob] = []
         self._queue: list[int] = []
         self._started: dict[int, float] = {}
 
@@ -94,7 +94,7 @@ class _Cluster:
         job, started = self._jobs[run.number], self._started[run.number]
         waited = started - job.arrival_s
         self.results.append(
-            JobResult(
+            FinishedJob(
                 job.spec.id,
                 run.end - job.arrival_s,
                 job.solo_s,

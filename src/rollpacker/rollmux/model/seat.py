@@ -17,7 +17,7 @@ ASKS_S: Final = 5.0
 """Seconds for which a member that has just finished a phase is counted on to ask for the next."""
 
 
-class State(IntEnum):
+class SeatState(IntEnum):
     """What a member does, between one rollout and the next; R is of rollouts, T of training."""
 
     WAIT_R = 0
@@ -34,22 +34,22 @@ class State(IntEnum):
     """Reserved only: its state is still elsewhere."""
 
 
-WAITING: Final = (State.WAIT_R, State.WAIT_T)
-RUNNING: Final = (State.RUN_R, State.RUN_T)
-IDLE: Final = (State.IDLE_R, State.IDLE_T)
-OUT: Final = (State.OUT_R, State.OUT_T)
+WAITING: Final = (SeatState.WAIT_R, SeatState.WAIT_T)
+RUNNING: Final = (SeatState.RUN_R, SeatState.RUN_T)
+IDLE: Final = (SeatState.IDLE_R, SeatState.IDLE_T)
+OUT: Final = (SeatState.OUT_R, SeatState.OUT_T)
 """These four by pool."""
-ABSENT: Final = (State.AWAY, *OUT)
+ABSENT: Final = (SeatState.AWAY, *OUT)
 """Has no turns."""
 
-_BEFORE_TRAINING = (State.WAIT_R, State.RUN_R, State.IDLE_R, State.OUT_R)
+_BEFORE_TRAINING = (SeatState.WAIT_R, SeatState.RUN_R, SeatState.IDLE_R, SeatState.OUT_R)
 _TURN = {
-    State.RUN_T: (0, (1, 1)),
-    State.WAIT_T: (1, (1, 0)),
-    State.IDLE_T: (1, (1, 0)),
-    State.RUN_R: (2, (1, 0)),
-    State.WAIT_R: (3, (0, 0)),
-    State.IDLE_R: (3, (0, 0)),
+    SeatState.RUN_T: (0, (1, 1)),
+    SeatState.WAIT_T: (1, (1, 0)),
+    SeatState.IDLE_T: (1, (1, 0)),
+    SeatState.RUN_R: (2, (1, 0)),
+    SeatState.WAIT_R: (3, (0, 0)),
+    SeatState.IDLE_R: (3, (0, 0)),
 }
 """Of those who take part: place in an iteration, the furthest first, and rounds that are begun."""
 
@@ -85,7 +85,7 @@ class Seat:
     stretch: tuple[float, float] = (1.0, 1.0)
     anchor: float = 0.0
     solo: float = 0.0
-    state: State = State.WAIT_R
+    state: SeatState = SeatState.WAIT_R
     busy: int = 0
     position: int = 0
     rounds: list[int] = field(default_factory=lambda: [0, 0])
@@ -129,12 +129,12 @@ class Seat:
 
     def reserve(self, target: float) -> None:
         """Nobody sits here yet."""
-        self.state = State.AWAY
+        self.state = SeatState.AWAY
         self.target = target
 
     def arrive(self, asked: bool, late_at: float) -> None:
         """Its job is here, between two iterations; it may have asked for a rollout on its way."""
-        self.state = State.WAIT_R if asked else State.IDLE_R
+        self.state = SeatState.WAIT_R if asked else SeatState.IDLE_R
         self.late_at = late_at
 
     def ask(self) -> None:

@@ -7,17 +7,18 @@ from tokenizers import pre_tokenizers
 
 from rollpacker.env.base import EpisodeError
 from rollpacker.env.template import Template
+from rollpacker.env.template_check import check
 
 
 def test_what_a_template_changes_is_named() -> None:
-    plain = TEMPLATES["qwen3"].check([])
+    plain = check(TEMPLATES["qwen3"], [])
     assert len(plain) == 1
     assert "changes the reasoning of earlier turns when a user message follows" in plain[0]
     assert "kept as it was sampled" in plain[0]
-    (line,) = TEMPLATES["llama3_1"].check([ADD])
+    (line,) = check(TEMPLATES["llama3_1"], [ADD])
     assert "changes the reasoning of earlier turns when a tool answers" in line
     for name in ("qwen2_5", "qwen3_instruct_2507"):
-        assert TEMPLATES[name].check([]) == TEMPLATES[name].check([ADD]) == []
+        assert check(TEMPLATES[name], []) == check(TEMPLATES[name], [ADD]) == []
 
 
 def test_the_reasoning_that_was_sampled_stays() -> None:
@@ -28,26 +29,23 @@ def test_the_reasoning_that_was_sampled_stays() -> None:
 
 def test_thinking_that_is_switched_off_is_no_reasoning_but_a_change() -> None:
     template = Template(make_tokenizer("qwen3"), {"enable_thinking": False})
-    (line,) = template.check([])
+    (line,) = check(template, [])
     assert "changes earlier replies" in line
     assert r"<think>\n\n</think>" in line
 
 
 def test_calls_that_a_template_writes_in_another_way_are_named() -> None:
-    assert (
-        Template(make_tokenizer("qwen2_5"), {}, call_format="llama3")
-        .check([ADD])[-1]
-        .startswith("environment: the chat template changes calls of tools")
-    )
+    lines = check(Template(make_tokenizer("qwen2_5"), {}, call_format="llama3"), [ADD])
+    assert lines[-1].startswith("environment: the chat template changes calls of tools")
 
 
 def test_templates_without_a_place_for_tools_say_so() -> None:
     for name in ("smollm2", "llama3"):
-        lines = TEMPLATES[name].check([ADD])
+        lines = check(TEMPLATES[name], [ADD])
         assert "has no place for tools" in lines[0]
         assert "calls are read as hermes" in lines[1]
         assert len(lines) == 2
-        assert TEMPLATES[name].check([]) == []
+        assert check(TEMPLATES[name], []) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,10 +63,10 @@ UNKNOWN = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 def test_calls_in_a_format_that_is_unknown_need_one_to_be_named() -> None:
     template = Template(make_tokenizer(UNKNOWN), {})
-    assert template.check([]) == []
+    assert check(template, []) == []
     with pytest.raises(ValueError, match=r"^environment.call_format: .* \(hermes, llama3, "):
-        template.check([ADD])
-    assert Template(make_tokenizer(UNKNOWN), {}, call_format="hermes").check([ADD])
+        check(template, [ADD])
+    assert check(Template(make_tokenizer(UNKNOWN), {}, call_format="hermes"), [ADD])
 
 
 def test_no_chat_template_is_said() -> None:
@@ -92,7 +90,7 @@ def test_tools_answer_as_the_user_where_there_is_no_such_role(text: str) -> None
     tokenizer = make_tokenizer(text)
     template = Template(tokenizer, {})
     assert template.results == "user"
-    assert any("no place for messages of role tool" in line for line in template.check([ADD]))
+    assert any("no place for messages of role tool" in line for line in check(template, [ADD]))
     closed = tokenizer.convert_tokens_to_ids("<|im_end|>")
     delta = template.delta([5, closed], [RESULT, RESULT, NEXT, RESULT], [ADD])
     assert tokenizer.decode(delta) == (
@@ -127,7 +125,7 @@ def test_a_template_that_wants_calls_before_their_answers_has_some() -> None:
     tokenizer = make_tokenizer(NEEDS_CALLS)
     template = Template(tokenizer, {})
     assert template.results == "calls"
-    assert template.check([ADD]) == []
+    assert check(template, [ADD]) == []
     answers = [RESULT, RESULT | {"content": "6", "tool_call_id": "123456789"}]
     closed = tokenizer.convert_tokens_to_ids("<|im_end|>")
     behind = "<|im_start|>abcdef1235<|im_end|><|im_start|>1234567896<|im_end|><|im_start|>assistant"
@@ -168,8 +166,8 @@ def test_a_tokenizer_that_splits_pieces_otherwise_is_named() -> None:
     text = "{% for m in messages %}{{ m.role + m.content }}|END|{% endfor %}"
     text += "{% if add_generation_prompt %}assistant{% endif %}"
     tokenizer = make_tokenizer(text)
-    assert Template(tokenizer, {}).check([]) == []
+    assert check(Template(tokenizer, {}), []) == []
     spaced = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.backend_tokenizer.pre_tokenizer = spaced
-    (line,) = Template(tokenizer, {}).check([])
+    (line,) = check(Template(tokenizer, {}), [])
     assert "splits what follows a reply in another way when it stands alone" in line

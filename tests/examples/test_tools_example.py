@@ -13,6 +13,7 @@ from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
 from rollpacker.env.template import Template
+from rollpacker.env.template_check import check
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 from rollpacker.job import train
 
@@ -138,7 +139,7 @@ def test_any_text_can_be_spelled(tokenizer: Any) -> None:
 def test_the_template_keeps_conversations_as_they_are(example: Any, tokenizer: Any) -> None:
     template = Template(tokenizer, {})
     tools = [example.prepare.SCHEMA]
-    assert template.check(tools) == []
+    assert check(template, tools) == []
     assert (template.call_format, template.closing) == ("hermes", "<|im_end|>")
     for _, messages in crowd(example, 60):
         ids = template.prompt(messages[:1], tools)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from rollpacker.sim.costs.ahead import PLAIN, Ahead, Rule
+from rollpacker.sim.costs.costs import ahead_terms
 from rollpacker.sim.workload.sequences import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
@@ -83,8 +84,8 @@ def test_a_measured_pace_is_taken_as_it_is():
     measured = Ahead(tokens=3.0, drafted=4, measured={1: 1e-3, 4: 2e-3})
     rule = Rule(4, 16, 0, 0.0, measured)
     costs = Affine()
-    assert rule.terms(2, costs) == (pytest.approx(4e-3 / 3), costs.slope)
-    assert rule.terms(8, costs) == (costs.step_s(8, 0.0), costs.slope)
+    assert ahead_terms(costs, 2, rule) == (pytest.approx(4e-3 / 3), costs.slope)
+    assert ahead_terms(costs, 8, rule) == (costs.step_s(8, 0.0), costs.slope)
     assert rule.pace(1).drafted == 4
 
 

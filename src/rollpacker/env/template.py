@@ -17,7 +17,6 @@ from rollpacker.chat import Complete
 from rollpacker.env.base import EpisodeError, Message
 from rollpacker.env.calls.calls import FORMATS, REASONING, Call, Format, parse
 from rollpacker.env.conversation import arguments_of, to_message, whole
-from rollpacker.env.template_check import differences
 
 Tools = Sequence[Mapping[str, Any]]
 Results = Literal["tool", "calls", "user"]
@@ -113,19 +112,6 @@ class Template:
             if len(self._variants) > _VARIANTS:
                 self._variants.pop(next(iter(self._variants)))
         return self._variants[key]
-
-    def check(self, tools: Tools) -> list[str]:
-        """What the user should know about the template, one line each.
-
-        Raises ``ValueError`` where it cannot be used with tools that all prompts have.
-        """
-        if tools and self.call_format is None:
-            raise ValueError(
-                "environment.call_format: the chat template of model.path writes calls of tools in "
-                f"none of the known formats ({', '.join(FORMATS)}): set the one that the model "
-                "writes"
-            )
-        return differences(self, tools)
 
     def prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Token ids of a conversation that the model is to go on with. Raises ``EpisodeError``."""

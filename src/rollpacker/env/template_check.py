@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollpacker.env.base import Message
 from rollpacker.env.calls.calls import FORMATS, Call, written
-
-if TYPE_CHECKING:
-    from rollpacker.env.template import Template
-
-Tools = Sequence[Mapping[str, Any]]
+from rollpacker.env.template import Template, Tools
 
 _QUESTION: Message = {"role": "user", "content": "How much is 2 + 3?"}
 _NEXT: Message = {"role": "user", "content": "And 4 + 4?"}
@@ -53,9 +48,17 @@ _CALLS = (
 )
 
 
-def differences(template: Template, tools: Tools) -> list[str]:
+def check(template: Template, tools: Tools) -> list[str]:
     """One line for each way in which the template, rendering a conversation as a whole, would not
-    give what append-only rendering does, or has no place for tools."""
+    give what append-only rendering does, or has no place for tools.
+
+    Raises ``ValueError`` where it cannot be used with ``tools``, which all prompts have.
+    """
+    if tools and template.call_format is None:
+        raise ValueError(
+            "environment.call_format: the chat template of model.path writes calls of tools in "
+            f"none of the known formats ({', '.join(FORMATS)}): set the one that the model writes"
+        )
     lines = _tool_lines(template, tools) if tools else []
     changed = _changed(template, _PLAIN, tools)
     if changed:

@@ -33,6 +33,7 @@ from rollpacker.env.messages import (
 )
 from rollpacker.env.processes.process import LARGEST
 from rollpacker.env.template import Template
+from rollpacker.env.template_check import check
 from rollpacker.errors import one_line, told
 from rollpacker.processes.children import die_with, keep_to_itself
 from rollpacker.processes.frames import HEADER, check_values, frame
@@ -88,7 +89,7 @@ def _prepare(
 ) -> tuple[Factory, Template, EnvironmentReady]:
     factory = load(config)
     template = Template(pickle.loads(tokenizer), kwargs, call_format=config.call_format)
-    warnings = template.check(list(factory.tools))
+    warnings = check(template, list(factory.tools))
     return factory, template, _ready(factory, warnings)
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field, model_validator
 
 from rollpacker.config import Config
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.engines.speculation import MOST, drafted, tokens, worth
-
-if TYPE_CHECKING:
-    from rollpacker.sim.costs.costs import EngineCosts
 
 
 class Ahead(Config):
@@ -83,17 +80,6 @@ class Rule:
     free: int
     row_cost: float
     ahead: Ahead
-
-    def terms(self, batch: int, costs: EngineCosts) -> tuple[float, float]:
-        """Seconds of a token of each of so many sequences: at no context, and more for each token
-        of context."""
-        measured = self.ahead.measured
-        if measured and batch <= self.below:
-            return LatencyCurve(measured).at(batch), costs.slope
-        pace, seconds = self.pace(batch), costs.step_s(batch, 0.0)
-        if pace.drafted:
-            seconds += costs.drafts_s(batch, batch * pace.drafted, self.ahead)
-        return seconds / pace.tokens, costs.slope / pace.tokens
 
     def pace(self, batch: int) -> Pace:
         """With so many sequences: drafts end where they are reached too seldom."""

@@ -16,7 +16,7 @@ from pydantic import Field
 from rollpacker.config import Config
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.engines.parallelism import Devices
-from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.sim.costs.ahead import Ahead, Rule
 from rollpacker.sim.costs.hardware import DeviceSpec, MeasuredDevice
 from rollpacker.sim.costs.models import ModelShape
 
@@ -176,6 +176,18 @@ class CurveCosts:
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``."""
         return tokens * self._prefill_token_s
+
+
+def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, float]:
+    """Seconds of a token of each of ``batch`` sequences that decode ahead: at no context, and more
+    for each token of context."""
+    measured = rule.ahead.measured
+    if measured and batch <= rule.below:
+        return LatencyCurve(measured).at(batch), costs.slope
+    pace, seconds = rule.pace(batch), costs.step_s(batch, 0.0)
+    if pace.drafted:
+        seconds += costs.drafts_s(batch, batch * pace.drafted, rule.ahead)
+    return seconds / pace.tokens, costs.slope / pace.tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from heapq import heappop, heappush
 
 from rollpacker.sim.costs.ahead import PLAIN, Pace, Rule
-from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts
+from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, ahead_terms
 from rollpacker.sim.workload.sequences import Live, SimulatedRequest, ToolKv
 
 
@@ -265,7 +265,7 @@ class Decoder:
             terms = (
                 (costs.step_s(batch, 0.0), costs.slope)
                 if self._rule is None
-                else self._rule.terms(batch, costs)
+                else ahead_terms(costs, batch, self._rule)
             )
             self._terms[batch] = terms
         return terms

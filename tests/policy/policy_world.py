@@ -20,9 +20,8 @@ from rollpacker.core.types import (
 from rollpacker.policy.engines.fleet import Layout
 from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.policy.engines.latency import RowCosts
-from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings
+from rollpacker.policy.settings import RolloutSettings, StreamingRules
 
 
 def local_machine(workers: int, replica: int = 1) -> Hardware:

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_world import settings
 
-from rollpacker.config import RolloutConfig
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
 from rollpacker.policy.engines.engines import Engines
@@ -102,9 +102,9 @@ def test_a_machine_that_cannot_be_is_refused(build, message):
 
 
 def test_engines_are_smaller_when_none_of_the_planned_size_is_left():
-    rollout = RolloutConfig(prompts_per_step=1, num_generations=2, planner="paper")
-    history = LengthHistory(window=4)
-    engines = Engines(node(1, 2, 4), rollout, stream=False, history=history, ledger=Ledger())
+    rollout = {"prompts_per_step": 1, "num_generations": 2, "planner": "paper"}
+    told = settings(rollout, {}, stream=False, machine=node(1, 2, 4))
+    engines = Engines(told, LengthHistory(window=4), Ledger())
     state = {"full": {"tp": 4, "previous": 0, "calm": 0}}
     engines.load_state_dict({"planner": state, "prompt_tokens": {}, "rounds": {}})
     live = tuple(map(EngineId, (0, 1, 2, 5)))

@@ -15,7 +15,7 @@ from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.configured import build_engine
 from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, streaming_rules
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
@@ -145,17 +145,15 @@ def driver(config, workers: InProcess, journal: Lines) -> Rollout:
     tokens = {r.id: np.array(workers.tokenizer.encode(r.prompt), np.int32) for r in rows}
     prompts = [Prompt(id=r.id, tokens=len(tokens[r.id])) for r in rows]
     source = PromptSource(prompts, config.seed, shuffle=False)
-    latency = {1: 1e-3, 64: 1e-3}
-    rules = streaming_rules(config.rollout, latency=latency, engines=1, whole_batch=False)
-    settings = RolloutSettings(
-        rollout=config.rollout,
+    settings = RolloutSettings.of(
+        config.rollout,
         seed=config.seed,
-        sizes=dict(source.quotas),
+        sizes=source.quotas,
         cap=CAP,
-        latency=latency,
-        asynchronous_grading=True,
-        rules=rules,
-        machine=None,
+        latency={1: 1e-3, 64: 1e-3},
+        engines=1,
+        whole_batch=False,
+        asynchronous=True,
     )
     clock = Clock()
     algorithm = algorithms.build(config.train.algorithm)

@@ -10,7 +10,7 @@ from rollpacker.data.source import PromptSource
 from rollpacker.engine.fake import scripted_length
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.sim.costs.costs import CurveCosts, RewardCosts, TrainCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
 from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
@@ -60,22 +60,16 @@ class Script:
 
     def settings(self) -> RolloutSettings:
         rollout = RolloutConfig.model_validate(self.rollout)
-        rules = streaming_rules(
+        return RolloutSettings.of(
             rollout,
+            seed=self.seed,
+            sizes=self.sizes,
+            cap=self.cap,
             latency=LATENCY,
             engines=self.workers,
             whole_batch=self.updates > 1,
             ordered=self.ordered,
             updates=self.updates,
-        )
-        return RolloutSettings(
-            rollout=rollout,
-            seed=self.seed,
-            sizes=dict(self.sizes),
-            cap=self.cap,
-            latency=LATENCY,
-            asynchronous_grading=asynchronous_grading(rollout, None),
-            rules=rules,
         )
 
     def engine(self) -> FakeEngineConfig:

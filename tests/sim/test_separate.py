@@ -13,7 +13,7 @@ from rollpacker.core import events as ev
 from rollpacker.core import journal
 from rollpacker.policy.engines.fleet import grid, separate
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
-from rollpacker.policy.settings import RolloutSettings, streaming_rules
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.sim.costs.costs import TrainCosts
 from rollpacker.sim.workload.turn_script import ScriptedTurn
 from rollpacker.sim.world.machines import WorldCosts
@@ -109,16 +109,15 @@ def test_a_step_by_hand() -> None:
     rollout = RolloutConfig.model_validate(
         {"prompts_per_step": 1, "num_generations": 2, "tail_batching": {"mode": "exact"}}
     )
-    settings = RolloutSettings(
-        rollout=rollout,
+    settings = RolloutSettings.of(
+        rollout,
         seed=0,
         sizes={"default": 1},
         cap=1000,
         latency={1: 1.0},
-        asynchronous_grading=True,
-        rules=streaming_rules(
-            rollout, latency={1: 1.0}, engines=2, whole_batch=False, layout="separate"
-        ),
+        engines=2,
+        whole_batch=False,
+        layout="separate",
     )
     devices = grid(4, 4)
     costs = WorldCosts(

@@ -16,7 +16,7 @@ from rollpacker.engine.base import Engine, SamplingParams
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.lengths.bias import Bias
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -125,22 +125,17 @@ class HostedJob:
 
     def _told(self) -> RolloutSettings:
         config, info = self._config, self._host.engine.info()
-        rollout = config.rollout
-        return RolloutSettings(
-            rollout=rollout,
+        return RolloutSettings.of(
+            config.rollout,
             seed=config.seed,
-            sizes=dict(self._host.problems.source.quotas),
+            sizes=self._host.problems.source.quotas,
             cap=self._host.params.max_tokens,
             latency=info.latency,
-            asynchronous_grading=asynchronous_grading(rollout, config.grading.asynchronous),
+            engines=1,
             # The host trains when it has the whole round.
-            rules=streaming_rules(
-                rollout,
-                latency=info.latency,
-                engines=1,
-                whole_batch=True,
-                ordered=config.deterministic,
-            ),
+            whole_batch=True,
+            asynchronous=config.grading.asynchronous,
+            ordered=config.deterministic,
             rows=LatencyCurve(info.latency).rows() if info.speculates else None,
         )
 

@@ -25,36 +25,16 @@ class RolloutPolicy:
     """
 
     def __init__(self, settings: RolloutSettings) -> None:
-        self._ledger = LedgerWriter()
-        self._streaming = Streaming(settings.rollout.streaming, settings.rules, self._ledger)
-        self._measure = Measurements(
-            settings.rollout,
-            self._ledger,
-            seed=settings.seed,
-            latency=settings.latency,
-            cap=settings.cap,
-            streaming=settings.rules.stream,
-            audited=lambda: self._tail.audited(),
-        )
+        self._ledger = ledger = LedgerWriter()
+        self._streaming = Streaming(settings, ledger)
+        self._measure = Measurements(settings, ledger, lambda: self._tail.audited())
+        history = self._measure.history
         self._engines: Engines | None = None
         if settings.machine is not None:
-            self._engines = Engines(
-                settings.machine,
-                settings.rollout,
-                stream=settings.rules.stream and settings.rules.layout == "colocated",
-                history=self._measure.history,
-                ledger=self._ledger,
-            )
-        self._speculating = Speculating(settings.rollout, settings.rows, self._ledger)
+            self._engines = Engines(settings, history, ledger)
+        self._speculating = Speculating(settings.rollout, settings.rows, ledger)
         self._running: Sequence[EngineId] = ()
-        self._tail = TailBatching(
-            settings.rollout,
-            settings.sizes,
-            asynchronous_grading=settings.asynchronous_grading,
-            predict=self._measure.history.predicted,
-            ledger=self._ledger,
-            engines=self._lay_out,
-        )
+        self._tail = TailBatching(settings, history.predicted, ledger, self._lay_out)
         self._wire()
 
     def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:

@@ -12,8 +12,38 @@ from rollpacker.config import RolloutConfig
 from rollpacker.policy.engines.fleet import Layout
 from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
-from rollpacker.policy.gradients.streaming import StreamingRules
 from rollpacker.policy.gradients.tail_release import tail_engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingRules:
+    """What streaming may do in this run.
+
+    Args:
+        stream: gradients may start before the rollout ends.
+        consolidate_below: running attempts at which the tail moves to fewer engines; 0 never.
+        ordered: gradients are summed in the order in which prompts were started, so that the
+            sum is the same to the bit in every run.
+        updates: updates of a step; more than one needs all groups first.
+        train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
+            advantages which are not zero for them).
+        prompts: groups of an update, where a round may have several updates' worth of them.
+        tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
+            takes the nodes; 0 offers none.
+        layout: where replicas are.
+        replica_engines: engines on a colocated replica's devices; 0: those up to the next
+            replica's, as it was when a replica was lost with its engines.
+    """
+
+    stream: bool
+    consolidate_below: int
+    ordered: bool = False
+    updates: int = 1
+    train_all: bool = False
+    layout: Layout = "colocated"
+    prompts: int = 0
+    tail_engines: int = 0
+    replica_engines: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +72,68 @@ class RolloutSettings:
     machine: Hardware | None = None
     rows: RowCosts | None = None
 
+    @classmethod
+    def of(
+        cls,
+        rollout: RolloutConfig,
+        *,
+        seed: int,
+        sizes: Mapping[str, int],
+        cap: int,
+        latency: dict[int, float],
+        engines: int,
+        whole_batch: bool,
+        asynchronous: bool | None = None,
+        ordered: bool = False,
+        updates: int = 1,
+        train_all: bool = False,
+        machine: Hardware | None = None,
+        rows: RowCosts | None = None,
+        shared: bool = False,
+        permits: bool = False,
+        layout: Layout = "colocated",
+        replica_engines: int = 0,
+    ) -> RolloutSettings:
+        """From a run's configuration, and what else is known of it.
+
+        Args:
+            rollout, seed, sizes, cap, latency, machine, rows: as here; a machine has another rule
+                for the tail.
+            engines: how many there are.
+            whole_batch: the update needs all groups before its first gradient.
+            asynchronous: how responses are graded; None leaves it to the mode.
+            ordered, updates, train_all, replica_engines: as in ``StreamingRules``.
+            shared: other jobs may be given the nodes of a tail.
+            permits: nodes are the job's for a phase at a time, so replicas that have some of their
+                own wait for the rollout's end.
+            layout: where replicas are; separate ones have no use for the engines of a tail.
+        """
+        frees = machine is None and layout == "colocated"
+        off = rollout.tail_batching.mode == "off" or (permits and layout == "separate")
+        stream = rollout.streaming.enabled and not (off or whole_batch)
+        rules = StreamingRules(
+            stream=stream,
+            consolidate_below=_below(rollout, latency, engines) if stream and frees else 0,
+            ordered=ordered,
+            updates=updates,
+            train_all=train_all,
+            prompts=rollout.prompts_per_step,
+            tail_engines=tail_engines(engines) if shared and frees else 0,
+            layout=layout,
+            replica_engines=replica_engines,
+        )
+        return cls(
+            rollout=rollout,
+            seed=seed,
+            sizes=dict(sizes),
+            cap=cap,
+            latency=latency,
+            asynchronous_grading=asynchronous_grading(rollout, asynchronous),
+            rules=rules,
+            machine=machine,
+            rows=rows,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return _ADAPTER.dump_python(self, mode="json")
@@ -56,55 +148,13 @@ class RolloutSettings:
 _ADAPTER = TypeAdapter(RolloutSettings)
 
 
-def streaming_rules(
-    rollout: RolloutConfig,
-    *,
-    latency: Mapping[int, float],
-    engines: int,
-    whole_batch: bool,
-    ordered: bool = False,
-    updates: int = 1,
-    train_all: bool = False,
-    machine: Hardware | None = None,
-    shared: bool = False,
-    permits: bool = False,
-    layout: Layout = "colocated",
-    replica_engines: int = 0,
-) -> StreamingRules:
-    """What streaming may do, from the configuration.
-
-    Args:
-        rollout: the run's ``rollout`` section.
-        latency: seconds of a decode step of one engine by batch size.
-        engines: how many there are.
-        whole_batch: the update needs all groups before its first gradient.
-        ordered, updates, train_all: as in ``StreamingRules``.
-        machine: devices, as in ``RolloutSettings``: then another rule moves the tail.
-        shared: other jobs may be given the nodes of a tail.
-        permits: nodes are the job's for a phase at a time, so replicas that have some of their own
-            wait for the rollout's end.
-        layout: where replicas are; separate ones have no use for the engines of a tail.
-        replica_engines: as in ``StreamingRules``.
-    """
-    mode, config = rollout.tail_batching.mode, rollout.streaming
-    frees = machine is None and layout == "colocated"
-    apart = permits and layout == "separate"
-    stream = config.enabled and mode != "off" and not whole_batch and not apart
-    below = config.consolidate_below
+def _below(rollout: RolloutConfig, latency: Mapping[int, float], engines: int) -> int:
+    """Running attempts at which the tail moves."""
+    below = rollout.streaming.consolidate_below
     if below == "auto":
         curve = LatencyCurve(latency)
-        below = consolidation_threshold(curve.at, engines, curve.largest)
-    return StreamingRules(
-        stream=stream,
-        consolidate_below=below if stream and frees else 0,
-        ordered=ordered,
-        updates=updates,
-        train_all=train_all,
-        prompts=rollout.prompts_per_step,
-        tail_engines=tail_engines(engines) if shared and frees else 0,
-        layout=layout,
-        replica_engines=replica_engines,
-    )
+        return consolidation_threshold(curve.at, engines, curve.largest)
+    return below
 
 
 def asynchronous_grading(rollout: RolloutConfig, chosen: bool | None) -> bool:

@@ -10,8 +10,7 @@ from pydantic import Field
 from rollpacker.config import RolloutConfig, parse_as
 from rollpacker.config.base import Config
 from rollpacker.config.rollout import SpeculationConfig, StreamingConfig, TailBatchingConfig
-from rollpacker.policy.gradients.streaming import StreamingRules
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
+from rollpacker.policy.settings import RolloutSettings
 
 MODE = "rollpacker"
 """The trainer's name (``trainer.v1.trainer_mode``), and the section with our options."""
@@ -114,15 +113,13 @@ def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSett
         streaming=StreamingConfig(enabled=False, consolidate_below=0),
         speculation=SpeculationConfig(mode="off"),
     )
-    return RolloutSettings(
-        rollout=section,
+    return RolloutSettings.of(
+        section,
         seed=config.data.get("seed") or 0,
         sizes={DOMAIN: prompts},
         cap=rollout.response_length,
         # Unknown, and used by ``auto`` and streaming only.
         latency={1: 1.0},
-        asynchronous_grading=asynchronous_grading(section, None),
-        rules=StreamingRules(
-            stream=False, consolidate_below=0, prompts=config.data.train_batch_size
-        ),
+        engines=1,
+        whole_batch=True,
     )

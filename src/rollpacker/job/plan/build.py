@@ -25,7 +25,7 @@ from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.empty_steps import EmptySteps
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
@@ -311,30 +311,25 @@ def rollout_settings(
         or config.rollout.tail_batching.censoring_weights
     )
     info = pool.info
-    return RolloutSettings(
-        rollout=config.rollout,
+    return RolloutSettings.of(
+        config.rollout,
         seed=config.seed,
-        sizes=dict(problems.source.quotas),
+        sizes=problems.source.quotas,
         cap=cap,
         latency=info.latency,
-        asynchronous_grading=asynchronous_grading(config.rollout, config.grading.asynchronous),
-        rules=streaming_rules(
-            config.rollout,
-            latency=info.latency,
-            engines=len(pool.engines),
-            whole_batch=whole_batch,
-            ordered=config.deterministic,
-            updates=config.train.updates_per_step,
-            train_all=config.train.beta > 0 or algorithm.trains_equal,
-            machine=machine,
-            # Whoever finishes first wins a race: with others on the nodes, that may be others.
-            shared=bool(config.mux.url) and not (config.deterministic and races(config)),
-            permits=bool(config.mux.url),
-            layout=config.devices.layout,
-            replica_engines=_replica_engines(config, pool),
-        ),
+        engines=len(pool.engines),
+        whole_batch=whole_batch,
+        asynchronous=config.grading.asynchronous,
+        ordered=config.deterministic,
+        updates=config.train.updates_per_step,
+        train_all=config.train.beta > 0 or algorithm.trains_equal,
         machine=machine,
         rows=LatencyCurve(info.latency).rows() if info.speculates else None,
+        # Whoever finishes first wins a race: with others on the nodes, that may be others.
+        shared=bool(config.mux.url) and not (config.deterministic and races(config)),
+        permits=bool(config.mux.url),
+        layout=config.devices.layout,
+        replica_engines=_replica_engines(config, pool),
     )
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings
-from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.parallelism import (
     ForecastPlanner,
     LengthForecast,
@@ -31,35 +29,28 @@ from rollpacker.policy.engines.scaling import (
 )
 from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.settings import RolloutSettings
 
 
 class Engines:
     """Puts engines together into larger ones.
 
     Args:
-        machine: devices and profiles.
-        config: the rollout's configuration.
-        stream: whether devices may be freed from the tail at all.
+        settings: the run's, which has a machine.
         history: what is known of lengths.
         ledger: what is running.
     """
 
-    def __init__(
-        self,
-        machine: Hardware,
-        config: RolloutConfig,
-        *,
-        stream: bool,
-        history: LengthHistory,
-        ledger: Ledger,
-    ) -> None:
-        self._machine = machine
-        self._config = config
+    def __init__(self, settings: RolloutSettings, history: LengthHistory, ledger: Ledger) -> None:
+        assert settings.machine is not None
+        self._machine = machine = settings.machine
+        self._config = settings.rollout
         self._history = history
         self._ledger = ledger
         self._devices = 0
         self._planner = self._build_planner()
-        self._scaling = self._build_scaling() if stream else None
+        frees = settings.rules.stream and settings.rules.layout == "colocated"
+        self._scaling = self._build_scaling() if frees else None
         self._tp = machine.engine_devices
         self.regroups: list[do.FormEngine] = []
         """How the engines of the round that was laid out are formed."""

@@ -13,45 +13,13 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from rollpacker.config import StreamingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
-from rollpacker.policy.engines.fleet import Layout, by_number
+from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.gradients.tail_release import TailRelease
 from rollpacker.policy.ledger import Ledger
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingRules:
-    """What streaming may do in this run.
-
-    Args:
-        stream: gradients may start before the rollout ends.
-        consolidate_below: running attempts at which the tail moves to fewer engines; 0 never.
-        ordered: gradients are summed in the order in which prompts were started, so that the
-            sum is the same to the bit in every run.
-        updates: updates of a step; more than one needs all groups first.
-        train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
-            advantages which are not zero for them).
-        prompts: groups of an update, where a round may have several updates' worth of them.
-        tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
-            takes the nodes; 0 offers none.
-        layout: where replicas are.
-        replica_engines: engines on a colocated replica's devices; 0: those up to the next
-            replica's, as it was when a replica was lost with its engines.
-    """
-
-    stream: bool
-    consolidate_below: int
-    ordered: bool = False
-    updates: int = 1
-    train_all: bool = False
-    layout: Layout = "colocated"
-    prompts: int = 0
-    tail_engines: int = 0
-    replica_engines: int = 0
-
+from rollpacker.policy.settings import RolloutSettings
 
 _SMALLEST_TASK = 512
 """Tokens below which cutting a task costs more than it balances."""
@@ -79,16 +47,15 @@ class Streaming:
     """Assigns gradient work to replicas and frees engines from the tail.
 
     Args:
-        config: of streaming.
-        rules: what it may do.
+        settings: the run's.
         ledger: what is running and what was kept.
     """
 
-    def __init__(self, config: StreamingConfig, rules: StreamingRules, ledger: Ledger) -> None:
-        self._config = config
-        self._rules = rules
+    def __init__(self, settings: RolloutSettings, ledger: Ledger) -> None:
+        self._config = settings.rollout.streaming
+        self._rules = settings.rules
         self._ledger = ledger
-        self._tail = TailRelease(rules.tail_engines, ledger)
+        self._tail = TailRelease(settings.rules.tail_engines, ledger)
         self._begin((), ())
 
     def start(self, event: ev.StepStarted) -> None:

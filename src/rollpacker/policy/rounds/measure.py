@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import GroupPart, PromptId
@@ -17,41 +16,31 @@ from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Talk, is_au
 from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.policy.rounds.auto_mode import AutoMode, RoundCosts
 from rollpacker.policy.rounds.rounds import Racing
+from rollpacker.policy.settings import RolloutSettings
 
 
 class Measurements:
     """Follows a job's events and decisions.
 
     Args:
-        config: the rollout's configuration.
+        settings: the run's; its seed is that of the rounds that mode ``auto`` predicts with.
         ledger: the round's attempts.
-        seed: of the synthetic rounds that mode ``auto`` predicts with.
-        latency: seconds of a decode step by batch size.
-        cap: longest response, tokens.
-        streaming: engines that the tail has freed start gradients.
         audited: prompts of this round that run without aborts.
     """
 
     def __init__(
         self,
-        config: RolloutConfig,
+        settings: RolloutSettings,
         ledger: Ledger,
-        *,
-        seed: int,
-        latency: Mapping[int, float],
-        cap: int,
-        streaming: bool,
         audited: Callable[[], Collection[PromptId]],
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._ledger = ledger
-        self._seed = seed
-        self._latency = LatencyCurve(latency)
-        self._streaming = streaming
+        self._latency = LatencyCurve(settings.latency)
         self._audited = audited
-        tail = config.tail_batching
+        tail = settings.rollout.tail_batching
         buckets = tail.mode == "exact" and tail.bucket_rounds > 1
-        self.history = LengthHistory(cap, visits=3 if buckets else 0)
+        self.history = LengthHistory(settings.cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
         self._admission = AutoMode(tail)
@@ -61,12 +50,12 @@ class Measurements:
 
     def start(self, event: ev.StepStarted) -> tuple[Racing, int]:
         """How far this step's short round over-provisions, and how many prompts it audits."""
-        tail = self._config.tail_batching
+        tail = self._settings.rollout.tail_batching
         audits = tail.audit_prompts if is_audit_step(event.step, tail.audit_every) else 0
         return self._racing(event), audits
 
     def _racing(self, event: ev.StepStarted) -> Racing:
-        tail = self._config.tail_batching
+        tail = self._settings.rollout.tail_batching
         match tail.mode:
             case "race":
                 return Racing(eta_prompts=tail.eta_prompts, eta_responses=tail.eta_responses)
@@ -77,7 +66,7 @@ class Measurements:
                     event.step,
                     self.history,
                     self._workload(len(event.engines)),
-                    np.random.default_rng([self._seed, event.step]),
+                    np.random.default_rng([self._settings.seed, event.step]),
                     self.bias if self.bias.censored else None,
                 )
                 return Racing(eta_prompts=choice.eta_prompts, eta_responses=choice.eta_responses)
@@ -86,12 +75,12 @@ class Measurements:
 
     def _workload(self, engines: int) -> RoundCosts:
         return RoundCosts(
-            prompts=self._config.prompts_per_step,
-            responses=self._config.num_generations,
+            prompts=self._settings.rollout.prompts_per_step,
+            responses=self._settings.rollout.num_generations,
             engines=engines,
             latency=self._latency,
             train_seconds_per_token=self._train_s / max(1, self._train_tokens),
-            streaming=self._streaming,
+            streaming=self._settings.rules.stream,
         )
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
@@ -19,6 +18,7 @@ from rollpacker.policy.rounds.buckets import Buckets, Predict
 from rollpacker.policy.rounds.placement import EnginePlacement
 from rollpacker.policy.rounds.race import Race
 from rollpacker.policy.rounds.rounds import Racing, RoundPlan, domain_quotas, plan_round
+from rollpacker.policy.settings import RolloutSettings
 
 NO_VARIANCE = "no reward variance"
 """Why dynamic sampling drops a group."""
@@ -55,32 +55,22 @@ class TailBatching:
     """Which prompts and attempts a step runs, which it keeps, and which wait.
 
     Args:
-        config: the rollout's configuration.
-        sizes: prompts of each domain in the data.
-        asynchronous_grading: grade each response when it finishes, else all at the end.
+        settings: the run's.
         predict: expected lengths, for length-bucketed rounds.
         ledger: the round's attempts.
         engines: which of them run in a round.
     """
 
     def __init__(
-        self,
-        config: RolloutConfig,
-        sizes: Mapping[str, int],
-        *,
-        asynchronous_grading: bool,
-        predict: Predict,
-        ledger: Ledger,
-        engines: Engines,
+        self, settings: RolloutSettings, predict: Predict, ledger: Ledger, engines: Engines
     ) -> None:
-        self._config = config
+        self._settings = settings
+        self._config = settings.rollout
         self._ledger = ledger
         self._engines = engines
-        self._sizes = dict(sizes)
-        self._asynchronous = asynchronous_grading
         self._next_attempt = 0
         self.queue: deque[Prompt] = deque()
-        tail = config.tail_batching
+        tail = settings.rollout.tail_batching
         self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
         self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
@@ -126,7 +116,7 @@ class TailBatching:
             responses=self._config.num_generations,
             racing=racing,
             queued=len(self.queue),
-            sizes=self._sizes,
+            sizes=self._settings.sizes,
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
             long_steps=self._config.tail_batching.long_round_steps,
         )
@@ -162,7 +152,7 @@ class TailBatching:
         yield from self._settle(current)
 
     def _settle(self, current: _Round) -> Iterable[do.Decision]:
-        if not self._asynchronous:
+        if not self._settings.asynchronous_grading:
             yield from self._grade_all(current)
         if self._config.dynamic_sampling.enabled:
             yield from self._top_up(current)
@@ -225,7 +215,7 @@ class TailBatching:
         del event
         if current.races[of.prompt].done:
             return
-        if self._asynchronous:
+        if self._settings.asynchronous_grading:
             yield do.GradeAttempt(attempt=of.id)
         else:
             current.waiting[of.id] = of
@@ -346,7 +336,7 @@ class TailBatching:
         missing = self._config.prompts_per_step - accepted - current.undecided
         if missing <= 0 or current.draws >= self._config.dynamic_sampling.max_draws:
             return
-        counts = domain_quotas(missing, self._sizes, self._remaining)
+        counts = domain_quotas(missing, self._settings.sizes, self._remaining)
         if counts:
             current.draws += 1
             yield self._draw(current, counts)

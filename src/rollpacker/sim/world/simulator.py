@@ -12,7 +12,7 @@ from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
 from rollpacker.policy.engines.speculation import MOST
 from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading, streaming_rules
+from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import EngineCosts, packing_bound_s, single_sequence_s
 from rollpacker.sim.workload.source import LengthSource
@@ -78,26 +78,20 @@ class Simulation:
 
     def _settings(self) -> RolloutSettings:
         config, costs = self._config, self.costs
-        machine = machine_of(config, self._calibration)
-        latency = latency_curve(costs.engine(costs.fleet.tp))
-        return RolloutSettings(
-            rollout=config.rollout,
+        engine = costs.engine(costs.fleet.tp)
+        return RolloutSettings.of(
+            config.rollout,
             seed=config.seed,
             sizes=self._workload.sizes,
             cap=self.cap,
-            latency=latency,
-            asynchronous_grading=asynchronous_grading(config.rollout, config.asynchronous_grading),
-            rules=streaming_rules(
-                config.rollout,
-                latency=latency,
-                engines=len(costs.fleet.engines),
-                layout=config.layout,
-                whole_batch=config.reward_phase,
-                ordered=not config.balanced_training,
-                machine=machine,
-            ),
-            machine=machine,
-            rows=self._rows(costs.engine(costs.fleet.tp)),
+            latency=latency_curve(engine),
+            engines=len(costs.fleet.engines),
+            whole_batch=config.reward_phase,
+            asynchronous=config.asynchronous_grading,
+            ordered=not config.balanced_training,
+            machine=machine_of(config, self._calibration),
+            rows=self._rows(engine),
+            layout=config.layout,
         )
 
     def _rows(self, engine: EngineCosts) -> RowCosts | None:

@@ -86,7 +86,7 @@ def test_a_cpu_calibration_survives_a_round_trip(tmp_path: Path) -> None:
     [
         ({"kapa": 1.0}, "unknown key 'kapa'"),
         ({"efficiency": {"f": 1.0}}, "unknown key 'efficiency.f'"),
-        ({"gpus": 0}, "'gpus': input should be"),
+        ({"gpus": 0}, "'gpus': must be"),
         ({"measured": None}, "device 'cpu' and the section 'measured' go together"),
         ({"device": "H900", "measured": None}, "unknown device 'H900'"),
         ({"device": "H800", "measured": None, "gpus": 12}, "gpus=12: use 1 to 8, or a multiple"),
@@ -112,6 +112,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ValueError, match="expected keys and values, found list"):
         calibration.load(tmp_path / "list.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match=r"empty.yaml: holds no keys$"):
+        calibration.load(tmp_path / "empty.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ValueError, match="cannot be read as YAML"):
         calibration.load(tmp_path / "bad.yaml")

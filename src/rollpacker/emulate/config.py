@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rollpacker.config import Config, RunConfig
-from rollpacker.config.reading.load import load_as
+from rollpacker.config import Config, RunConfig, load_as
 from rollpacker.policy.settings import asynchronous_grading
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.ahead import Ahead

@@ -47,7 +47,8 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
     if data is None:
-        raise ConfigError(f"{path}: holds no keys; rollpacker init writes a first job file")
+        hint = "; rollpacker init writes a first job file" if tree is RunConfig else ""
+        raise ConfigError(f"{path}: holds no keys{hint}")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
     data = cast(dict[str, Any], data)

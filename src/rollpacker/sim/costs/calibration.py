@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from rollpacker.config import Config
-from rollpacker.config.reading.load import one_line
+from rollpacker.config import Config, load_as, parse_as
 from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.costs import (
@@ -129,10 +128,8 @@ class Calibration(Config):
                 f"calibration {self.name} was measured on a CPU with its own model: a model or "
                 f"device cannot be replaced; take one of {', '.join(builtin())}"
             )
-        try:
-            return Calibration.model_validate(self.model_dump() | other)
-        except ValidationError as error:
-            raise ValueError(_explain(error)) from None
+        source = f"calibration {self.name} with another model or device"
+        return parse_as(Calibration, self.model_dump() | other, source)
 
     def carried_over(self, moved: Calibration) -> str | None:
         """What the constants stand for in a calibration that was ``moved``; None if it was not."""
@@ -213,35 +210,13 @@ def load(source: str | Path) -> Calibration:
     Raises ``ValueError`` with one line that names the file and the key.
     """
     path = FOLDER / f"{source}.yaml" if source in builtin() else Path(source)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         known = ", ".join(builtin())
-        raise ValueError(f"{source}: no such calibration file; built in: {known}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: expected keys and values, found {type(data).__name__}")
-    try:
-        return Calibration.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_explain(error)}") from None
+        raise ValueError(f"{source}: no such calibration file; built in: {known}")
+    return load_as(Calibration, path)
 
 
 def dump(calibration: Calibration, path: Path) -> None:
     """Write a calibration file that ``load`` reads back."""
     data: dict[str, Any] = calibration.model_dump(mode="json", exclude_unset=True)
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    match first["type"]:
-        case "missing":
-            return f"'{key}' is required"
-        case "extra_forbidden":
-            return f"unknown key '{key}'"
-        case _:
-            message = first["msg"].removeprefix("Value error, ")
-            return f"'{key}': {message}, got {first['input']!r}" if key else message

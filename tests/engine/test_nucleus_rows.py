@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollpacker.engine.nucleus import restricted_draw
+from rollpacker.engine.mini.cpu.draw import restricted_draw
 from rollpacker.engine.nucleus_rows import restricted_draws
 
 KINDS = [(0, 0.9), (20, 1.0), (20, 0.9), (1, 1.0), (0, 0.01), (5000, 0.999), (0, 1.0), (3, 0.999)]

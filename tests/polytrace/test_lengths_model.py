@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.model.copula import CopulaLengths
 from rollpacker.polytrace.model.length_model import PAPER, LengthModel
-from rollpacker.polytrace.model.redrawn import Redrawn
 from rollpacker.polytrace.statistics.quantiles import QuantileTable
+from rollpacker.trace_replay.simulated import Redrawn
 
 LEVELS = [0.5, 0.75, 0.9, 0.95, 0.99]
 MATCHED = CopulaLengths.matching([10, 20, 30, 400, 500], 0.3, 0.4, 500)

@@ -11,8 +11,7 @@ from scripted_job import Journal, Script, ScriptedWorkload
 from test_fit_costs import made_run
 
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.sim.costs.costs import CurveCosts
-from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.costs.costs import CurveCosts, DriverCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
 from rollpacker.sim.recorded import fit_costs, rerun
 from rollpacker.sim.workload.sequences import SimulatedRequest

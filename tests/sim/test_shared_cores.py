@@ -10,9 +10,9 @@ import pytest
 from test_estimate import near_the_cap
 
 from rollpacker.cli.simulate.app import _tell  # pyright: ignore[reportPrivateUsage]
-from rollpacker.sim.costs.shared_cores import SharedCores, read_shared_cores
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.estimate.verdict import ModeEstimate, sentences
+from rollpacker.sim.recorded.run_record import SharedCores, read_shared_cores
 from rollpacker.sim.workload.source import of_trace
 
 SUMMARY: dict[str, Any] = {

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 
 from rollpacker.core.types import PromptId
+from rollpacker.sim.recorded.rerun import gone_on, whole
 from rollpacker.sim.recorded.run_lanes import Tried
-from rollpacker.sim.recorded.unfinished import gone_on, whole
 from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 
 CAP = 100

@@ -1,8 +1,10 @@
-"""Groups of responses: how many to start, and how alike the responses of a prompt are."""
+"""Groups of responses: how many to start, how alike the responses of a prompt are, and whether
+their rewards are."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +12,24 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9
+_EQUAL = 1e-6
+"""Rewards that differ by no more than this share of the largest are equal: some float32 steps."""
 
 
 def over_provision(count: int, eta: float) -> int:
     """``ceil(eta * count)``, proof against ``1.1 * 10 = 11.000000000000002``."""
     return math.ceil(eta * count - _ROUNDING)
+
+
+def differ(rewards: Sequence[float], least: float) -> bool:
+    """Whether a group's rewards teach anything: by their range, which rounding cannot fool.
+
+    ``least`` is ``rollout.min_reward_range``; 0 leaves out rounding only.
+    """
+    if not rewards:
+        return False
+    spread = max(rewards) - min(rewards)
+    return spread >= least if least > 0.0 else spread > _EQUAL * max(map(abs, rewards))
 
 
 def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:

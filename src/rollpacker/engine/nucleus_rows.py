@@ -12,7 +12,7 @@ def restricted_draws(
     top_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample each row as ``nucleus.restricted_draw`` does, but for rounding of sums.
+    """Sample each row as ``mini.draw.restricted_draw`` does, but for rounding of sums.
 
     Args:
         logits: shape (n, vocabulary).

@@ -1,13 +1,16 @@
-"""What kind of round a step runs, and how many prompts of each domain."""
+"""What kind of round a step runs, how many prompts of each domain, and which responses count."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rollpacker.core.groups import over_provision
-from rollpacker.core.types import RoundKind
-from rollpacker.policy.rounds.quotas import split
+from rollpacker.core.groups import differ, over_provision
+from rollpacker.core.types import AttemptId, Prompt, RoundKind
+from rollpacker.policy.ledger import Attempt
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,27 @@ class RoundPlan:
     queued: int
     responses: int
     updates: int = 1
+
+
+def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """Split ``total`` in proportion to ``weights`` by largest remainder; the parts sum to it.
+
+    Ties go to the earlier key. Raises ``ValueError`` on a negative, infinite or all-zero weight.
+    """
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0.0):
+            raise ValueError(f"weight of domain {name!r} must be finite and >= 0, got {weight}")
+    whole = math.fsum(weights.values())
+    if whole <= 0.0:
+        raise ValueError("domain weights must have a positive sum: give one domain a weight > 0")
+    shares = {name: total * (weight / whole) for name, weight in weights.items()}
+    parts = {name: math.floor(share + _ROUNDING) for name, share in shares.items()}
+    left = total - sum(parts.values())
+    # Remainders are rounded so that equal weights tie whatever the last bit says.
+    order = sorted(shares, key=lambda name: -round(shares[name] - parts[name], 9))
+    for name in order[:left]:
+        parts[name] += 1
+    return parts
 
 
 def domain_quotas(
@@ -110,3 +134,38 @@ def plan_round(
         queued=0,
         responses=over_provision(responses, racing.eta_responses),
     )
+
+
+@dataclass(slots=True)
+class Race:
+    """One prompt in one round.
+
+    Args:
+        prompt: whose responses race.
+        wanted: graded attempts that complete the group.
+        audit: never aborted, so that its lengths are an unbiased sample.
+    """
+
+    prompt: Prompt
+    wanted: int
+    audit: bool = False
+    graded: list[Attempt] = field(default_factory=list[Attempt])
+    """Attempts that came in time, in order of grading."""
+    next_index: int = 0
+    failures: int = 0
+    done: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether enough attempts are graded."""
+        return len(self.graded) >= self.wanted
+
+    def kept(self) -> tuple[AttemptId, ...]:
+        """The first ``wanted`` graded attempts, by sample index."""
+        first = sorted(self.graded[: self.wanted], key=lambda attempt: attempt.index)
+        return tuple(attempt.id for attempt in first)
+
+    def informative(self, least: float) -> bool:
+        """Whether the kept rewards differ (``differ``)."""
+        rewards = [attempt.reward for attempt in self.graded[: self.wanted]]
+        return differ([reward for reward in rewards if reward is not None], least)

@@ -19,6 +19,7 @@ from rollpacker.sim.costs.costs import (
     PROMPT_TOKENS,
     ROLLOUT_START_S,
     CurveCosts,
+    DriverCosts,
     Efficiency,
     EngineCosts,
     GpuCosts,
@@ -26,7 +27,6 @@ from rollpacker.sim.costs.costs import (
     TrainCosts,
     engine_devices,
 )
-from rollpacker.sim.costs.driver import DriverCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice, find_device
 from rollpacker.sim.costs.models import ModelShape, find_model
 

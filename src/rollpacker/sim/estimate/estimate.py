@@ -19,10 +19,9 @@ from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import BLOCK_SLACK, PROMPT_TOKENS
-from rollpacker.sim.costs.shared_cores import SharedCores
 from rollpacker.sim.estimate.verdict import ModeEstimate, recommend, sentences
 from rollpacker.sim.recorded.fit_costs import calibrate
-from rollpacker.sim.recorded.run_record import RunRecord
+from rollpacker.sim.recorded.run_record import RunRecord, SharedCores
 from rollpacker.sim.workload.source import LengthSource, task_samples
 from rollpacker.sim.world.config import DomainConfig, SimulationConfig
 from rollpacker.sim.world.result import JobResult, StepResult, mean

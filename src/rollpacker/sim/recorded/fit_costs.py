@@ -15,7 +15,7 @@ from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.polytrace.statistics.numerics import least_squares
 from rollpacker.sim.costs.calibration import Calibration
-from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.costs.costs import DriverCosts
 from rollpacker.sim.recorded.run_record import RunRecord
 from rollpacker.sim.recorded.run_steps import First, GradientTask, Interval, RunStep
 from rollpacker.sim.world.result import mean

@@ -10,8 +10,7 @@ from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
-from rollpacker.sim.costs.costs import EngineCosts, RewardCosts, TrainCosts
-from rollpacker.sim.costs.driver import DriverCosts
+from rollpacker.sim.costs.costs import DriverCosts, EngineCosts, RewardCosts, TrainCosts
 from rollpacker.sim.workload.sequences import ToolKv
 from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.grading import RewardKind

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.policy.rounds.race import differ
+from rollpacker.core.groups import differ
 
 Floats = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class Algorithm:
 
     Args:
         config: its member of ``AlgorithmConfig``.
-        min_reward_range: rewards closer together count as equal (``policy.race.differ``).
+        min_reward_range: rewards closer together count as equal (``core.groups.differ``).
     """
 
     sequence_level: ClassVar[bool] = False

@@ -1,13 +1,16 @@
-"""Sampling from logits on the CPU, compiled by numba."""
+"""Sampling from logits on the CPU, compiled by numba but where it is of the most likely tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, exp, total
+from rollpacker.engine.mini.runner import Draws, Floats, Ints
 
 _CHUNK = 256
 
@@ -73,3 +76,53 @@ def draw(
             chosen = pick(weights, sums, uniforms[i] * mass)
         tokens[i] = chosen
         logprobs[i] = (row[chosen] - top) * inverse - np.log(mass)
+
+
+def restrict(
+    draws: Draws, row: Callable[[np.int32], Floats], tokens: Ints, logprobs: Floats
+) -> None:
+    """Draw those again that want top-k or top-p; ``row`` gives logits (vocabulary,) by row."""
+    limited = (draws.top_p < 1) | (draws.top_k > 0)
+    for i in np.flatnonzero(limited & (draws.temperatures > 0)):
+        tokens[i], logprobs[i] = restricted_draw(
+            row(draws.rows[i]),
+            float(draws.temperatures[i]),
+            int(draws.top_k[i]),
+            float(draws.top_p[i]),
+            float(draws.uniforms[i]),
+        )
+
+
+def restricted_draw(
+    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, uniform: float
+) -> tuple[int, float]:
+    """Sample from the renormalised top-k, then top-p set; returns the token and its logprob.
+
+    The nucleus (Holtzman et al., 2020) is the smallest set of most likely tokens whose mass
+    reaches ``top_p``; ties go to the lower id. ``temperature`` is above 0.
+    """
+    scaled = logits.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    kept = _most_likely(weights, top_k, top_p)
+    kept.sort()
+    mass = np.cumsum(weights[kept])
+    place = int(np.searchsorted(mass, uniform * mass[-1], side="right"))
+    token = int(kept[min(place, len(kept) - 1)])
+    return token, float(np.log(weights[token] / mass[-1]))
+
+
+def _most_likely(weights: NDArray[np.float64], top_k: int, top_p: float) -> NDArray[np.int64]:
+    size = len(weights)
+    kept = np.arange(size)
+    if 0 < top_k < size:
+        bound = np.partition(weights, size - top_k)[size - top_k]
+        kept = np.flatnonzero(weights >= bound)
+        kept = kept[np.argsort(-weights[kept], kind="stable")][:top_k]
+    if top_p < 1.0:
+        total = weights[kept].sum()
+        # Tokens below this share add up to less than 1 - top_p: none of them is in the nucleus.
+        candidates = kept[weights[kept] >= total * (1.0 - top_p) / len(kept)]
+        candidates = candidates[np.argsort(-weights[candidates], kind="stable")]
+        mass = np.cumsum(weights[candidates])
+        kept = candidates[: int(np.searchsorted(mass, top_p * total, side="left")) + 1]
+    return kept

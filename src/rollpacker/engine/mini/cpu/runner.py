@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.engine.host_memory import free_bytes
-from rollpacker.engine.mini.cpu.draw import draw
+from rollpacker.engine.mini.cpu.draw import draw, restrict
 from rollpacker.engine.mini.cpu.forward import forward, project
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES
-from rollpacker.engine.mini.cpu.nucleus import restrict
 from rollpacker.engine.mini.cpu.packing import PackedWeights
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables

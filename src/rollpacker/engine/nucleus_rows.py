@@ -1,8 +1,25 @@
-"""Top-k and top-p sampling of many rows at once, on their device."""
+"""Sampling of many rows at once, on their device: from all tokens, or by top-k and top-p."""
 
 from __future__ import annotations
 
 import torch
+
+
+def plain_draws(
+    logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample each row by inverse CDF in float64; temperature 0 is greedy.
+
+    Shapes as of ``restricted_draws``. Returns tokens, int64, and their logprobs, each (n,).
+    """
+    greedy = temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    logprobs = scaled.log_softmax(-1)
+    mass = logprobs.double().exp().cumsum(-1)
+    sampled = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
+    sampled = sampled.clamp(max=logits.shape[1] - 1)
+    tokens = torch.where(greedy, scaled.argmax(-1), sampled)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
 def restricted_draws(

@@ -120,15 +120,11 @@ def _steps(run: RunFolder) -> Iterator[Event]:
             yield _complete(_STEPS, 1, "train", "phase", rollout_end, end, {})
 
 
-def _spans(frame: pl.DataFrame) -> list[tuple[float, float]]:
-    return list(zip(frame["start_s"], frame["end_s"], strict=True))
-
-
 def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
     """Responses on a worker, and how many of them it decodes."""
     columns = ("prompt", "sample_index", "tokens", "reward", "state", "finish_reason", "step")
     about = run.samples.select("attempt", *columns)
-    slots = bubbles.lanes(_spans(stays))
+    slots = bubbles.lanes(bubbles.spans(stays))
     held = stays.with_columns(slot=pl.Series(slots, dtype=pl.Int64))
     decoding, waiting = bubbles.split(held, run.waits)
     yield from _threads(pid, _SLOT, (f"slot {n}" for n in range(max(slots, default=-1) + 1)))
@@ -142,9 +138,11 @@ def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]
     for slot, attempt, start, end in waiting.select(rows.columns[:4]).iter_rows():
         args = {"attempt": attempt}
         yield _complete(pid, _SLOT + slot, "environment", "environment", start, end, args)
-    yield from _counted(pid, "running attempts", "running", _spans(decoding))
+    yield from _counted(pid, "running attempts", "running", bubbles.spans(decoding))
     if not run.waits.is_empty():
-        yield from _counted(pid, "attempts at their environments", "waiting", _spans(waiting))
+        yield from _counted(
+            pid, "attempts at their environments", "waiting", bubbles.spans(waiting)
+        )
 
 
 def _counted(
@@ -163,7 +161,7 @@ def _counted(
 
 
 def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:
-    lanes = bubbles.lanes(_spans(tasks))
+    lanes = bubbles.lanes(bubbles.spans(tasks))
     more = (f"gradients {n}" for n in range(1, max(lanes, default=0) + 1))
     yield from _threads(pid, _TASK, ["gradients", *more] if lanes else [])
     rows = tasks.select("start_s", "end_s", "kind", "step", "prompts").iter_rows()
@@ -181,7 +179,7 @@ def _grading(run: RunFolder) -> Iterator[Event]:
         start_s="end_s",
         end_s=pl.col("end_s") + pl.col("grade_s"),
     ).sort("start_s")
-    lanes = bubbles.lanes(_spans(rows))
+    lanes = bubbles.lanes(bubbles.spans(rows))
     yield from _threads(_REWARDS, 1, (f"grading {n}" for n in range(max(lanes, default=-1) + 1)))
     for lane, (attempt, prompt, index, reward, start, end) in zip(
         lanes, rows.iter_rows(), strict=True

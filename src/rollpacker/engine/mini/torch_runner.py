@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
-from rollpacker.engine.nucleus_rows import restricted_draws
+from rollpacker.engine.nucleus_rows import plain_draws, restricted_draws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -199,14 +199,8 @@ class TorchRunner:
         self, logits: torch.Tensor, draws: Draws, part: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample without top-k and top-p."""
-        rows = torch.from_numpy(draws.rows[part].astype(np.int64)).to(self._device)
-        temperatures = torch.from_numpy(draws.temperatures[part]).to(self._device)
-        uniforms = torch.from_numpy(draws.uniforms[part]).to(self._device)
-        greedy = temperatures == 0
-        scaled = logits[rows] / torch.where(greedy, 1.0, temperatures)[:, None]
-        logprobs = scaled.log_softmax(-1)
-        mass = logprobs.double().exp().cumsum(-1)
-        sampled = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]
-        sampled = sampled.clamp(max=logits.shape[1] - 1)
-        tokens = torch.where(greedy, scaled.argmax(-1), sampled)
-        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+        rows, temperatures, uniforms = (
+            torch.from_numpy(each[part]).to(self._device)
+            for each in (draws.rows.astype(np.int64), draws.temperatures, draws.uniforms)
+        )
+        return plain_draws(logits[rows], temperatures, uniforms)

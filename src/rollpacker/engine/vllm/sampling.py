@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from rollpacker.engine.base import Request, SamplingParams, uniforms
-from rollpacker.engine.nucleus_rows import restricted_draws
+from rollpacker.engine.nucleus_rows import plain_draws, restricted_draws
 from rollpacker.engine.stops import StopWatcher
 
 _CHUNK = 64
@@ -98,7 +98,7 @@ def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt]) -> tuple[torch.Tenso
     limited = [i for i, row in enumerate(rows) if _limited(row.request.params)]
     if len(limited) == len(rows):
         return _restricted(logits, rows, temperature, uniform)
-    tokens, logprobs = _plain(logits, temperature, uniform)
+    tokens, logprobs = plain_draws(logits, temperature, uniform)
     if limited:
         at = torch.tensor(limited, device=device)
         those = [rows[i] for i in limited]
@@ -108,19 +108,6 @@ def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt]) -> tuple[torch.Tenso
 
 def _limited(params: SamplingParams) -> bool:
     return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
-
-
-def _plain(
-    logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    greedy = temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    every = scaled.log_softmax(-1)
-    mass = every.double().exp().cumsum(-1)
-    sampled = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True)[:, 0]
-    sampled = sampled.clamp(max=logits.shape[1] - 1)
-    tokens = torch.where(greedy, scaled.argmax(-1), sampled)
-    return tokens, every.gather(1, tokens[:, None])[:, 0]
 
 
 def _restricted(

@@ -16,7 +16,9 @@ from rollpacker.polytrace.schema import TraceError
 
 STEP = "step"
 """Name of the whole step among the phases."""
-_METRICS = {"step_time": STEP, "timing_s/rollout": "rollout", "timing_s/train": "train"}
+METRICS = {STEP: "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
+"""Phases that a run times itself, and by which metric."""
+_PHASES = {metric: phase for phase, metric in METRICS.items()}
 _SHOWN = 5
 
 
@@ -219,8 +221,8 @@ def _rows(file: Path, steps: object, columns: dict[str, list[Any]]) -> dict[int,
 
 def _phase(key: str) -> str | None:
     """The phase that a key holds the seconds of."""
-    if key in _METRICS:
-        return _METRICS[key]
+    if key in _PHASES:
+        return _PHASES[key]
     known = key.endswith("_s") and "/" not in key and not key.startswith(("mean_", "wall"))
     return key.removesuffix("_s") if known else None
 

@@ -135,13 +135,13 @@ class Gantt:
         place = self.run.place(worker)
         mine = stays.filter(pl.col("worker") == worker)
         work = tasks.filter(pl.col("worker") == worker)
-        lanes, task_lanes = bubbles.lanes(_spans(mine)), bubbles.lanes(_spans(work))
+        lanes, task_lanes = bubbles.lanes(bubbles.spans(mine)), bubbles.lanes(bubbles.spans(work))
         held = mine.with_columns(lane=pl.Series(lanes, dtype=pl.Int64))
         drawn = held.filter(pl.col("lane") % every == 0)
         waits_of_step = self._waits.get((step,), self.run.waits.clear())
         decoding, waiting = bubbles.split(held, waits_of_step)
-        busy = bubbles.union([*_spans(decoding), *_spans(work)])
-        empty, tools = _causes(busy, _spans(waiting), start, end)
+        busy = bubbles.union([*bubbles.spans(decoding), *bubbles.spans(work)])
+        empty, tools = _causes(busy, bubbles.spans(waiting), start, end)
         in_rollout = bubbles.gaps(busy, start, rollout_end)
         about = ("state", "tokens", "reward", "prompt", "sample_index")
         attempts, waits = (
@@ -171,10 +171,6 @@ def _causes(
     empty = bubbles.gaps(bubbles.union([*busy.tolist(), *waiting]), start, end)
     tools = bubbles.gaps(bubbles.union([*busy.tolist(), *empty.tolist()]), start, end)
     return empty, tools
-
-
-def _spans(frame: pl.DataFrame) -> list[Span]:
-    return list(zip(frame["start_s"], frame["end_s"], strict=True))
 
 
 def _rows(frame: pl.DataFrame, start: float) -> list[tuple[Any, ...]]:

@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.runtime.step.bubble import idle_s
+from rollpacker.runtime.step import bubble
+from rollpacker.runtime.step.bubble import Span, idle_s
 
 Intervals = NDArray[np.float64]
 """Shape (N, 2): start and end in seconds; sorted and disjoint where so said."""
@@ -24,17 +25,15 @@ SEGMENT_COLUMNS = {
 }
 
 
-def union(intervals: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+def union(intervals: Iterable[Span]) -> Intervals:
     """Merge intervals into sorted, disjoint ones; empty ones vanish."""
-    array = np.asarray(list(intervals), np.float64).reshape(-1, 2)
-    array = array[array[:, 1] > array[:, 0]]
-    array = array[np.argsort(array[:, 0], kind="stable")]
-    if not len(array):
-        return array
-    reach = np.maximum.accumulate(array[:, 1])
-    first = np.r_[True, array[1:, 0] > reach[:-1]]
-    last = np.r_[first[1:], True]
-    return np.column_stack([array[first, 0], reach[last]])
+    whole = bubble.union((start, end) for start, end in intervals if end > start)
+    return np.asarray(whole, np.float64).reshape(-1, 2)
+
+
+def spans(frame: pl.DataFrame) -> list[Span]:
+    """Columns ``start_s`` and ``end_s`` of each row."""
+    return list(zip(frame["start_s"], frame["end_s"], strict=True))
 
 
 def gaps(busy: Intervals, start: float, end: float) -> Intervals:

@@ -13,11 +13,9 @@ import yaml
 
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
+from rollpacker.polytrace.describe.compare import METRICS
 from rollpacker.sim.recorded.run_reader import Reader
 from rollpacker.sim.recorded.run_steps import RunStep
-
-METRICS = {"step": "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
-"""Phases that a run times itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

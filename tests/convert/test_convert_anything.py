@@ -1,7 +1,6 @@
 """Translating what no example has: mistakes, words of a shell, any value of any key."""
 
 import contextlib
-import re
 from pathlib import Path
 
 import pytest
@@ -110,17 +109,15 @@ VALUES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("table", [verl.TABLE, trl.TABLE], ids=["verl", "TRL"])
+@pytest.mark.parametrize("table", [verl.table(), trl.table()], ids=["verl", "TRL"])
 @settings(max_examples=settings().max_examples)
 @given(data=st.data())
 def test_whatever_the_values_each_key_is_somewhere_once(table, data):
-    known = sorted(
-        {*(k.replace("*", "x") for k in table.rules), *(k for j in table.joints for k in j.keys)}
-    )
+    known = sorted({key.replace("*", "x") for key in table.rows})
     keys = data.draw(st.dictionaries(st.sampled_from([*known, "new.key"]), VALUES, max_size=12))
-    draft = Draft(table.framework, "f", {"algorithm.adv_estimator": "grpo"} | keys, NOTHING)
+    draft = Draft(table, "f", {"algorithm.adv_estimator": "grpo"} | keys, NOTHING)
     with contextlib.suppress(ValueError):  # the mistakes of a user
-        fill(table, draft)
+        fill(draft)
         found = [*draft.translated, *draft.ignored, *draft.refused]
         assert sorted(found) == sorted(draft.given)
         tree = yaml.safe_load(render(draft))
@@ -139,19 +136,19 @@ def test_hints_for_unknown_keys_are_what_files_are_translated_to():
         (table, leaves)
         for path, text in given.items()
         for table, leaves in [
-            (verl.TABLE, shell.overrides(text))
+            (verl.table(), shell.overrides(text))
             if path.suffix == ".sh"
-            else (trl.TABLE, yaml.safe_load(text))
+            else (trl.table(), yaml.safe_load(text))
             if path.name.startswith("trl")
-            else (verl.TABLE, resolved(dict(flat(yaml.safe_load(text)))))
+            else (verl.table(), resolved(dict(flat(yaml.safe_load(text)))))
         ]
     ]
     ours: dict[str, set[str]] = {}
     for table, leaves in drafts:
-        draft = Draft(table.framework, "x", leaves, Asked(reward="math"))
-        fill(table, draft)
+        draft = Draft(table, "x", leaves, Asked(reward="math"))
+        fill(draft)
         for key, setting in draft.settings.items():
-            for name in re.findall(r"([\w.]+)=", setting.why):
+            for name in setting.keys:
                 ours.setdefault(name.rpartition(".")[2], set()).add(key)
     # It says whether there are evaluations; the hint is where that is said here.
     known = (ours.keys() & KEYS.keys()) - {"eval_strategy"}
@@ -162,8 +159,10 @@ def test_hints_for_unknown_keys_are_what_files_are_translated_to():
         if not any(f"{key}.".startswith(f"{KEYS[name]}.") for key in ours[name])
     }
     assert not wrong
-    rules = {**trl.TABLE.rules, **verl.TABLE.rules}
-    copied = {key.rpartition(".")[2]: rule.to for key, rule in rules.items() if hasattr(rule, "to")}
+    rows = {**trl.table().rows, **verl.table().rows}
+    copied = {
+        key.rpartition(".")[2]: row.to for key, row in rows.items() if row.to and "val_" not in key
+    }
     assert {name: KEYS[name] for name in KEYS.keys() & copied.keys()} == {
         name: copied[name] for name in KEYS.keys() & copied.keys()
     }

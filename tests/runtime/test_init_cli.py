@@ -266,12 +266,12 @@ def test_what_it_translates_trains(shop, init, theirs, monkeypatch):
     code, out, err = init("--from", theirs, "--out", "verl_job.yaml")
     assert code == 0, err
     assert out.splitlines() == [
-        f"{theirs} (verl): 12 keys translated, 2 ignored, 1 not supported",
+        f"{theirs} (verl): 13 keys translated, 1 ignored, 1 set by hand",
         "wrote verl_job.yaml; next: rollpacker doctor verl_job.yaml (elsewhere: --device H100 "
         "--gpus 8), then rollpacker train verl_job.yaml",
     ]
     refused = (
-        "WARNING actor_rollout_ref.actor.entropy_coeff: not supported: the loss has no entropy"
+        "WARNING set by hand: actor_rollout_ref.actor.entropy_coeff (0.01): the loss has no entropy"
     )
     assert err.startswith(refused)
     overrides = ["devices.per_node=1", "devices.kind=cpu", "model.dtype=float32"]

@@ -107,10 +107,10 @@ def _translate(source: Path, asked: Asked, out: Path, force: bool, as_json: bool
             }
         )
         return
-    _warn([f"{key}: not supported: {why}" for key, why in job.refused.items()] + job.warnings)
+    _warn(job.by_hand + job.warnings)
     print_plain(
         f"{source} ({job.framework}): {len(job.translated)} keys translated, {len(job.ignored)} "
-        f"ignored, {len(job.refused)} not supported"
+        f"ignored, {len(job.refused)} set by hand"
     )
     print_plain(f"wrote {out}; next: {_next(out)}")
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import yaml
 
 from rollpacker.cli.convert import script, shell, trl, verl
-from rollpacker.cli.convert.render import render
+from rollpacker.cli.convert.render import by_hand, render
 from rollpacker.cli.convert.table import Asked, Draft, Setting, Table, fill
 from rollpacker.cli.convert.values import flat, plain, resolved
 from rollpacker.config import ConfigError, parse
@@ -36,7 +36,8 @@ class Converted:
         framework: of which it was.
         translated: keys of which ours were made.
         ignored: keys that do not matter here, with a word why.
-        refused: keys without a counterpart, with a word why.
+        refused: keys that are set by hand, with a hint or nothing.
+        by_hand: the same as lines, with their values.
         warnings: what to check first.
     """
 
@@ -45,6 +46,7 @@ class Converted:
     translated: list[str]
     ignored: Mapping[str, str]
     refused: Mapping[str, str]
+    by_hand: list[str]
     warnings: list[str]
 
 
@@ -55,8 +57,8 @@ def translate(file: Path, asked: Asked) -> Converted:
     it names no model, data or reward and ``asked`` neither.
     """
     table, given, warnings = _read(file)
-    draft = Draft(table.framework, str(file), given, asked, warnings=warnings)
-    fill(table, draft)
+    draft = Draft(table, str(file), given, asked, warnings=warnings)
+    fill(draft)
     missing = [flag for path, flag in _NEEDED.items() if path not in draft.settings]
     if missing:
         raise ValueError(f"{file} does not say all of the job: give {', '.join(missing)}")
@@ -72,6 +74,7 @@ def translate(file: Path, asked: Asked) -> Converted:
         translated=draft.translated,
         ignored=draft.ignored,
         refused=draft.refused,
+        by_hand=by_hand(draft),
         warnings=draft.warnings,
     )
 
@@ -94,7 +97,7 @@ def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:
         raise ValueError(f"--from {file}: no such file")
     if file.suffix == ".py":
         given, warnings = script.keywords(file)
-        return trl.TABLE, given, warnings
+        return trl.table(), given, warnings
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -120,7 +123,7 @@ def _launched(file: Path, text: str) -> tuple[Table, dict[str, Any], list[str]]:
         )
     branches = any(line.split()[:1] in (["if"], ["case"]) for line in text.splitlines())
     warning = "the script has branches, which are not followed: the last value of a key is taken"
-    return verl.TABLE, given, [warning] * branches
+    return verl.table(), given, [warning] * branches
 
 
 def _configured(file: Path, tree: dict[str, Any]) -> tuple[Table, dict[str, Any], list[str]]:
@@ -130,9 +133,9 @@ def _configured(file: Path, tree: dict[str, Any]) -> tuple[Table, dict[str, Any]
     sections = [key for key in verl.MARKS if isinstance(tree.get(key), dict)]
     if "actor_rollout_ref" in sections or len(sections) > 1:
         leaves = {k: v for k, v in flat(tree) if not k.endswith("_target_")}
-        return verl.TABLE, resolved(leaves), []
+        return verl.table(), resolved(leaves), []
     if any(key in keys for key in trl.MARKS):
-        return trl.TABLE, {str(key): plain(value) for key, value in tree.items()}, []
+        return trl.table(), {str(key): plain(value) for key, value in tree.items()}, []
     found = ", ".join(keys[:5]) or "nothing"
     raise ValueError(
         f"--from {file}: neither verl's (actor_rollout_ref, ...) nor TRL's for GRPO "

@@ -12,6 +12,7 @@ from rollpacker.cli.convert.table import Draft, Setting, said
 from rollpacker.config import RunConfig
 
 _PLAIN = re.compile(r"[\w~/.@:+*-]*")
+_BY_HAND = "set by hand: "
 _LINE = 100
 _COLUMN = 40
 """Where comments begin, where the value leaves room."""
@@ -20,7 +21,8 @@ _COLUMN = 40
 def render(draft: Draft) -> str:
     """The whole text of a job file."""
     lines = [
-        f"# Translated from {_printed(draft.file)} ({draft.framework}) by: rollpacker init --from",
+        f"# Translated from {_printed(draft.file)} ({draft.table.framework}) by: "
+        "rollpacker init --from",
         "# Behind each value stands what it was made of; what has no place here is at the end.",
         "# Every key, with its default: docs/config.md",
         *_wrapped("# CHECK: ", draft.warnings),
@@ -28,18 +30,26 @@ def render(draft: Draft) -> str:
     for name in sorted(tree := _tree(draft.settings), key=[*RunConfig.model_fields].index):
         lines += [""] * isinstance(tree[name], dict)
         lines += _node(name, tree[name], 0)
-    for title, keys in (
-        ("Not supported here: the run differs in these", draft.refused),
-        ("Ignored: these do not change what is learned here", draft.ignored),
-    ):
-        if keys:
-            lines += ["", f"# {title}", *_reasons(draft, keys)]
+    if draft.refused:
+        lines += ["", "# Set by hand: the run differs in these"]
+        lines += _wrapped("#   ", [line.removeprefix(_BY_HAND) for line in by_hand(draft)])
+    if draft.ignored:
+        lines += ["", "# Ignored: these do not change what is learned here"]
+        lines += _reasons(draft, draft.ignored)
     return "\n".join(lines) + "\n"
+
+
+def by_hand(draft: Draft) -> list[str]:
+    """A line for each key that is set by hand, with its value."""
+    return [
+        f"{_BY_HAND}{key} ({said(draft.given[key])}){hint and f': {hint}'}"
+        for key, hint in draft.refused.items()
+    ]
 
 
 def _tree(settings: Mapping[str, Setting]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for path, setting in settings.items():
+    for path, setting in sorted(settings.items(), key=lambda each: not each[0].endswith(".kind")):
         *parents, leaf = path.split(".")
         node = tree
         for parent in parents:

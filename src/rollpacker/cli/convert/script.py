@@ -35,7 +35,7 @@ def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
         )
     given = {word.arg or "**": _literal(word.value) for word in config.keywords}
     if _name(config) == "RLOOConfig":
-        given["trainer"] = "RLOOTrainer"
+        given = {"num_generations": 2, "beta": 0.05, "trainer": "RLOOTrainer"} | given
     warnings: list[str] = []
     trainer = next((call for call in calls if _name(call) in _TRAINERS), None)
     if trainer is not None:

@@ -1,20 +1,32 @@
-"""What becomes of every key of another framework's configuration: rules, and what they wrote.
+"""A flat table of a framework's keys: which of ours each becomes, or that it needs none.
 
-A key is copied, used in a computation with others, ignored or refused; none is left out. What a
-file does not say has its framework's default, which is written down where ours differs.
+What a file does not say has its framework's default, which is written down where ours differs. A
+key that has no row, or whose value its row cannot say, is set by hand.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from typing import Any, cast
 
-UNSET = object()
+import yaml
+
+HAND = object()
+"""What a conversion returns where nothing of ours says the value; None where nothing need."""
+_OFF = (False, 0, "", [], {})
 _SAME = "the same happens here"
+_NEEDS = {
+    "eval.": "eval.data.path",
+    "engine.gpu_memory": "engine.kind",
+    "model.lora_alpha": "model.lora_rank",
+    "train.kl_bias_correction": "train.beta",
+    "rollout.dynamic_sampling.max_draws": "rollout.dynamic_sampling.enabled",
+}
+"""Keys of ours that say nothing without another, by how they begin."""
 _LONGEST = 60
 """Characters of a value in a comment."""
 
@@ -36,72 +48,146 @@ class Asked:
     steps: int | None = None
     world: int | None = None
 
+    def settings(self) -> dict[str, tuple[str, Any]]:
+        """The option and its value, by the one of our keys that it sets."""
+        given = {
+            "model.path": ("--model", self.model),
+            "data.path": ("--data", self.data),
+            "rewards.0.function": ("--reward", self.reward),
+            "eval.data.path": ("--eval-data", self.held_out),
+            "steps": ("--steps", self.steps),
+        }
+        return {path: each for path, each in given.items() if each[1]}
+
+    def replaced(self, path: str) -> str | None:
+        """The option that goes before what a file would say of one of our keys."""
+        group = path.partition(".")[0]
+        path = {"rewards": "rewards.0.function", "epochs": "steps"}.get(group, path)
+        for part in (".options.name", ".split"):
+            path = path.replace(f"data{part}", "data.path")
+        return self.settings().get(path, (None,))[0]
+
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A key that has one of ours as its counterpart.
+class Row:
+    """What becomes of a key.
 
     Args:
-        to: our key.
-        note: put into the comment.
-        default: the framework's default, where it is not ours.
-        value: what turns its value into ours.
+        kind: ``set``, ``read`` by a joint rule, ``hand`` or ``nothing``.
+        to: our key; its ``*`` is what that of the key stands for.
+        value: turns its value into ours, ``HAND`` or None.
+        default: the framework's.
+        note: put into the comment; why it needs nothing, or what to set by hand.
+        off: values that need nothing by hand.
     """
 
-    to: str
+    kind: str
+    to: str = ""
+    value: Callable[[Any], Any] = lambda value: value
+    default: Any = None
     note: str = ""
-    default: Any = UNSET
-    value: Callable[[Any], Any] | None = None
+    off: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ignore:
-    """A key that does not matter here."""
-
-    why: str
+def _from(least: int) -> Callable[[Any], Any]:
+    return lambda value: max(least, value) if isinstance(value, int) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A key without a counterpart, but for values that mean what happens here anyway."""
-
-    why: str
-    unless: tuple[Any, ...] = (False, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """Keys whose values together become some of ours; ``fill`` may ignore or refuse some."""
-
-    keys: tuple[str, ...]
-    fill: Callable[[Draft], None]
+def _trackers(given: Any) -> Any:
+    names = cast(list[Any], given if isinstance(given, list) else [given])
+    known = [each for each in names if each in ("wandb", "trackio", "mlflow")]
+    lines = ("console", "tensorboard", "file", "none", "all")
+    return known or (None if all(each in lines for each in names) else HAND)
 
 
-Rule = Copy | Ignore | Refuse
+def _folder(path: Any) -> str:
+    # A folder of its own: TRL's checkpoints have the same names as ours.
+    return f"runs/{str(path).strip('/').rpartition('/')[2] or 'run'}"
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "same": lambda value: value,
+    "not_0": lambda value: value or None,
+    "positive": lambda value: None if isinstance(value, int) and value < 1 else value,
+    "from_0": _from(0),
+    "from_2": _from(2),
+    "one_less": lambda value: value - 1 if isinstance(value, int) and value > 1 else HAND,
+    "one_or_all": lambda files: files[0] if isinstance(files, list) and len(files) == 1 else files,
+    "folder": _folder,
+    "trackers": _trackers,
+}
+"""What the tables name."""
+
+
+def _chosen(values: Mapping[Any, Any]) -> Callable[[Any], Any]:
+    """One of our values by theirs; ``*`` is any other one."""
+
+    def value(given: Any) -> Any:
+        ours = values.get("*", HAND)
+        ours = values.get(given, ours) if isinstance(given, str | int) else ours
+        return given if ours == "*" else ours
+
+    return value
+
+
+def _row(to: str, how: Any = "same", default: Any = None, note: str = "") -> Row:
+    value = _chosen(cast(dict[Any, Any], how)) if isinstance(how, dict) else _CONVERSIONS[how]
+    return Row("set", to, value, default, note)
+
+
+def _by_hand(hint: str, same: str) -> Row:
+    """``same`` are values that mean what happens here, such as ``true|1``."""
+    off = tuple(yaml.safe_load(each) for each in same.split("|")) if same else ()
+    # Where true is what happens here, it is false that differs.
+    return Row("hand", note=hint, off=off if "true" in same else (*_OFF, *off))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rules of a framework; ``*`` in a key of ``rules`` stands for anything."""
+    """All rows of a framework; ``*`` in a key stands for anything. ``joints`` follow the rows."""
 
     framework: str
-    rules: Mapping[str, Rule]
-    joints: Sequence[Joint]
+    rows: Mapping[str, Row]
+    joints: Sequence[Callable[[Draft], None]]
 
-    def rule(self, key: str) -> Rule | None:
-        """The rule of a key: its own, or that of the longest pattern."""
-        if key in self.rules:
-            return self.rules[key]
-        fits = [pattern for pattern in self.rules if fnmatchcase(key, pattern)]
-        return self.rules[max(fits, key=len)] if fits else None
+    @classmethod
+    def load(cls, framework: str, joints: Sequence[Callable[[Draft], None]]) -> Table:
+        """That of the file beside this one; ``verl.yaml`` says how it is written."""
+        text = (
+            files("rollpacker.cli.convert")
+            .joinpath(f"{framework.lower()}.yaml")
+            .read_text(encoding="utf-8")
+        )
+        rows: dict[str, Row] = {}
+        for start, kinds in cast(
+            dict[str, dict[str, dict[str, Any]]], yaml.safe_load(text)
+        ).items():
+            for why, keys in kinds.get("nothing", {}).items():
+                rows |= {f"{start}{key}": Row("nothing", note=why) for key in keys.split()}
+            for hint, keys in kinds.get("hand", {}).items():
+                for key, _, same in (each.partition("=") for each in keys.split()):
+                    rows[f"{start}{key}"] = _by_hand(hint, same)
+            for key, default in kinds.get("read", {}).items():
+                rows[f"{start}{key}"] = Row("read", default=default)
+            for key, row in kinds.get("set", {}).items():
+                rows[f"{start}{key}"] = _row(*row)
+        return cls(framework, rows, joints)
+
+    def row(self, key: str) -> Row | None:
+        """The row of a key: its own, or that of the longest pattern."""
+        if key in self.rows:
+            return self.rows[key]
+        fits = [pattern for pattern in self.rows if fnmatchcase(key, pattern)]
+        return self.rows[max(fits, key=len)] if fits else None
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of ours, and where it comes from."""
+    """A value of ours, of which of their keys it is, and how."""
 
     value: Any
     why: str
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -109,100 +195,95 @@ class Draft:
     """A job in the making, and what became of each key.
 
     Args:
-        framework: its name, for comments.
+        table: of the framework.
         file: what is translated.
         given: every key with its value; dotted where nested.
         asked: what goes before it.
     """
 
-    framework: str
+    table: Table
     file: str
     given: dict[str, Any]
     asked: Asked
     settings: dict[str, Setting] = field(default_factory=dict)
-    translated: list[str] = field(default_factory=list)
     ignored: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or its default where it is not given or null."""
+    @property
+    def translated(self) -> list[str]:
+        """Keys that are in a value of ours."""
+        used = {key for setting in self.settings.values() for key in setting.keys}
+        return [k for k in self.given if k in used and k not in self.refused]
+
+    def has(self, key: str) -> bool:
+        """Whether the file says a value of it."""
         value = self.given.get(key)
-        return default if value is None or isinstance(value, Unknown) else value
+        return value is not None and not isinstance(value, Unknown)
 
-    def first(self, *keys: str, default: Any = None) -> tuple[str, Any]:
-        """The first of several names that is given, and its value; else the first name and the
-        default."""
-        for key in keys:
-            if self.get(key) is not None:
-                return key, self.get(key)
-        return keys[0], default
+    def get(self, key: str) -> Any:
+        """The value of a key; where it is not given or null, the framework's default."""
+        row = self.table.row(key)
+        return self.given[key] if self.has(key) else row.default if row else None
 
-    def number(self, key: str, default: int, least: int | None = None) -> int:
+    def first(self, *keys: str) -> str:
+        """The first of several names that is given, else the first."""
+        return next((key for key in keys if self.has(key)), keys[0])
+
+    def number(self, key: str, least: int | None = None) -> int:
         """The whole number of a key, which is ``least`` or more. Raises ``ValueError``."""
-        return self.whole(key, self.get(key, default), least)
-
-    def whole(self, key: str, value: Any, least: int | None = None) -> int:
-        """``value`` as a whole number. Raises ``ValueError`` that names the key."""
-        number = self._checked(key, value)
+        number = self.real(key)
         if number != int(number) or (least is not None and number < least):
             from_ = "" if least is None else f" from {least} on"
-            raise ValueError(f"{self.file}: {key}={said(value)}: expected a whole number{from_}")
+            raise ValueError(f"{self.file}: {key}={said(number)}: expected a whole number{from_}")
         return int(number)
 
-    def real(self, key: str, default: float) -> float:
+    def real(self, key: str) -> float:
         """The number of a key. Raises ``ValueError``."""
-        return self._checked(key, self.get(key, default))
-
-    def _checked(self, key: str, value: Any) -> float:
+        value = self.get(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):
             raise ValueError(f"{self.file}: {key}={said(value)}: expected a number")
         return value
 
-    def origin(self, key: str, default: Any = UNSET) -> str:
-        """``key=value`` as the file has it, or the framework's default."""
-        if self.get(key) is not None:
-            return f"{key}={said(self.get(key))}"
-        if default is UNSET:
-            return f"{self.framework}'s default of {key}"
-        return f"{self.framework}'s default {key}={said(default)}"
+    def known(self, key: str, values: Mapping[str, str]) -> str:
+        """Ours of a value that makes another job where it is none of these: ``ValueError``."""
+        if str(self.get(key)) not in values:
+            raise ValueError(
+                f"{self.file}: {self.origin(key)} has no counterpart: rollpacker has "
+                f"{', '.join(values)}"
+            )
+        return values[str(self.get(key))]
 
-    def set(self, path: str, value: Any, why: str) -> None:
-        """Write one of our keys, dotted, with the origin of its value."""
-        self.settings[path] = Setting(value, why)
+    def origin(self, key: str) -> str:
+        """``key=value`` as the file has it, or the framework's default."""
+        default = "" if self.has(key) else f"{self.table.framework}'s default "
+        return f"{default}{key}={said(self.get(key))}"
+
+    def set(self, path: str, value: Any, *keys: str, note: str = "") -> None:
+        """Write one of our keys, dotted, which is made of ``keys``; an option goes before it."""
+        option = self.asked.replaced(path)
+        if option:
+            for key in keys:
+                self.refused.pop(key, None)
+            self.ignore(f"{option} is taken instead", *keys)
+            return
+        why = ", ".join(map(self.origin, keys))
+        note = f": {note}" if why and note else note
+        self.settings[path] = Setting(value, f"{why}{note}", keys)
+
+    def drop(self, path: str, why: str) -> None:
+        """Take one of our keys back, unless an option of the command line has set it."""
+        if path in self.settings and not self.asked.replaced(path):
+            self.ignore(why, *self.settings.pop(path).keys)
 
     def ignore(self, why: str, *keys: str) -> None:
         """Say of those keys that are given why they do not matter here."""
-        for key in keys:
-            if key in self.given and key not in self.refused:
-                self.ignored.setdefault(key, why)
+        self.ignored |= {key: why for key in keys if key in self.given}
 
-    def replace(self, option: str, *keys: str) -> None:
-        """Say of those keys that are given that an option of the command line goes before."""
-        for key in keys:
-            self.refused.pop(key, None)
-        self.ignore(f"{option} is taken instead", *keys)
-
-    def lost(self, winner: str, *names: str) -> None:
-        """Say of the other names of a value that ``winner``, which is given, goes before."""
-        for name in names:
-            if name != winner and self.get(name) is not None:
-                say = self.ignore if self.get(name) == self.get(winner) else self.refuse
-                say(f"{winner} goes before", name)
-
-    def refuse(self, why: str, *keys: str) -> None:
-        """Say of those keys that are given what they do that nothing here does."""
-        for key in keys:
-            if key in self.given:
-                self.ignored.pop(key, None)
-                self.refused.setdefault(key, why)
-
-    def no_counterpart(self, key: str, default: Any, choices: str) -> ValueError:
-        """What makes another job of this one."""
-        return ValueError(
-            f"{self.file}: {self.origin(key, default)} has no counterpart: rollpacker has {choices}"
-        )
+    def refuse(self, hint: str, *keys: str) -> None:
+        """Leave those keys that are given to be set by hand."""
+        self.refused |= {key: hint for key in keys if key in self.given}
 
 
 def said(value: Any) -> str:
@@ -221,49 +302,69 @@ def said(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def fill(table: Table, draft: Draft) -> None:
-    """Translate every key of a draft: afterwards each is translated, ignored or refused."""
-    used = {key for joint in table.joints for key in joint.keys}
+def fill(draft: Draft) -> None:
+    """Translate every key of a draft: afterwards each is translated, ignored or set by hand."""
     for key, value in draft.given.items():
-        matters = key in used or not isinstance(table.rule(key), Ignore)
-        if matters and isinstance(value, Unknown):
-            draft.refuse("the file does not hold its value: set it by hand", key)
-    for joint in table.joints:
-        joint.fill(draft)
-    for key, rule in table.rules.items():
-        if isinstance(rule, Copy) and (draft.get(key) is not None or rule.default is not UNSET):
-            _copy(draft, key, rule)
-    origins = " ".join(setting.why for setting in draft.settings.values())
-    for key in [k for k in draft.given if k not in draft.refused and k not in draft.ignored]:
-        if re.search(rf"(?<![\w.]){re.escape(key)}=", origins):
-            draft.translated.append(key)
-        else:
-            _judge(draft, key, Ignore(_SAME) if key in used else table.rule(key))
+        row = draft.table.row(key)
+        if isinstance(value, Unknown) and (row is None or row.kind != "nothing"):
+            draft.refuse("the file does not hold its value", key)
+    for path, (option, value) in draft.asked.settings().items():
+        draft.settings[path] = Setting(value, option)
+    _rows(draft)
+    for joint in draft.table.joints:
+        joint(draft)
+    _prune(draft)
+    used = {*draft.translated, *draft.refused, *draft.ignored}
+    for key in [each for each in draft.given if each not in used]:
+        _judge(draft, key, draft.table.row(key))
+    for key in [*draft.refused, *draft.translated]:
+        draft.ignored.pop(key, None)
 
 
-def _copy(draft: Draft, key: str, rule: Copy) -> None:
-    value = draft.get(key, rule.default)
-    if key in draft.ignored or key in draft.refused or rule.to in draft.settings:
+def _rows(draft: Draft) -> None:
+    """Keys with one counterpart; of two names of a value the table's first goes before."""
+    rows = {pattern: row for pattern, row in draft.table.rows.items() if row.to}
+    for pattern, row in rows.items():
+        for key in [each for each in draft.given if fnmatchcase(each, pattern)]:
+            _set(draft, key, row, row.to.replace("*", key.removeprefix(pattern.rstrip("*"))))
+    # The default is none where the file says something else.
+    given = {row.to for key, row in rows.items() if key in draft.refused}
+    for key, row in rows.items():
+        if row.default is not None and row.to not in {*draft.settings, *given}:
+            draft.set(row.to, row.value(row.default), key, note=row.note)
+
+
+def _set(draft: Draft, key: str, row: Row, path: str) -> None:
+    if draft.asked.replaced(path):
+        draft.set(path, None, key)
         return
-    note = f": {rule.note}" if rule.note else ""
-    draft.set(
-        rule.to,
-        rule.value(value) if rule.value else value,
-        draft.origin(key, rule.default) + note,
-    )
+    ours = row.value(draft.get(key)) if draft.has(key) else None
+    if ours is HAND:
+        draft.refuse(f"{path} has no such value", key)
+    elif path in draft.settings and ours is not None:
+        winner = draft.settings[path]
+        say = draft.ignore if winner.value == ours else draft.refuse
+        say(f"{winner.keys[0]} goes before", key)
+    elif ours is not None:
+        draft.set(path, ours, key, note=row.note)
 
 
-def _judge(draft: Draft, key: str, rule: Rule | None) -> None:
+def _prune(draft: Draft) -> None:
+    """Take out what says nothing, because what it belongs to is not there."""
+    for path in [*draft.settings]:
+        for start, needed in _NEEDS.items():
+            if path.startswith(start) and needed not in draft.settings:
+                draft.drop(path, f"there is no {needed}")
+
+
+def _judge(draft: Draft, key: str, row: Row | None) -> None:
     """A key that nothing of ours has been made of."""
     value = draft.given[key]
-    if value is None:
+    if row is None:
+        draft.refuse("", key)
+    elif value is None:
         draft.ignore("null is the default", key)
-    elif isinstance(rule, Ignore):
-        draft.ignore(rule.why, key)
-    elif isinstance(rule, Refuse):
-        if value in rule.unless:
-            draft.ignore(_SAME, key)
-        else:
-            draft.refuse(rule.why, key)
+    elif row.kind == "hand" and value not in row.off:
+        draft.refuse(row.note, key)
     else:
-        draft.refuse("unknown to rollpacker: it may change results", key)
+        draft.ignore(row.note if row.kind == "nothing" else _SAME, key)

@@ -1,222 +1,12 @@
-"""TRL: what becomes of the keys of ``trl grpo`` and of ``GRPOConfig``, version 1.16.
-
-Defaults are those of ``trl.GRPOConfig`` and of transformers' ``TrainingArguments``.
-"""
+"""TRL: what several keys of ``trl grpo`` say together; the others are in ``trl.yaml``."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import math
+from functools import cache
 
-from rollpacker.cli.convert.table import Draft, Joint, Table
-from rollpacker.cli.convert.trl_engine import JOINTS as ENGINE
-from rollpacker.cli.convert.trl_loss import JOINTS as LOSS
-from rollpacker.cli.convert.trl_loss import rounds
-from rollpacker.cli.convert.trl_rules import RULES
-
-_TRACKERS = ("wandb", "trackio", "mlflow")
-_LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
-_TYPES = ("bf16", "fp16", "dtype", "torch_dtype", "model_init_kwargs")
-_MATH = ("accuracy_reward", "accuracy")
-"""TRL's and open-r1's names of a reward by math-verify."""
-_OF_TRL = ("think_format_reward", "reasoning_accuracy_reward")
-_SETS = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
-
-
-def _model(draft: Draft) -> None:
-    key = "model_name_or_path"
-    if draft.asked.model:
-        draft.set("model.path", draft.asked.model, "--model")
-        draft.replace("--model", key)
-    elif draft.get(key):
-        draft.set("model.path", draft.get(key), draft.origin(key))
-    key = "output_dir"
-    name = str(draft.get(key, "trl")).rstrip("/").rpartition("/")[2] or "trl"
-    # A folder of its own: TRL's checkpoints have the same names as ours.
-    draft.set("output", f"runs/{name}", draft.origin(key))
-    template = draft.get("chat_template_kwargs", {})
-    if template:
-        draft.set("model.chat_template_kwargs", template, draft.origin("chat_template_kwargs"))
-    _type(draft)
-    _adapters(draft)
-
-
-def _type(draft: Draft) -> None:
-    """What forward and backward compute in."""
-    kwargs = draft.get("model_init_kwargs", {})
-    inner = kwargs.get("dtype", kwargs.get("torch_dtype")) if isinstance(kwargs, dict) else None
-    key, weights = draft.first("dtype", "torch_dtype", default=inner or "float32")
-    weights = str(weights).removeprefix("torch.")
-    if draft.get("fp16", False) or weights == "float16":
-        draft.refuse("bfloat16 or float32: model.dtype", "fp16", key)
-    half = draft.get("bf16", True) or weights == "bfloat16"
-    why = ", ".join(draft.origin(each) for each in _TYPES if draft.get(each) is not None)
-    draft.set(
-        "model.dtype",
-        "bfloat16" if half else "float32",
-        (why or draft.origin("bf16", True)) + (": with float32 master weights" if half else ""),
-    )
-    if isinstance(kwargs, dict) and set(cast(dict[str, Any], kwargs)) - _LOADING:
-        draft.refuse("the model is loaded as its folder says", "model_init_kwargs")
-
-
-_LOADING = {"dtype", "torch_dtype", "attn_implementation", "device_map", "use_cache"}
-"""Arguments of ``from_pretrained`` that change no results, or that ``_type`` reads."""
-
-
-def _adapters(draft: Draft) -> None:
-    if not draft.get("use_peft", False):
-        draft.ignore("use_peft is off", *_LORA)
-        return
-    rank = draft.origin("lora_r", 16)
-    draft.set("model.lora_rank", draft.get("lora_r", 16), f"{draft.origin('use_peft')}, {rank}")
-    draft.set("model.lora_alpha", draft.get("lora_alpha", 32), draft.origin("lora_alpha", 32))
-    modules = draft.get("lora_target_modules")
-    if modules not in ("all-linear", ["all-linear"]):
-        text = "adapters are on all linear layers"
-        draft.refuse(text, "lora_target_modules")
-        if modules is None:
-            draft.warnings.append(f"model.lora_rank: {text}; peft's default is some of them")
-    if draft.get("lora_dropout", 0.05):
-        draft.refuse("adapters have no dropout", "lora_dropout")
-
-
-def _data(draft: Draft) -> None:
-    if draft.asked.data:
-        draft.set("data.path", draft.asked.data, "--data")
-        draft.replace("--data", *_SETS)
-    elif draft.get("datasets"):
-        draft.ignore("datasets goes before", *_SETS[:3])
-        _mixture(draft, draft.get("datasets"))
-    else:
-        for key, to in zip(_SETS, _OURS, strict=False):
-            if draft.get(key):
-                draft.set(to, draft.get(key), draft.origin(key))
-    draft.set("data.drop_last", True, "TRL drops the prompts that do not fill a batch")
-
-
-_OURS = ("data.path", "data.options.name", "data.split")
-
-
-def _mixture(draft: Draft, sets: Any) -> None:
-    """``datasets`` of the configuration file, of which a run here has one."""
-    parts = cast(list[Any], sets) if isinstance(sets, list) else []
-    first = cast(dict[str, Any], parts[0]) if parts and isinstance(parts[0], dict) else {}
-    known = {"path": "data.path", "name": "data.options.name", "split": "data.split"}
-    why = draft.origin("datasets")
-    for name, to in known.items():
-        if first.get(name):
-            draft.set(to, first[name], why)
-    if len(parts) != 1 or set(first) - set(known):
-        text = "one data set, by path, name and split: put others into one file"
-        draft.refuse(f"{text}; the first is taken", "datasets")
-
-
-def _evaluation(draft: Draft) -> None:
-    keys = ("dataset_test_split", "eval_steps", "num_generations_eval")
-    when = draft.get("eval_strategy", draft.get("evaluation_strategy", "no"))
-    if draft.asked.held_out:
-        draft.set("eval.data.path", draft.asked.held_out, "--eval-data")
-        draft.replace("--eval-data", keys[0])
-    elif when in ("no", False) or not draft.get("dataset_name"):
-        draft.ignore("no evaluation", *keys, *_WHEN)
-        return
-    else:
-        name, split = draft.origin("dataset_name"), draft.origin(keys[0], "test")
-        strategy = draft.origin(draft.first(*_WHEN)[0])
-        draft.set("eval.data.path", draft.get("dataset_name"), f"{name}, {strategy}")
-        if draft.get("dataset_config"):
-            key = "dataset_config"
-            draft.set("eval.data.options.name", draft.get(key), draft.origin(key))
-        draft.set("eval.data.split", draft.get(keys[0], "test"), split)
-    if when == "epoch":
-        draft.refuse("evaluations are so many steps apart: eval.every", *_WHEN)
-    else:
-        rounds(draft, keys[1], "eval.every", draft.get("logging_steps", 10))
-    draft.set(
-        "eval.temperature",
-        draft.get("temperature", 1.0),
-        f"{draft.origin('temperature', 1.0)}: as in training",
-    )
-    usual = draft.settings["rollout.num_generations"]
-    count = draft.get(keys[2], usual.value)
-    why = draft.origin(keys[2]) if draft.get(keys[2]) else f"{usual.why}: as in training"
-    draft.set("eval.num_generations", count, why)
-
-
-_WHEN = ("eval_strategy", "evaluation_strategy")
-
-
-def _rewards(draft: Draft) -> None:
-    functions, weights = draft.get("reward_funcs", []), draft.get("reward_weights")
-    named = functions if isinstance(functions, list) else [functions]
-    model = draft.get("reward_model_name_or_path")
-    keys = ("reward_model_name_or_path", "reward_funcs", "reward_weights")
-    if draft.asked.reward:
-        draft.set("rewards.0.function", draft.asked.reward, "--reward")
-        draft.replace("--reward", *keys)
-        return
-    rewards = [(keys[0], model)] * bool(model) + [(keys[1], each) for each in named]
-    for place, (key, name) in enumerate(rewards):
-        function = str(name) if key == keys[0] else _function(draft, str(name))
-        draft.set(f"rewards.{place}.function", function, f"{key}={name}")
-        if isinstance(weights, list) and place < len(weights):
-            draft.set(f"rewards.{place}.weight", weights[place], draft.origin("reward_weights"))
-    if model:
-        draft.warnings.append(f"rewards: '{model}' must be a folder: download the model first")
-
-
-def _function(draft: Draft, name: str) -> str:
-    """A reward function's path here: ``module.name`` is TRL's way to say ``module:name``."""
-    module, dot, last = name.rpartition(".")
-    if last in _MATH and module in ("", "trl.rewards"):
-        draft.warnings.append(
-            f"rewards: 'math' stands for {last}: both ask math-verify, but 'math' looks at the "
-            "last \\boxed{} or final answer"
-        )
-        return "math"
-    if last in _OF_TRL and not module:
-        module = "trl.rewards"
-    if module.startswith("trl."):
-        draft.warnings.append(f"rewards: {last} is imported from TRL, which must be installed")
-    if ":" in name or "/" in name:
-        return name
-    if not dot and not module:
-        draft.warnings.append(
-            f"rewards: '{name}' is a name that only the script knows which read this file: write "
-            f"the function '{name}' into rewards.py"
-        )
-        module = "rewards.py"
-    return f"{module}:{last}"
-
-
-def _trackers(draft: Draft) -> None:
-    key = "report_to"
-    given = draft.get(key, [])
-    given = given if isinstance(given, list) else [given]
-    known = [each for each in given if each in _TRACKERS]
-    if known:
-        draft.set("trackers", known, f"{draft.origin(key)}: lines and TensorBoard are always there")
-    elif all(each in ("none", "tensorboard", "all") for each in given):
-        draft.ignore("lines and TensorBoard are always there", key)
-    else:
-        draft.refuse(f"trackers here: {', '.join(_TRACKERS)}", key)
-
-
-JOINTS = (
-    Joint(
-        ("model_name_or_path", "output_dir", "chat_template_kwargs", *_TYPES, *_LORA),
-        _model,
-    ),
-    Joint(_SETS, _data),
-    *LOSS,
-    *ENGINE,
-    Joint(("dataset_test_split", "eval_steps", "num_generations_eval", *_WHEN), _evaluation),
-    Joint(("reward_model_name_or_path", "reward_funcs", "reward_weights"), _rewards),
-    Joint(("report_to",), _trackers),
-)
-
-TABLE = Table("TRL", RULES, JOINTS)
-"""TRL's keys."""
+from rollpacker.cli.convert.joints import KIND, UPDATES, differ, fit, warm_up
+from rollpacker.cli.convert.table import Draft, Table
 
 MARKS = (
     "reward_funcs",
@@ -226,3 +16,208 @@ MARKS = (
     "generation_batch_size",
 )
 """Keys by which its configurations for GRPO are recognised."""
+
+_WORLD = "num_processes"
+_REWARDS = ("reward_model_name_or_path", "reward_funcs", "reward_weights")
+_LOSSES = {"dapo": "grpo", "bnpo": "grpo", "grpo": "grpo", "dr_grpo": "dr_grpo"}
+
+
+def _start(draft: Draft) -> None:
+    draft.set("data.drop_last", True, note="TRL drops the prompts that do not fill a batch")
+    if not draft.get("use_peft"):
+        draft.drop("model.lora_rank", "use_peft is off")
+        draft.ignore("use_peft is off", *(key for key in draft.given if key.startswith("lora_")))
+    elif not draft.has("lora_target_modules"):
+        draft.warnings.append(
+            "model.lora_rank: adapters are on all linear layers; peft's default is some of them"
+        )
+    if draft.get("datasets") and not draft.asked.data:
+        draft.refuse("put the data sets into one file, and say --data", "datasets")
+        for path in ("data.path", "data.options.name", "data.split"):
+            draft.drop(path, "datasets goes before")
+
+
+def _batch(draft: Draft) -> None:
+    """TRL counts responses on each process; a step here counts prompts."""
+    device, together = "per_device_train_batch_size", "gradient_accumulation_steps"
+    each, whole = "steps_per_generation", "generation_batch_size"
+    if draft.asked.world:
+        draft.refused.pop(_WORLD, None)
+        draft.ignore("--world is taken instead", _WORLD)
+    elif not draft.has(_WORLD):
+        draft.warnings.append(
+            "rollout.prompts_per_step: one process is assumed; of how many the batch is, the file "
+            "does not say: --world N"
+        )
+    world = draft.asked.world or draft.number(_WORLD, 1)
+    at_once, steps = draft.number(device, 1) * world, draft.number(together, 1)
+    count = draft.number("num_generations", 1)
+    key = next((key for key in (whole, each) if draft.has(key)), together)
+    per = draft.number(key, 1) / (at_once if key == whole else 1)
+    # Rounds that are shorter than an update are sampled with the same weights: one step here.
+    responses = max(per, steps) * at_once
+    if per % 1 or responses % count:
+        raise ValueError(
+            f"{draft.file}: {responses:g} responses of a batch ({draft.origin(device)}, {world} "
+            f"processes, {draft.origin(key)}) are no multiple of "
+            + (f"{at_once}" if per % 1 else f"num_generations={count}")
+            + ("" if draft.asked.world else ": give --world N, the number of processes")
+        )
+    key = key if per > steps else together
+    keys = (device, *([_WORLD] if draft.has(_WORLD) else ()), key)
+    note = f"{responses:g} responses of {world} processes / {count}"
+    draft.set("rollout.prompts_per_step", int(responses // count), *keys, note=note)
+    draft.set(UPDATES, max(1, int(per // steps)), key, together)
+    if per > steps and per % steps:
+        draft.refuse(f"mini-batches are equal here: {per // steps:g} updates of a step", key)
+
+
+def _algorithm(draft: Draft) -> None:
+    loss, level, scale = "loss_type", "importance_sampling_level", "scale_rewards"
+    low, high = draft.get("epsilon"), draft.get("epsilon_high") or draft.get("epsilon")
+    kind, keys = draft.known(loss, _LOSSES), (loss,)
+    if draft.get("trainer") == "RLOOTrainer":
+        kind, keys = "rloo", ("trainer",)
+        draft.warnings.append(
+            "train.beta: TRL's RLOO puts the KL into a response's reward, here it is in the loss"
+        )
+    elif draft.get(level) == "sequence":
+        kind, keys = "gspo", (level, loss)
+        if draft.get(loss) != "grpo":
+            draft.refuse("gspo averages over responses, as loss_type=grpo does", loss)
+        if not draft.has("epsilon_high"):
+            draft.set("train.algorithm.epsilon_high", low, "epsilon")
+    elif draft.get(loss) in ("dapo", "bnpo") and high != low:
+        kind = "dapo"
+    draft.set(KIND, kind, *keys)
+    if kind == "grpo":
+        average = "sequence_mean" if draft.get(loss) == "grpo" else "token_mean"
+        draft.set("train.algorithm.loss_type", average, loss)
+    note = "TRL adds this to the standard deviation"
+    draft.set("train.algorithm.std_epsilon", 1e-4, note=note)
+    if kind == "dr_grpo" and draft.settings[f"train.algorithm.{scale}"].value == "none":
+        draft.drop(f"train.algorithm.{scale}", "as here")
+    elif kind == "dr_grpo":
+        differ(draft, "dr_grpo divides by no standard deviation here", scale)
+    fit(draft)
+
+
+def _rounds(draft: Draft, key: str, path: str) -> None:
+    """A number of updates as a number of steps, which may have several updates."""
+    if 0 < draft.real(key) < 1:
+        draft.refuse(f"a number of steps: {path}", key)
+        return
+    updates = draft.settings[UPDATES].value
+    note = f"of {updates} updates a step" if updates > 1 else ""
+    draft.set(path, max(1, round(draft.number(key) / updates)), key, note=note)
+
+
+def _length(draft: Draft) -> None:
+    """How long it runs, and the warm-up: a share of all updates where their number is known."""
+    updates, total = draft.settings[UPDATES].value, draft.number("max_steps")
+    if draft.asked.steps:
+        draft.set("steps", None, "max_steps", "num_train_epochs")
+        total = draft.asked.steps * updates
+    elif total > 0:
+        _rounds(draft, "max_steps", "steps")
+        draft.ignore("max_steps goes before", "num_train_epochs")
+    else:
+        epochs = draft.real("num_train_epochs")
+        draft.set("epochs", whole := max(1, math.ceil(epochs)), "num_train_epochs")
+        if epochs != whole:
+            draft.refuse(f"whole passes only: {whole} are made", "num_train_epochs")
+    if draft.get("save_strategy") == "steps":
+        _rounds(draft, "save_steps", "checkpoint.every")
+    else:
+        draft.set("checkpoint.every", 0, "save_strategy", note="at the end only")
+        if draft.get("save_strategy") != "no":
+            draft.refuse("so many steps apart: checkpoint.every", "save_strategy")
+    key = "warmup_steps" if draft.real("warmup_steps") else "warmup_ratio"
+    value = draft.real(key)
+    if key == "warmup_steps" and value >= 1:
+        warm_up(draft, draft.number(key), key, "updates, as here")
+    elif value:
+        warm_up(draft, math.ceil(value * total) if total > 0 else None, key, f"of {total} updates")
+
+
+def _evaluation(draft: Draft) -> None:
+    """On another part of the same data set."""
+    when, split, count = "eval_strategy", "dataset_test_split", "num_generations_eval"
+    if not draft.asked.held_out and (draft.get(when) != "steps" or not draft.get("dataset_name")):
+        if draft.get(when) not in ("no", False):
+            draft.refuse("eval.data, and so many steps apart: eval.every", when)
+        return
+    draft.set("eval.data.path", draft.get("dataset_name"), "dataset_name", when)
+    if draft.has("dataset_config"):
+        draft.set("eval.data.options.name", draft.get("dataset_config"), "dataset_config")
+    draft.set("eval.data.split", draft.get(split), split)
+    _rounds(draft, "eval_steps" if draft.has("eval_steps") else "logging_steps", "eval.every")
+    key = count if draft.has(count) else "num_generations"
+    draft.set("eval.temperature", draft.get("temperature") or 1.0, "temperature")
+    draft.set("eval.num_generations", draft.get(key), key)
+
+
+def _rewards(draft: Draft) -> None:
+    model, functions, weights = (draft.get(key) for key in _REWARDS)
+    if draft.asked.reward:
+        draft.set("rewards", None, *_REWARDS)
+        return
+    named = functions if isinstance(functions, list) else [functions]
+    rewards = [(_REWARDS[0], model)] * bool(model) + [(_REWARDS[1], each) for each in named]
+    for place, (key, name) in enumerate(rewards):
+        function = str(name) if key == _REWARDS[0] else _function(draft, str(name))
+        draft.set(f"rewards.{place}.function", function, key)
+        if isinstance(weights, list) and place < len(weights):
+            draft.set(f"rewards.{place}.weight", weights[place], _REWARDS[2])
+    if model:
+        draft.warnings.append(f"rewards: '{model}' must be a folder: download the model first")
+
+
+def _function(draft: Draft, name: str) -> str:
+    """A reward function's path here: ``module.name`` is TRL's way to say ``module:name``."""
+    module, _, last = name.rpartition(".")
+    if last in ("accuracy_reward", "accuracy") and module in ("", "trl.rewards"):
+        draft.warnings.append(
+            f"rewards: 'math' stands for {last}: both ask math-verify, but 'math' looks at the "
+            "last \\boxed{} or final answer"
+        )
+        return "math"
+    if last in ("think_format_reward", "reasoning_accuracy_reward") and not module:
+        module = "trl.rewards"
+    if module.startswith("trl."):
+        draft.warnings.append(f"rewards: {last} is imported from TRL, which must be installed")
+    if ":" in name or "/" in name:
+        return name
+    if not module:
+        draft.warnings.append(
+            f"rewards: '{name}' is a name that only the script knows which read this file: write "
+            f"the function '{name}' into rewards.py"
+        )
+    return f"{module or 'rewards.py'}:{last}"
+
+
+def _devices(draft: Draft) -> None:
+    """As the launcher knew them: of accelerate's own configuration the file says nothing."""
+    if draft.get("vllm_mode") == "server" or draft.get("vllm_enable_sleep_mode"):
+        draft.drop("engine.gpu_memory", "left at 0.4")
+    correction = "vllm_importance_sampling_correction"
+    if draft.get("use_vllm") and correction not in draft.given:
+        draft.warnings.append(
+            "engine.kind: TRL corrects for what vLLM computes differently "
+            f"({correction}, on by default); here ratios are to vLLM's own log-probabilities"
+        )
+    world = draft.asked.world or (draft.number(_WORLD) if draft.has(_WORLD) else 0)
+    if world and draft.get("num_machines") in (None, 1) and draft.get("vllm_mode") != "server":
+        keys, note = ((), f"--world {world}") if draft.asked.world else ((_WORLD,), "")
+        draft.set("devices.per_node", world, *keys, note=note)
+    if world != 1:
+        draft.warnings.append(
+            "trainer.kind: each device has a whole replica; what accelerate's configuration says "
+            "of ZeRO or FSDP is not in this file: where it spread the model, set trainer.kind=fsdp"
+        )
+
+
+@cache
+def table() -> Table:
+    """TRL's keys; rules that count steps or updates are behind those that set them."""
+    return Table.load("TRL", (_start, _batch, _algorithm, _length, _evaluation, _rewards, _devices))

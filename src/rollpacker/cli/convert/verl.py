@@ -1,260 +1,175 @@
-"""verl: what becomes of the keys of its PPO trainer (``verl.trainer.main_ppo``), version 0.9.
-
-Defaults are those of ``verl/trainer/config/ppo_trainer.yaml``.
-"""
+"""verl: what several keys of its PPO trainer say together; the others are in ``verl.yaml``."""
 
 from __future__ import annotations
 
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import cache
 
-from rollpacker.cli.convert.table import Draft, Joint, Table, Unknown
-from rollpacker.cli.convert.verl_layout import JOINTS as LAYOUT
-from rollpacker.cli.convert.verl_loss import JOINTS as LOSS
-from rollpacker.cli.convert.verl_rules import ACTOR, MODEL, ROLLOUT, RULES
+from rollpacker.cli.convert.joints import KIND, UPDATES, differ, fit, warm_up
+from rollpacker.cli.convert.table import Draft, Setting, Table, Unknown
 
+MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
+"""Sections by which its configurations are recognised; two of them, or the first."""
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 _WHO = ("reward.custom_reward_function.", "custom_reward_function.")
-_MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
-_TEMPLATE = "data.apply_chat_template_kwargs."
-_SAMPLING = f"{ROLLOUT}val_kwargs."
-_TRACKERS = ("wandb", "trackio", "mlflow")
-_LINES = ("console", "tensorboard", "file")
+_ESTIMATORS = {
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "reinforce_plus_plus_baseline": "reinforce_pp",
+}
+_AVERAGES = {
+    "token-mean": "grpo",
+    "seq-mean-token-mean": "grpo",
+    "seq-mean-token-sum-norm": "dr_grpo",
+}
+_OURS = {"rloo": "seq-mean-token-sum", "reinforce_pp": "token-mean", "gspo": "seq-mean-token-mean"}
+"""How our algorithms average that do in one way only."""
 
 
-def _names(draft: Draft) -> None:
-    key = f"{MODEL}path"
-    if draft.asked.model:
-        draft.set("model.path", draft.asked.model, "--model")
-        draft.replace("--model", key)
-    elif draft.get(key):
-        draft.set("model.path", draft.get(key), draft.origin(key))
-    draft.set(
-        "model.dtype",
-        "bfloat16",
-        "verl's FSDP computes in bfloat16 and keeps float32 weights, as here",
-    )
-    key = "trainer.experiment_name"
-    name = str(draft.get(key, "verl")).strip("/").replace("/", "-")
-    draft.set("output", f"runs/{name}", draft.origin(key) if draft.get(key) else "a new folder")
-    for start in _LORA:
-        rank = draft.get(f"{MODEL}{start}rank", 0)
-        if rank:
-            alpha = draft.get(f"{MODEL}{start}alpha", _LORA[start])
-            draft.set("model.lora_rank", rank, draft.origin(f"{MODEL}{start}rank"))
-            draft.set("model.lora_alpha", alpha, draft.origin(f"{MODEL}{start}alpha", alpha))
-    if "model.lora_rank" not in draft.settings:
-        draft.ignore("no adapters", *(k for k in draft.given if k.startswith(_ADAPTERS)))
-
-
-_ADAPTERS = tuple(f"{MODEL}{name}" for name in ("lora", "target_modules", "exclude_modules"))
-_LORA = {"lora_": 16, "lora.": 32}
-"""verl's two spellings of LoRA's keys, and their default alpha."""
-
-
-def _files(value: Any) -> Any:
-    """A path, or the list of several."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
-def _data(draft: Draft) -> None:
-    key = "data.train_files"
-    if draft.asked.data:
-        draft.set("data.path", draft.asked.data, "--data")
-        draft.replace("--data", key)
-    elif draft.get(key):
-        draft.set("data.path", _files(draft.get(key)), draft.origin(key))
-    count = draft.number("data.train_max_samples", -1)
-    if count > 0:
-        draft.set("data.size", count, f"{draft.origin('data.train_max_samples')}: the first rows")
-    for name, ours, usual in (
-        ("prompt_key", "input_key", "prompt"),
-        ("reward_fn_key", "domain_key", "data_source"),
-    ):
-        value = draft.get(f"data.{name}", usual)
-        if value != usual:
-            draft.set(f"data.{ours}", value, draft.origin(f"data.{name}"))
-        else:
-            draft.ignore("verl's columns are found by themselves", f"data.{name}")
-    for name, value in draft.given.items():
-        if name.startswith(_TEMPLATE):
-            to = f"model.chat_template_kwargs.{name.removeprefix(_TEMPLATE)}"
-            draft.set(to, value, draft.origin(name))
-    draft.set("data.drop_last", True, "verl drops the prompts that do not fill a batch")
-    _prompts(draft)
-
-
-def _prompts(draft: Draft) -> None:
-    """Prompts that are too long: verl leaves them out, cuts them or stops."""
-    longest = ("data.max_prompt_length", "data.filter_overlong_prompts", "data.truncation")
-    if draft.get("data.filter_overlong_prompts", False):
-        draft.set(
-            "data.overlong",
-            "skip",
-            f"{draft.origin('data.filter_overlong_prompts')}: here those that leave no room for a "
-            "response",
-        )
-        draft.refuse("no limit for prompts alone: leave longer ones out of the data", longest[0])
-        draft.ignore("prompts are never cut here", longest[2])
-    elif draft.get("data.truncation", "error") == "error":
-        draft.ignore("verl stops at a longer prompt: the data has none", *longest)
+def _start(draft: Draft) -> None:
+    draft.set("model.dtype", "bfloat16", note="verl's FSDP computes so, over float32 weights")
+    draft.set("data.drop_last", True, note="verl drops the prompts that do not fill a batch")
+    draft.settings.setdefault("output", Setting("runs/verl", "a new folder"))
+    if "steps" in draft.settings:
+        draft.drop("epochs", "total_training_steps goes before")
+    for start in ("lora_", "lora."):
+        rank, alpha = (f"actor_rollout_ref.model.{start}{name}" for name in ("rank", "alpha"))
+        if draft.get(rank):
+            draft.set("model.lora_rank", draft.get(rank), rank)
+            draft.set("model.lora_alpha", draft.get(alpha), alpha)
+    sample, heat = f"{_ROLLOUT}val_kwargs.do_sample", f"{_ROLLOUT}val_kwargs.temperature"
+    if draft.get(sample):
+        draft.set("eval.temperature", draft.get(heat), heat, sample)
     else:
-        draft.refuse("prompts are never cut here: shorten those that are longer", *longest[::2])
-        draft.ignore("off", longest[1])
-
-
-def _evaluation(draft: Draft) -> None:
-    key = "data.val_files"
-    sampling = [each for each in draft.given if each.startswith(_SAMPLING)]
-    if draft.asked.held_out:
-        draft.set("eval.data.path", draft.asked.held_out, "--eval-data")
-        draft.replace("--eval-data", key)
-    elif draft.get(key):
-        draft.set("eval.data.path", _files(draft.get(key)), draft.origin(key))
-    else:
-        draft.ignore("no problems to evaluate", *sampling, *_EVERY, "data.val_max_samples")
-        return
-    most = draft.number("data.val_max_samples", -1)
-    if most > 0:
-        draft.set("eval.data.size", most, draft.origin("data.val_max_samples"))
-    every = max(0, draft.number("trainer.test_freq", -1))
-    draft.set("eval.every", every, f"{draft.origin('trainer.test_freq', -1)}: 0 for never between")
-    sampled = draft.get(f"{_SAMPLING}do_sample", False)
-    heat = draft.get(f"{_SAMPLING}temperature", 0) if sampled else 0
-    why = f"{draft.origin(f'{_SAMPLING}do_sample', False)}: greedy"
-    if sampled:
-        why = (
-            f"{draft.origin(f'{_SAMPLING}temperature', 0)}, {draft.origin(f'{_SAMPLING}do_sample')}"
-        )
-    else:
-        draft.ignore("do_sample is off", f"{_SAMPLING}temperature")
-    draft.set("eval.temperature", heat, why)
-    draft.set(
-        "eval.num_generations", draft.get(f"{_SAMPLING}n", 1), draft.origin(f"{_SAMPLING}n", 1)
-    )
-    for name, off in (("top_p", (1,)), ("top_k", (-1, 0))):
-        if sampled and draft.get(f"{_SAMPLING}{name}", off[0]) not in off:
-            draft.refuse("evaluations sample from all tokens", f"{_SAMPLING}{name}")
-        else:
-            draft.ignore("all tokens, as here", f"{_SAMPLING}{name}")
-
-
-_EVERY = ("trainer.test_freq", "trainer.val_before_train")
+        draft.set("eval.temperature", 0, sample, note="greedy")
 
 
 def _rewards(draft: Draft) -> None:
     start = next((each for each in _WHO if draft.get(f"{each}path")), "")
-    options = {
-        key: value
-        for key, value in draft.given.items()
-        if key.startswith(tuple(f"{each}reward_kwargs." for each in _WHO))
-    }
-    manager, name = draft.first(*_MANAGERS, default="naive")
-    if name not in ("naive", "dapo", "batch"):
-        draft.refuse("rewards are summed with their weights, in no other way", manager)
-    else:
-        draft.ignore("rewards are summed; dapo's punishment is the algorithm's here", *_MANAGERS)
-    mine = [key for key in draft.given if key.startswith(_WHO) and ".overlong_buffer." not in key]
     if draft.asked.reward:
-        draft.set("rewards.0.function", draft.asked.reward, "--reward")
-        draft.replace("--reward", *mine)
+        draft.set("rewards", None, *(key for key in draft.given if key.startswith(_WHO)))
     elif start:
-        place = str(draft.get(f"{start}path")).removeprefix("pkg://")
-        function = draft.get(f"{start}name", "compute_score")
-        draft.set("rewards.0.function", f"{place}:{function}", draft.origin(f"{start}path"))
-        for key, value in options.items():
-            name = key.partition("reward_kwargs.")[2]
-            draft.set(f"rewards.0.options.{name}", value, draft.origin(key))
+        path, name, options = f"{start}path", f"{start}name", f"{start}reward_kwargs."
+        file = str(draft.get(path)).removeprefix("pkg://")
+        draft.set("rewards.0.function", f"{file}:{draft.get(name)}", path, name)
+        for key in [each for each in draft.given if each.startswith(options)]:
+            draft.set(f"rewards.0.options.{key.removeprefix(options)}", draft.given[key], key)
     elif not any(isinstance(draft.given.get(f"{each}path"), Unknown) for each in _WHO):
-        draft.set("rewards.0.function", "math", "verl chooses by data_source: see CHECK above")
+        draft.set("rewards.0.function", "math", note="verl chooses by data_source: see CHECK above")
         draft.warnings.append(
             "rewards: verl scores each row by its data_source; 'math' (math-verify) stands for "
             "gsm8k and MATH and differs in details (verl's gsm8k wants '#### 42'); for programs "
             "take 'code', for anything else a function: --reward"
         )
-        draft.ignore("no file of one's own: verl's rewards by data_source", *mine)
 
 
-def _end(draft: Draft) -> None:
-    steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    if draft.asked.steps:
-        draft.set("steps", draft.asked.steps, "--steps")
-        draft.replace("--steps", steps, epochs)
-    elif draft.get(steps):
-        draft.set("steps", draft.get(steps), f"{draft.origin(steps)}: rounds, as here")
-        draft.ignore("total_training_steps goes before", epochs)
-    else:
-        draft.set("epochs", draft.get(epochs, 30), draft.origin(epochs, 30))
-    every = max(0, draft.number("trainer.save_freq", -1))
-    draft.set(
-        "checkpoint.every", every, f"{draft.origin('trainer.save_freq', -1)}: 0 for the end only"
+def _algorithm(draft: Draft) -> None:
+    """The kind, by estimator, loss and average; then what it has not got."""
+    estimator, mode = "algorithm.adv_estimator", f"{_ACTOR}policy_loss.loss_mode"
+    average, keys = f"{_ACTOR}loss_agg_mode", (estimator,)
+    kind, how, wide = draft.known(estimator, _ESTIMATORS), str(draft.get(average)), _is_dapo(draft)
+    if draft.get(old := f"{_ACTOR}use_token_level_loss") is False:
+        average, how = old, "seq-mean-token-mean"
+    if draft.known(mode, {"vanilla": "", "gspo": "gspo"}):
+        draft.known(mode, {"gspo": ""} if kind == "grpo" else {"vanilla": ""})
+        kind, keys = "gspo", (mode, estimator)
+        draft.drop("train.algorithm.delta", "verl's gspo has no dual clip, as here")
+    elif kind == "grpo" and average != old:
+        kind, keys = draft.known(average, _AVERAGES), (estimator, average)
+    if kind == "grpo" and how == "token-mean" and wide:
+        kind = "dapo"
+    draft.set(KIND, kind, *keys)
+    if kind == "grpo":
+        ours = "token_mean" if how == "token-mean" else "sequence_mean"
+        draft.set("train.algorithm.loss_type", ours, average)
+    elif how != _OURS.get(kind, how):
+        differ(draft, f"{kind} averages as {_OURS[kind]} does", average)
+    if kind == "dr_grpo" and not draft.has(scale := "algorithm.norm_adv_by_std_in_grpo"):
+        differ(draft, "dr_grpo divides by no standard deviation, verl does by default", scale)
+    fit(draft)
+
+
+def _is_dapo(draft: Draft) -> bool:
+    """Whether it clips wider above than below, or punishes long responses."""
+    for name, ours in (("low", "epsilon"), ("high", "epsilon_high")):
+        key, both = f"{_ACTOR}clip_ratio_{name}", f"{_ACTOR}clip_ratio"
+        if key in draft.given and not draft.has(key):  # null; else its default goes before
+            draft.set(f"train.algorithm.{ours}", draft.get(both), both)
+    low, high = (draft.settings.get(f"train.algorithm.{n}") for n in ("epsilon", "epsilon_high"))
+    for key in [each for each in draft.given if each.endswith(".max_resp_len")]:
+        if draft.get(key) != draft.get("data.max_response_length"):
+            draft.refuse("the punishment ends at the longest response", key)
+    if any(draft.get(key) for key in draft.given if fnmatchcase(key, "*overlong_buffer*.enable")):
+        return True
+    for name in ("buffer", "penalty"):
+        draft.drop(f"train.algorithm.overlong_{name}", "no punishment of long responses")
+    return bool(low and high and low.value != high.value)
+
+
+def _batch(draft: Draft) -> None:
+    """Mini-batches, how much is computed at a time, and the KL of the loss."""
+    batch, mini = "data.train_batch_size", f"{_ACTOR}ppo_mini_batch_size"
+    prompts, part = draft.number(batch, 1), draft.number(mini, 1)
+    draft.set(UPDATES, -(-prompts // part), batch, mini, note=f"{prompts} / {part}")
+    if prompts % part:
+        draft.refuse(f"mini-batches are equal here: {-(-prompts // part)} of them", mini)
+    tokens, micro = f"{_ACTOR}ppo_max_token_len_per_gpu", f"{_ACTOR}ppo_micro_batch_size_per_gpu"
+    longest = draft.number("data.max_response_length") + (
+        draft.get("data.max_prompt_length") or 512
     )
-    key = "trainer.max_actor_ckpt_to_keep"
-    if draft.get(key):
-        keep = max(2, draft.number(key, 2))
-        draft.set("checkpoint.keep", keep, f"{draft.origin(key)}: 2 at least")
-    key = "trainer.logger"
-    loggers = draft.get(key, [])
-    loggers = loggers if isinstance(loggers, list) else [loggers]
-    known = [each for each in loggers if each in _TRACKERS]
-    if known:
-        draft.set("trackers", known, f"{draft.origin(key)}: lines and TensorBoard are always there")
-    elif all(each in _LINES for each in loggers):
-        draft.ignore("lines and TensorBoard are always there", key)
-    else:
-        draft.refuse(f"trackers here: {', '.join(_TRACKERS)}", key)
+    if draft.get(dynamic := f"{_ACTOR}use_dynamic_bsz"):
+        draft.set("train.micro_batch_tokens", draft.number(tokens), dynamic, tokens)
+    elif draft.get(micro):
+        note = f"times {longest} tokens of the longest prompt and response"
+        draft.set("train.micro_batch_tokens", draft.number(micro) * longest, micro, note=note)
+    if not draft.get(f"{_ACTOR}use_kl_loss"):
+        draft.drop("train.beta", "use_kl_loss is off")
+        draft.ignore("use_kl_loss is off", f"{_ACTOR}kl_loss_type")
+    draft.set("train.kl_bias_correction", False, note="verl's KL loss is without the ratio")
 
 
-JOINTS = (
-    Joint(
-        (
-            f"{MODEL}path",
-            "trainer.experiment_name",
-            *(f"{MODEL}{start}{name}" for start in _LORA for name in ("rank", "alpha")),
-        ),
-        _names,
-    ),
-    Joint(
-        (
-            "data.train_files",
-            "data.train_max_samples",
-            "data.prompt_key",
-            "data.reward_fn_key",
-            "data.max_prompt_length",
-            "data.filter_overlong_prompts",
-            "data.truncation",
-        ),
-        _data,
-    ),
-    *LOSS,
-    Joint(
-        (
-            "data.val_files",
-            "data.val_max_samples",
-            "trainer.test_freq",
-            *(f"{_SAMPLING}{name}" for name in ("do_sample", "temperature", "n", "top_p", "top_k")),
-        ),
-        _evaluation,
-    ),
-    Joint((*_MANAGERS, *(f"{each}{name}" for each in _WHO for name in ("path", "name"))), _rewards),
-    *LAYOUT,
-    Joint(
-        tuple(
-            f"trainer.{name}"
-            for name in (
-                "total_training_steps",
-                "total_epochs",
-                "save_freq",
-                "max_actor_ckpt_to_keep",
-                "logger",
+def _warm_up(draft: Draft) -> None:
+    key, share = f"{_ACTOR}optim.lr_warmup_steps", f"{_ACTOR}optim.lr_warmup_steps_ratio"
+    updates = draft.settings[UPDATES].value
+    total = draft.settings["steps"].value if "steps" in draft.settings else 0
+    note = "" if updates == 1 else f"x {updates}: verl counts steps, here updates count"
+    if draft.number(key) > 0:
+        warm_up(draft, draft.number(key) * updates, key, note)
+    elif part := draft.real(share):
+        count = int(part * total) * updates if total else None
+        warm_up(draft, count, share, f"of {total} steps {note}")
+
+
+def _devices(draft: Draft) -> None:
+    """Engines over several GPUs, and replicas that hold whole ones."""
+    gpus, engine = "trainer.n_gpus_per_node", f"{_ROLLOUT}tensor_model_parallel_size"
+    count, size, shard = draft.get(gpus) or 0, 1, draft.number(f"{_ACTOR}fsdp_config.fsdp_size")
+    if "engine.kind" in draft.settings and draft.settings["engine.kind"].value == "vllm":
+        if not draft.get("algorithm.rollout_correction.bypass_mode"):
+            draft.warnings.append(
+                "engine.kind: verl computes old log-probabilities anew with the actor; here ratios "
+                "are to vLLM's own, unless rollout.top_p or top_k cut its softmax"
             )
-        ),
-        _end,
-    ),
-)
+        size = 1 if count == 1 and not draft.has(engine) else draft.number(engine, 1)
+        if count % size:
+            draft.refuse(f"{count} GPUs do not divide into engines of {size}", engine)
+            size = 1
+        else:
+            draft.set("engine.tensor_parallel", size, engine)
+    if count == 1 or (size == 1 and shard < 1):
+        return
+    if shard > 0 and (shard % size or count % shard):
+        hint = f"a replica of {shard} devices holds no whole engines of {size}: all share one"
+        draft.refuse(hint, f"{_ACTOR}fsdp_config.fsdp_size")
+        shard = 0
+    draft.set("trainer.kind", "fsdp", f"{_ACTOR}fsdp_config.fsdp_size")
+    draft.set("trainer.shard", max(shard, 0), f"{_ACTOR}fsdp_config.fsdp_size", note="0 for all")
 
-TABLE = Table("verl", RULES, JOINTS)
-"""verl's keys."""
 
-MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
-"""Sections by which its configurations are recognised; two of them, or the first."""
-
-__all__ = ["ACTOR", "MARKS", "TABLE"]
+@cache
+def table() -> Table:
+    """verl's keys; rules that count steps or updates are behind those that set them."""
+    return Table.load("verl", (_start, _rewards, _algorithm, _batch, _warm_up, _devices))

@@ -1,0 +1,51 @@
+"""Joint rules of both frameworks: what several of their keys together say of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rollpacker.cli.convert.table import Draft
+from rollpacker.config import algorithms
+
+KIND, UPDATES = "train.algorithm.kind", "train.updates_per_step"
+_FIELDS: Mapping[str, set[str]] = {
+    each.model_fields["kind"].default: {*each.model_fields}
+    for each in (
+        algorithms.GRPOConfig,
+        algorithms.DrGRPOConfig,
+        algorithms.DAPOConfig,
+        algorithms.RLOOConfig,
+        algorithms.ReinforcePPConfig,
+        algorithms.GSPOConfig,
+    )
+}
+
+
+def fit(draft: Draft) -> None:
+    """Take out the options that the algorithm has not got, and say what is missed by it."""
+    kind = draft.settings[KIND].value
+    for path, setting in [*draft.settings.items()]:
+        start, _, name = path.rpartition(".")
+        if start != "train.algorithm" or name in _FIELDS[kind]:
+            continue
+        draft.drop(path, f"{kind} has no {name}")
+        low = draft.settings["train.algorithm.epsilon"].value
+        if name != "epsilon_high" or setting.value != low:
+            draft.refuse(f"{kind} has no {name}", *setting.keys)
+
+
+def differ(draft: Draft, hint: str, *keys: str) -> None:
+    """Something that is done otherwise here, if only by the framework's default."""
+    draft.refuse(hint, *keys)
+    if not any(key in draft.given for key in keys):
+        draft.warnings.append(f"{KIND}: {hint}; {draft.origin(keys[0])}")
+
+
+def warm_up(draft: Draft, count: int | None, key: str, note: str) -> None:
+    """A number of updates; None where the file does not say of how many it is a share."""
+    if count is None:
+        hint = "how many steps there will be is not known: --steps N, or train.warmup_steps"
+        draft.refuse(hint, key)
+        return
+    draft.set("train.warmup_steps", count, key, note=note)
+    draft.set("train.warmup_from_zero", True, note=f"as in {draft.table.framework}")

@@ -13,7 +13,6 @@ from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.formats.ours import native
-from rollpacker.polytrace.formats.suite import distributions
 from rollpacker.polytrace.schema import Trace, TraceError
 
 WRONG = [
@@ -157,20 +156,3 @@ def test_native_files_of_another_shape_are_refused(tmp_path: Path) -> None:
     trace.samples.write_parquet(path)
     with pytest.raises(TraceError, match="no native trace"):
         native.read(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected an object with math_task"),
-        ('{"math_task": {}}', "input_distribution: missing"),
-        ('{"math_task": {"input_distribution": {"type": "gamma"}}}', "expected lognorm, got gamma"),
-        ('{"tool_calling_task": 3}', "wrong shape"),
-    ],
-)
-def test_wrong_distributions_are_named(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "d.json"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=message):
-        distributions.read(path)

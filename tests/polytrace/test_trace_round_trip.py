@@ -1,6 +1,5 @@
 """What was imported is exported again: same lines, same keys, same values."""
 
-import json
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from trace_lines import Record, dump, load, multiturn, polytrace_folder, turn
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.files.columns import samples
-from rollpacker.polytrace.formats.suite import distributions
 from rollpacker.polytrace.schema import Trace
 
 
@@ -153,49 +151,6 @@ def test_a_task_s_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path / "out").parts[0] for path in files] == ["evil", "abs"]
 
 
-LOGNORMAL = {"type": "lognorm", "parameters": [0.5, -3.0, 400.25], "ks_statistic": 0.1}
-FITTED: Record = {
-    "version": "1.0",
-    "math_task": {
-        "task_type": "math",
-        "input_distribution": LOGNORMAL,
-        "output_distribution": LOGNORMAL | {"ks_p_value": 0.0},
-        "gmm_parameters": {
-            "weights": [0.25, 0.75],
-            "means": [[100.0, 5000.0], [120.0, 9000.5]],
-            "covariances": [[[4.0, 1.0], [1.0, 9.0]], [[2.0, 0.0], [0.0, 3.0]]],
-        },
-    },
-    "tool_calling_task": {
-        "call_count_distribution": {"3": 10, "1": 4},
-        "sequence_models": {
-            "1": {
-                "call_count": 1,
-                "feature_names": ["input_1", "output_1"],
-                "mean_vector": [294.5, 1305.5],
-                "covariance_matrix": [[1.0, 0.5], [0.5, 2.0]],
-                "optimal_components": 3,
-            }
-        },
-    },
-    "quality_metrics": {"coverage": [1, 3]},
-}
-
-
-def test_fitted_distributions_come_back(tmp_path: Path) -> None:
-    path = tmp_path / "d.json"
-    path.write_text(json.dumps(FITTED))
-    found = distributions.read(path)
-    assert found.math is not None
-    assert found.tools is not None
-    assert found.math.output.parameters == (0.5, -3.0, 400.25)
-    assert found.math.mixture.means[1] == (120.0, 9000.5)
-    assert found.tools.sessions == {3: 10, 1: 4}
-    assert found.tools.models[1].features == ("input_1", "output_1")
-    distributions.write(found, tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == FITTED
-
-
 PUBLIC = os.environ.get("ROLLPACKER_POLYTRACE")
 
 
@@ -213,6 +168,3 @@ def test_the_public_traces_come_back(tmp_path: Path) -> None:
     assert means["rllm_code_14b"] == pytest.approx(9819.54, abs=0.01)
     assert means["search_r1_7b"] == pytest.approx(201.12, abs=0.01)
     assert means["verl_video_7b"] == pytest.approx(169.92, abs=0.01)
-    fitted = next(root.glob("*.json"))
-    distributions.write(distributions.read(fitted), tmp_path / "d.json")
-    assert json.loads((tmp_path / "d.json").read_text()) == json.loads(fitted.read_text())

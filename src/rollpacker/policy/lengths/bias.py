@@ -19,6 +19,8 @@ from rollpacker.policy.lengths.lengths import LengthHistory, shrunk_mean
 
 _FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
 _LATER_AUDITS, _LATER_LIMIT = 20, 0.95
+_WINDOW = 20
+"""Steps that a measurement pools: several cycles of short and long rounds."""
 _UNRACED = 256
 _P90_RISE = 1.25
 _LONG_ROUNDS = 8
@@ -143,19 +145,16 @@ class BiasMeter:
     Args:
         mode: of tail batching; says which knob an alarm names.
         history: has observed every attempt of a step before the step is measured.
-        window: steps that a measurement pools; several cycles of short and long rounds.
         limit: lowest ratio over twenty audits without an alarm; mode ``auto`` gives its
             ``bias_limit`` where that is lower.
     """
 
-    def __init__(
-        self, mode: TailMode, history: LengthHistory, window: int = 20, limit: float = _LATER_LIMIT
-    ) -> None:
+    def __init__(self, mode: TailMode, history: LengthHistory, limit: float = _LATER_LIMIT) -> None:
         self._mode: TailMode = mode
         self._limit = limit
         self._history = history
-        self._kept: deque[NDArray[np.int64]] = deque(maxlen=window)
-        self._truncated: deque[int] = deque(maxlen=window)
+        self._kept: deque[NDArray[np.int64]] = deque(maxlen=_WINDOW)
+        self._truncated: deque[int] = deque(maxlen=_WINDOW)
         self._first: list[_Audit] = []
         self._latest: deque[_Audit] = deque(maxlen=_LATER_AUDITS)
         self._talk = {name: deque[_Audit](maxlen=_LATER_AUDITS) for name in Talk._fields}

@@ -141,12 +141,12 @@ def _counts(
 
 
 def censoring_weights(
-    lengths: ArrayLike, kept: ArrayLike, true: KaplanMeier, clip: float = CLIP
+    lengths: ArrayLike, kept: ArrayLike, true: KaplanMeier
 ) -> NDArray[np.float64]:
     """Inverse probability that a response of each length is kept, shape (N,).
 
     Post-stratification: a stratum's weight is its estimated true share over its share of the
-    recently ``kept`` responses (``lengths`` among them), at most ``clip``, scaled to mean 1 over
+    recently ``kept`` responses (``lengths`` among them), at most ``CLIP``, scaled to mean 1 over
     ``kept``. Sound only where prompts race and responses do not: within a raced group the
     censoring is informative.
     """
@@ -156,7 +156,7 @@ def censoring_weights(
     counts = np.bincount(np.searchsorted(edges, recent), minlength=share.size)
     got = counts / max(1, recent.size)
     ratio = np.divide(share, got, out=np.ones(share.shape), where=got > 0)
-    ratio = np.minimum(ratio, clip)
+    ratio = np.minimum(ratio, CLIP)
     mean = float(ratio @ got)
     ratio = ratio / mean if mean > 0.0 else np.ones(share.shape)
     return ratio[np.searchsorted(edges, np.asarray(lengths, np.int64))]

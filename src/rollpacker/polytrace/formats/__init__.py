@@ -1,7 +1,7 @@
 """Formats of workload traces: read any of them into a ``Trace``, write PolyTrace's and ours.
 
-``detect`` says which format a path has, ``validate`` lists what is wrong with it,
-``distributions`` reads the suite's fitted distributions; every other module is one format.
+``detect`` says which format a path has, ``validate`` lists what is wrong with it; every other
+module is one format.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ def rehearse(
     durations: Sequence[Sequence[tuple[float, float]]],
     order: Order,
     *,
-    iterations: int = ITERATIONS,
     switch_s: float = 0.0,
     tails: Collection[str] = (),
 ) -> list[float]:
@@ -38,7 +37,7 @@ def rehearse(
 
     The first iteration of a member does not count: plans keep a cycle in reserve for it.
 
-    Stops when the members made ``iterations`` each on average and a third of that at least, or
+    Stops when the members made ``ITERATIONS`` each on average and a third of that at least, or
     as soon as somebody is hopelessly late.
 
     Args:
@@ -53,7 +52,7 @@ def rehearse(
         _Actor(number, seat, each, seat.job in tails)
         for number, (seat, each) in enumerate(zip(seats, durations, strict=True))
     ]
-    return _Rehearsal(actors, order, switch_s).run(iterations)
+    return _Rehearsal(actors, order, switch_s).run()
 
 
 class _Actor:
@@ -123,11 +122,11 @@ class _Rehearsal:
         self._heap: list[tuple[float, int, int, bool]] = []
         """When, whose, of which phase (``_Actor.version``), and whether its tail begins then."""
 
-    def run(self, iterations: int) -> list[float]:
+    def run(self) -> list[float]:
         actors = self._actors
-        left = iterations * len(actors)
+        left = ITERATIONS * len(actors)
         hopeless = -8 * left
-        least = max(2, iterations // 3)
+        least = ITERATIONS // 3
         self._grant(0.0)
         while self._heap:
             now, number, version, tail = heappop(self._heap)

@@ -56,9 +56,7 @@ def _within(store: Any, name: str) -> Any:
     return dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def send_weights(
-    plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools, *, chunk: int = CHUNK
-) -> None:
+def send_weights(plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
     """A training rank's part: its share of the model crosses the slow link once.
 
     Args:
@@ -66,23 +64,19 @@ def send_weights(
         rank: in the group of both.
         model: the bytes of the flat model, uint8, 1-D; only this rank's share is read.
         pools: of ``meet_pools``.
-        chunk: bytes of a message.
 
     Raises ``ValueError`` on a model of another size.
     """
     _check(plan, model)
     mine = [each for each in plan.transfers if each.slow and each.source == rank]
     sending = [
-        pools.both.send([model[low:high]], each.targets[0], 0)
-        for each, low, high in _turns(mine, chunk)
+        pools.both.send([model[low:high]], each.targets[0], 0) for each, low, high in _turns(mine)
     ]
     for work in sending:
         work.wait()
 
 
-def receive_weights(
-    plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools, *, chunk: int = CHUNK
-) -> None:
+def receive_weights(plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
     """A rollout rank's part: take what is sent to it, give it to its pool, take the rest.
 
     Args:
@@ -90,7 +84,6 @@ def receive_weights(
         rank: in the group of both.
         model: filled in; the bytes of the flat model, uint8, 1-D.
         pools: of ``meet_pools``.
-        chunk: bytes of a message.
 
     Raises ``ValueError`` on a model of another size.
     """
@@ -98,28 +91,27 @@ def receive_weights(
     slow = [each for each in plan.transfers if each.slow]
     mine = [each for each in slow if each.targets[0] == rank]
     coming = {
-        low: pools.both.recv([model[low:high]], each.source, 0)
-        for each, low, high in _turns(mine, chunk)
+        low: pools.both.recv([model[low:high]], each.source, 0) for each, low, high in _turns(mine)
     }
     assert pools.rollout is not None
     first = pools.both.size() - pools.rollout.size()
     options = dist.BroadcastOptions()
-    for each, low, high in _turns(slow, chunk):
+    for each, low, high in _turns(slow):
         if each.targets[0] == rank:
             coming.pop(low).wait()
         options.rootRank = each.targets[0] - first
         pools.rollout.broadcast([model[low:high]], options).wait()
 
 
-def _turns(transfers: Sequence[Transfer], chunk: int) -> Iterator[tuple[Transfer, int, int]]:
+def _turns(transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, int, int]]:
     """Chunks of all transfers in turn, so that every link is used from the first moment on."""
-    rows = zip_longest(*(list(_chunks(each, chunk)) for each in transfers))
+    rows = zip_longest(*(list(_chunks(each)) for each in transfers))
     return (part for row in rows for part in row if part is not None)
 
 
-def _chunks(transfer: Transfer, chunk: int) -> Iterator[tuple[Transfer, int, int]]:
-    for low in range(transfer.start, transfer.stop, chunk):
-        yield transfer, low, min(low + chunk, transfer.stop)
+def _chunks(transfer: Transfer) -> Iterator[tuple[Transfer, int, int]]:
+    for low in range(transfer.start, transfer.stop, CHUNK):
+        yield transfer, low, min(low + CHUNK, transfer.stop)
 
 
 def _check(plan: PublishPlan, model: torch.Tensor) -> None:

@@ -7,11 +7,11 @@ from policy_world import settings
 
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.engines.engines import Engines
 from rollpacker.policy.engines.hardware import EngineProfile, measured
 from rollpacker.policy.engines.parallelism import PaperPlanner
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.regrouping import Engines
 
 
 def profile(kv_tokens: float, prefill_token_s: float = 1e-4) -> EngineProfile:

@@ -7,7 +7,7 @@ from policy_world import World, local_machine, settings
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId
-from rollpacker.policy.gradients.tail_release import tail_engines
+from rollpacker.policy.engines.fleet import tail_engines
 
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 2, "streaming": {"group_tokens": 1024}}
 

@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
-from rollpacker.policy.engines.fleet import Layout
+from rollpacker.policy.engines.fleet import Layout, tail_engines
 from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
-from rollpacker.policy.gradients.tail_release import tail_engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

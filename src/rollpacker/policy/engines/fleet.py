@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,15 @@ from rollpacker.core.types import Device, EngineId, ReplicaId
 
 Layout = Literal["colocated", "separate"]
 """Whether engines and replicas cover the same devices, or have devices of their own."""
+
+TAIL_ENGINES = 0.25
+"""Share of the engines that a tail goes on with."""
+
+
+def tail_engines(engines: int) -> int:
+    """How many a tail keeps; 0 where that frees none."""
+    kept = math.ceil(TAIL_ENGINES * engines)
+    return kept if kept < engines else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ engines.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from rollpacker.core import decisions as do
@@ -15,14 +14,6 @@ from rollpacker.policy.ledger import Ledger
 
 TAIL_AT = 0.8
 """Share of the responses that are there when the nodes are offered."""
-TAIL_ENGINES = 0.25
-"""Share of the engines that a tail goes on with."""
-
-
-def tail_engines(engines: int) -> int:
-    """How many a tail keeps; 0 where that frees none."""
-    kept = math.ceil(TAIL_ENGINES * engines)
-    return kept if kept < engines else 0
 
 
 class TailRelease:

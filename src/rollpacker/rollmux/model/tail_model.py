@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rollpacker.policy.gradients.tail_release import TAIL_ENGINES
+from rollpacker.policy.engines.fleet import TAIL_ENGINES
 from rollpacker.rollmux.model.seat import ROLLOUT, Seat, SeatState
 
 TAIL_TIME = 0.70

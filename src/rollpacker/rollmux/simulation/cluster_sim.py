@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rollpacker.core.types import Phase
-from rollpacker.policy.gradients.tail_release import TAIL_ENGINES
+from rollpacker.policy.engines.fleet import TAIL_ENGINES
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import count_pools

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rollmux.service.api.docstrings import one_line
+from rollpacker.rollmux.service.api.bodies import one_line
 from rollpacker.rollmux.service.api.roles import ROLES
 from rollpacker.rollmux.service.api.routes import ROUTES
+from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
@@ -41,7 +42,7 @@ def described() -> dict[str, Any]:
     """The description that a new daemon gives of itself."""
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "mux.sqlite")
-        writer = Writer(lambda: TransactionLog(store, None, 30.0))
+        writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
         found = make_app(writer, Metrics(), Logs(Path(folder))).openapi()
         store.close()
     return found

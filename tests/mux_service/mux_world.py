@@ -12,7 +12,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
-from rollpacker.rollmux.service.commands.commands import Answer, Wait
+from rollpacker.rollmux.service.commands.writer import Answer, Wait
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 

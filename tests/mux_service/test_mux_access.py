@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from mux_strangers import Place
 
 from rollpacker.rollmux.service.api.routes import ROUTES
+from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http import routing
@@ -189,7 +190,7 @@ def test_what_the_table_lacks_is_not_served(
     gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "mux.sqlite")
-    writer = Writer(lambda: TransactionLog(store, None, 30.0))
+    writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
     left = {name: access for name, access in ROUTES.items() if name != gone}
     monkeypatch.setattr(routing, "ROUTES", left)
     with pytest.raises(KeyError, match=r"(GET|POST) /"):
@@ -199,7 +200,9 @@ def test_what_the_table_lacks_is_not_served(
 
 def test_what_no_entry_is_for_is_not_built(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "mux.sqlite")
-    app = make_app(Writer(lambda: TransactionLog(store, None, 30.0)), Metrics(), Logs(tmp_path))
+    app = make_app(
+        Writer(lambda: TransactionLog(store, None, 30.0), poll), Metrics(), Logs(tmp_path)
+    )
     assert all(isinstance(route, APIRoute) for route in app.routes)
     with pytest.raises(KeyError, match="GET /v1/more"):
         app.get("/v1/more")(lambda: None)

@@ -14,6 +14,7 @@ from mux_fleet import Daemon, Link
 from pydantic import TypeAdapter
 
 from rollpacker.rollmux import service
+from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
@@ -29,7 +30,9 @@ STREAMS = ("/v1/journal", "/v1/events", "/v1/metrics")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     folder = tmp_path_factory.mktemp("described")
     store = SqliteStore(folder / "mux.sqlite")
-    return make_app(Writer(lambda: TransactionLog(store, None, 30.0)), Metrics(), Logs(folder))
+    return make_app(
+        Writer(lambda: TransactionLog(store, None, 30.0), poll), Metrics(), Logs(folder)
+    )
 
 
 def described(app: FastAPI) -> dict[tuple[str, str], APIRoute]:

@@ -13,8 +13,7 @@ from rollpacker.rollmux.scheduler import scheduler
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
-from rollpacker.rollmux.service.commands.commands import Answer
-from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.commands.writer import Answer, Command, Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.store.store import chained
@@ -25,7 +24,7 @@ SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> None:
     """The rest of its batch is kept; the brain is built again without it."""
 
-    def submit(name: str) -> commands.Command:
+    def submit(name: str) -> Command:
         asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
         return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
 
@@ -34,7 +33,9 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
         return Answer(200, {})
 
     async def batch() -> list[object]:
-        writer = Writer(lambda: TransactionLog(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0))
+        writer = Writer(
+            lambda: TransactionLog(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0), commands.poll
+        )
         calls = [submit("a"), poison, submit("b"), submit("c")]
         tasks = [asyncio.ensure_future(writer.call(call)) for call in calls]
         loop = asyncio.get_running_loop()
@@ -63,7 +64,7 @@ class Failing:
         self.time, self.opened = 1000.0, 0
         self._file = folder / "mux.sqlite"
         self._monkeypatch = monkeypatch
-        self.writer = Writer(self._open)
+        self.writer = Writer(self._open, commands.poll)
 
     def _open(self) -> TransactionLog:
         self.opened += 1

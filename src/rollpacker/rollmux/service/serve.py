@@ -21,12 +21,12 @@ from rollpacker.places import Places
 from rollpacker.processes.open_files import allow_files
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
+from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.http.audit import Audit
 from rollpacker.rollmux.service.http.auth import make_token, read_token
-from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard
+from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard, Audit
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.http.tokens import Tokens
@@ -167,7 +167,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
             server.should_exit = True
 
     listener = _listen(options)
-    writer = Writer(_Opener(options), crash)
+    writer = Writer(_Opener(options), poll, crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
     app = make_app(writer, metrics, Logs(options.state / "logs"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import blake2b
+from inspect import cleandoc
 from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import Depends, Header, Query, Request
@@ -15,9 +17,7 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import NAME, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
-from rollpacker.rollmux.service.api.docstrings import args_of
-from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
-from rollpacker.rollmux.service.http.middleware import BY
+from rollpacker.rollmux.service.api.roles import BY, OPERATOR, Principal
 
 _LARGEST = 2**63 - 1
 Count = Annotated[int, Query(ge=0, le=_LARGEST)]
@@ -25,6 +25,20 @@ Position = Annotated[int, Query(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Query(ge=0, le=1e12)]
 Name = Annotated[str, Query(pattern=f"^({NAME.pattern})?$")]
 """What may stand behind a path's question mark."""
+_ARGS = re.compile(r"^Args:\n(.*?)(?:\n\n|\Z)", re.M | re.S)
+_FIELD = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", re.M | re.S)
+
+
+def args_of(kind: type[object]) -> dict[str, str]:
+    """The ``Args`` section of a class: texts by name, each in one line."""
+    section = _ARGS.search(cleandoc(kind.__doc__ or ""))
+    found = _FIELD.findall(section[1]) if section else []
+    return {name: one_line(text) for name, text in found}
+
+
+def one_line(text: str) -> str:
+    """Without line breaks, in Markdown."""
+    return " ".join(text.split()).replace("``", "`")
 
 
 class Empty(BaseModel, extra="forbid", strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from rollpacker.core.codec import loads
@@ -17,6 +16,7 @@ from rollpacker.rollmux.scheduler.queue import why_never
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.bodies import Asked
 from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.commands.writer import Answer, Outcome, Wait
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.records import JobRecord, Lease
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
@@ -28,26 +28,6 @@ _MOST = {
 }
 _SHORTEST_S = 1e-3
 """Of a phase: forecasts tell times apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Of HTTP; ``body`` None has none."""
-
-    status: int
-    body: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """There is no permit yet."""
-
-    job: str
-    key: str
-
-
-Outcome = Answer | Wait
-Command = Callable[[TransactionLog], Outcome]
 
 
 def once(core: TransactionLog, request: Asked, act: Callable[[], Outcome]) -> Outcome:

@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from rollpacker.core.codec import dumps
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import job_record, own_job
 from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.routing import answered
 from rollpacker.rollmux.service.state.attempts import ProgramRun
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
@@ -33,7 +33,7 @@ def add(app: FastAPI, writer: Writer) -> None:
             return _running(core, job)
 
         gates[job] = (await writer.read(running)).number, body.model_dump()
-        return _json({})
+        return answered(200, {})
 
     @app.get("/v1/jobs/{job}/gate", **docs.GATE)
     async def gate(job: str, attempt: int) -> Response:
@@ -42,11 +42,7 @@ def add(app: FastAPI, writer: Writer) -> None:
         if number != attempt:
             await writer.read(lambda core: _running(core, job))
             raise Refused(404, f"job {job}: the driver has not opened a gate yet", code="no_gate")
-        return _json(found)
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(dumps(body), media_type="application/json")
+        return answered(200, found)
 
 
 def _running(core: TransactionLog, job: str) -> ProgramRun:

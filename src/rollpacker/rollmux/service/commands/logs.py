@@ -6,17 +6,16 @@ import base64
 import binascii
 import os
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from rollpacker.core.codec import dumps
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import job_record
 from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http.routing import answered
 from rollpacker.rollmux.service.state.attempts import ProgramRun
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
@@ -76,7 +75,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         except binascii.Error as error:
             raise Refused(400, f"data: no base64: {error}") from error
         have = logs.add(job, number, body.at, data)
-        return _json({"have": have, "full": have >= MOST})
+        return answered(200, {"have": have, "full": have >= MOST})
 
     @app.get("/v1/jobs/{job}/log", **docs.LOG)
     async def log(
@@ -90,7 +89,8 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         data = logs.read(job, found.number, at)
         have = logs.have(job, found.number)
         begins = max(0, have + at) if at < 0 else min(at, have)
-        return _json(
+        return answered(
+            200,
             {
                 "attempt": found.number,
                 "node": found.node,
@@ -98,7 +98,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
                 "at": begins,
                 "data": base64.b64encode(data).decode(),
                 "over": found.ended is not None and begins + len(data) >= have,
-            }
+            },
         )
 
 
@@ -112,7 +112,3 @@ def _attempt(core: TransactionLog, job: str, number: int | None) -> ProgramRun:
         said = "was not started by agents" if started is None else f"has no attempt{which} (yet)"
         raise Refused(404, f"job {job} {said}", code="no_attempt")
     return wanted[-1]
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(dumps(body), media_type="application/json")

@@ -13,7 +13,8 @@ from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.bodies import Asked
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.commands.commands import Answer, Outcome, recorded, the_end
+from rollpacker.rollmux.service.commands.commands import recorded, the_end
+from rollpacker.rollmux.service.commands.writer import Answer, Outcome
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.records import JobRecord
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.commands.commands import Answer, Command, Outcome, Wait, poll
 from rollpacker.rollmux.service.state.transaction_log import Poisoned, TransactionLog
 from rollpacker.rollmux.service.store.store import StoreError, UnavailableError
 
@@ -23,6 +22,27 @@ _RETRY_S = 1.0
 _LOOKS = 4
 """In a lease, at least: after half of one without a look it was the daemon that stood still."""
 
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of HTTP; ``body`` None has none."""
+
+    status: int
+    body: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no permit yet."""
+
+    job: str
+    key: str
+
+
+Outcome = Answer | Wait
+Command = Callable[[TransactionLog], Outcome]
+Poll = Callable[[TransactionLog, str, str], Outcome]
+"""Asks again for a job's request, by its key; may raise ``Refused``."""
 Open = Callable[[], TransactionLog]
 
 
@@ -57,14 +77,18 @@ class Writer:
 
     Args:
         open_core: opens the store and reads it; called again after a failed transaction.
+        poll: of requests that wait.
         on_crash: called in the loop where the thread dies of what nobody foresaw.
 
     Raises:
         StoreError: where the store cannot be opened or is not what it should be.
     """
 
-    def __init__(self, open_core: Open, on_crash: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, open_core: Open, poll: Poll, on_crash: Callable[[], None] = lambda: None
+    ) -> None:
         self._open = open_core
+        self._poll = poll
         self._on_crash = on_crash
         self.stats = Stats()
         self.core: TransactionLog = self._timed_open()
@@ -286,7 +310,7 @@ class Writer:
 
     def _polled(self, job: str, key: str) -> Outcome | Refused:
         try:
-            return poll(self.core, job, key)
+            return self._poll(self.core, job, key)
         except Refused as refused:
             return refused
         except Exception as error:

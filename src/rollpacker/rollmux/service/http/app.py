@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from importlib.resources import files
+from pathlib import PurePath
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,27 +14,21 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 from starlette.exceptions import HTTPException
 
-from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.bodies import Asked, Key
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands import commands, gates, logs, node_commands
-from rollpacker.rollmux.service.commands.commands import Outcome
-from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.http import dashboard
-from rollpacker.rollmux.service.http.routing import Route, looks, no_route
+from rollpacker.rollmux.service.commands.writer import Outcome, Writer
+from rollpacker.rollmux.service.http.routing import Route, answered, looks, no_route
 from rollpacker.rollmux.service.views import history, views
 from rollpacker.rollmux.service.views.metrics import Metrics
 
-_CLOSED = {"connection": "close"}
-"""Nobody reads the rest of such a request."""
-_HEADERS = {
-    401: {"www-authenticate": "Bearer"},
-    408: _CLOSED,
-    413: _CLOSED,
-    503: {"retry-after": "1"},
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
 }
 _EMPTY, _WHY, _DRAIN, _ALIVE = bodies.Empty(), bodies.Failed(), bodies.Drain(), bodies.Alive()
 
@@ -59,7 +54,7 @@ def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
     _add_logs(app, writer)
     logs.add(app, writer, printed)
     gates.add(app, writer)
-    dashboard.add(app)
+    _add_dashboard(app)
     _check_table(app)
     return app
 
@@ -72,25 +67,18 @@ def _check_table(app: FastAPI) -> None:
     assert served == set(ROUTES), served ^ set(ROUTES)
 
 
-def _json(status: int, body: dict[str, Any] | None) -> Response:
-    if body is None:
-        return Response(status_code=status)
-    # What is not finite is null, as JSON wants it.
-    return Response(dumps_finite(body), status, _HEADERS.get(status), "application/json")
-
-
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> Response:
-        return _json(error.status, error.body)
+        return answered(error.status, error.body)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _json(400, {"error": bodies.problem(error.errors())})
+        return answered(400, {"error": bodies.problem(error.errors())})
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
-        return _json(error.status_code, {"error": f"{error.detail}; see docs/mux_api.md"})
+        return answered(error.status_code, {"error": f"{error.detail}; see docs/mux_api.md"})
 
 
 async def _post(
@@ -103,7 +91,7 @@ async def _post(
     """Carry out once, answer after the commit."""
     command = lambda core: commands.once(core, asked, lambda: act(core, asked, *what))  # noqa: E731
     answer = await writer.call(command, wait_s)
-    return _json(204, None) if answer is None else _json(answer.status, answer.body)
+    return answered(204, None) if answer is None else answered(answer.status, answer.body)
 
 
 def _add_jobs(app: FastAPI, writer: Writer) -> None:
@@ -118,12 +106,12 @@ def _add_jobs(app: FastAPI, writer: Writer) -> None:
     @app.get("/v1/jobs", **docs.JOBS)
     async def jobs() -> Response:
         """All jobs, those that ended too."""
-        return _json(200, await views.all_jobs(writer.read))
+        return answered(200, await views.all_jobs(writer.read))
 
     @app.get("/v1/jobs/{job}", **docs.JOB)
     async def job_of(job: str) -> Response:
         """One job."""
-        return _json(200, await writer.read(lambda core: views.job(core, job)))
+        return answered(200, await writer.read(lambda core: views.job(core, job)))
 
     @app.post("/v1/jobs/{job}/permits", **docs.PERMITS)
     async def permits(job: str, body: bodies.Ask, asked: Key) -> Response:
@@ -164,7 +152,7 @@ def _add_permits(app: FastAPI, writer: Writer) -> None:
         """
         answer = await writer.call(lambda core: commands.heartbeat(core, token, asked))
         assert answer is not None
-        return _json(answer.status, answer.body)
+        return answered(answer.status, answer.body)
 
     @app.post("/v1/permits/{token}/finish", **docs.FINISH)
     async def finish(token: int, body: bodies.Finished, asked: Key) -> Response:
@@ -183,7 +171,7 @@ def _add_nodes(app: FastAPI, writer: Writer) -> None:
     @app.get("/v1/nodes/{node}", **docs.NODE)
     async def node_of(node: str) -> Response:
         """One node, also one that nobody knows."""
-        return _json(200, await writer.read(lambda core: views.node(core, node)))
+        return answered(200, await writer.read(lambda core: views.node(core, node)))
 
     @app.post("/v1/nodes", **docs.REGISTER)
     async def register(body: bodies.NewNode, asked: Key) -> Response:
@@ -236,24 +224,26 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
     async def health() -> Response:
         """Whether the daemon can work; needs no token."""
         if not writer.alive:
-            return _json(503, {"status": "the store cannot be written"})
-        return _json(200, {"status": writer.ailing or "ok"})
+            return answered(503, {"status": "the store cannot be written"})
+        return answered(200, {"status": writer.ailing or "ok"})
 
     @app.get("/v1/status", **docs.STATUS)
     async def status() -> Response:
         """The whole cluster: pools, queue, teams, groups, jobs."""
-        return _json(200, await writer.read(views.status))
+        return answered(200, await writer.read(views.status))
 
     @app.get("/v1/timeline", **docs.TIMELINE)
     async def timeline(
         window_s: bodies.Seconds = 600.0, job: bodies.Name = "", node: bodies.Name = ""
     ) -> Response:
         """Phases of the last seconds; of a job or a node only, where one is named."""
-        return _json(200, await writer.read(lambda core: views.timeline(core, window_s, job, node)))
+        return answered(
+            200, await writer.read(lambda core: views.timeline(core, window_s, job, node))
+        )
 
     @app.get("/v1/openapi.json", include_in_schema=False)
     async def described() -> Response:
-        return _json(200, app.openapi())
+        return answered(200, app.openapi())
 
     @app.get("/metrics", include_in_schema=False)
     @app.get("/v1/metrics", **docs.METRICS)
@@ -286,3 +276,24 @@ def _stream(lines: Generator[str, None, None]) -> Response:
                 lines.close()
 
     return StreamingResponse(pieces(), media_type="application/jsonl")
+
+
+def _add_dashboard(app: FastAPI) -> None:
+    """The page and its parts: files of the package, nothing from elsewhere."""
+    folder = files("rollpacker.rollmux.service").joinpath("assets")
+    content = {part.name: part.read_bytes() for part in folder.iterdir()}
+
+    def file(name: str) -> Response:
+        return Response(content[name], media_type=_TYPES[PurePath(name).suffix])
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return file("index.html")
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return Response(status_code=204)
+
+    @app.get("/assets/{part}", include_in_schema=False)
+    async def asset(part: str) -> Response:
+        return file(part) if part in content else Response(status_code=404)

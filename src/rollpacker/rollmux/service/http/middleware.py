@@ -1,23 +1,24 @@
-"""What stands before the application: limits, whose token a request carries, one form of errors."""
+"""What stands before the application: limits, whose token a request carries, one form of errors,
+and who asked for what."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.api.roles import Principal
+from rollpacker.rollmux.service.api.roles import BY, Principal
 
 _log = logging.getLogger(__name__)
 MAX_HEADERS = 16 * 1024
-BY = "rollmux.by"
-"""Where an application finds who asks, in the scope of a request; None for a stranger."""
 KNOWN = "rollmux.known"
 """Where a connection says how it is told whose it is."""
 HANG_UP = "rollmux.hang_up"
@@ -39,6 +40,7 @@ _SAFETY: Final = [
 ]
 _LAST: Final = (b"connection", b"close")
 """A stranger's connection is not kept."""
+_REFUSED: Final = (401, 403)
 
 
 class AccessGuard:
@@ -126,3 +128,42 @@ async def _error(send: Send, refused: Refused) -> None:
     headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+class Audit:
+    """Who asked for what, one JSON object a line, for owners: what people did, and who was refused.
+
+    Args:
+        path: only its owner may read it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(handle, "a", encoding="utf-8", buffering=1)
+
+    def note(self, scope: Scope, status: int) -> None:
+        """A request that was answered: what jobs and agents ask for all the time is left out.
+
+        The idempotency key of a line is that of the journal's entry.
+        """
+        access = getattr(scope.get("route"), "access", None)
+        looks = scope["method"] in ("GET", "HEAD")
+        if status not in _REFUSED and (looks if access is None else access.routine):
+            return
+        by: Principal | None = scope.get(BY)
+        key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), b"")
+        line = {
+            "wall_s": round(time.time(), 3),
+            "by": None if by is None else by.name,
+            "role": None if by is None else by.role,
+            "from": (scope["client"] or ("",))[0],
+            "method": scope["method"][:16],
+            "path": scope["path"][:256],
+            "status": status,
+            "key": key.decode("latin-1")[:128],
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()

@@ -15,10 +15,10 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.api.roles import Principal
+from rollpacker.rollmux.service.api.roles import BY, Principal
 from rollpacker.rollmux.service.api.routes import IDENTIFIERS, ROUTES, Access, Spelling
-from rollpacker.rollmux.service.http.middleware import BY
 
 MAX_BODY = 64 * 1024
 _AT_ONCE = 8
@@ -31,6 +31,22 @@ _CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What moves a cursor or ends a line, too."""
 _FREE: Final = "program"
 """Where texts are a user's own, of any number of lines."""
+_CLOSED = {"connection": "close"}
+"""Nobody reads the rest of such a request."""
+_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    408: _CLOSED,
+    413: _CLOSED,
+    503: {"retry-after": "1"},
+}
+
+
+def answered(status: int, body: dict[str, Any] | None) -> Response:
+    """With a body of JSON, or None."""
+    if body is None:
+        return Response(status_code=status)
+    # What is not finite is null, as JSON wants it.
+    return Response(dumps_finite(body), status, _HEADERS.get(status), "application/json")
 
 
 def looks() -> defaultdict[Principal, asyncio.Semaphore]:

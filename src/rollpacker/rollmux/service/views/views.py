@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from heapq import nlargest
 from itertools import islice
 from typing import Any
@@ -14,20 +14,68 @@ from rollpacker.config.reading.secrets import masked_command
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.inventory import POOL_NAMES, Slot
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.placement.admission import expected
+from rollpacker.rollmux.scheduler.queue import why_it_waits
+from rollpacker.rollmux.scheduler.teams import Shares
 from rollpacker.rollmux.service.commands.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import JobRecord, Stretch
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.views.queue_view import QueueView
-from rollpacker.rollmux.service.views.team_view import teams
+from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 100
 """Jobs that are told of in one go where all are: heartbeats come in between."""
 _NEAR = 0.2
 """Iterations at worst that a job's slack should cover."""
+
+
+class QueueView:
+    """Where jobs stand in the queue, looked up once for all who ask in the same moment.
+
+    Not to be kept.
+    """
+
+    def __init__(self, core: TransactionLog) -> None:
+        self._core = core
+        self._reasons: dict[tuple[object, ...], str] = {}
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {job: place for place, job in enumerate(self._core.queue(), 1)}
+
+    @cached_property
+    def _forecast(self) -> dict[str, ExpectedStart]:
+        return self._core.forecast()
+
+    def of(self, job: Job | None) -> dict[str, Any] | None:
+        """Place, reason and forecast; None of a job that does not wait."""
+        if job is None or job.waits_since is None:
+            return None
+        start = self._forecast.get(job.spec.id)
+        return {
+            "position": self._positions[job.spec.id],
+            "of": len(self._positions),
+            "since_s": job.waits_since,
+            "reason": self._reason(job),
+            "starts_in_s": None if start is None else start.middle,
+            "starts_between_s": None if start is None else start.between,
+        }
+
+    def _reason(self, job: Job) -> str:
+        """Jobs that ask for the same wait for the same."""
+        wanted = _wanted(job.spec)
+        if wanted not in self._reasons:
+            self._reasons[wanted] = why_it_waits(self._core.brain.scheduler.cluster, job)
+        return self._reasons[wanted]
+
+
+def _wanted(spec: JobSpec) -> tuple[object, ...]:
+    memory = spec.rollout_memory_gb, spec.train_memory_gb
+    labels = tuple(spec.rollout_labels.items()), tuple(spec.train_labels.items())
+    return spec.gangs, memory, spec.node_devices, labels
 
 
 def job(core: TransactionLog, name: str) -> dict[str, Any]:
@@ -201,6 +249,43 @@ def status(core: TransactionLog, ended: int = 50) -> dict[str, Any]:
         "jobs": _jobs(core, live.items(), queue),
         "ended": _jobs(core, _last_ended(brain, ended), queue),
     }
+
+
+def teams(core: TransactionLog) -> list[dict[str, Any]]:
+    """Those with a guarantee, in their order, then others that have live jobs, by name.
+
+    ``""`` are the jobs of no team; without any team there is nothing to tell of them.
+    """
+    cluster, listed = core.brain.scheduler.cluster, [team.name for team in core.settings.teams]
+    jobs: dict[str, list[Job]] = defaultdict(list)
+    for job in cluster.jobs.values():
+        jobs[job.spec.team].append(job)
+    names = listed + sorted(jobs.keys() - set(listed))
+    if names == [""]:
+        return []
+    shares = Shares(cluster, core.settings.teams)
+    return [_team(name, jobs[name], shares) for name in names]
+
+
+def _team(name: str, jobs: Iterable[Job], shares: Shares) -> dict[str, Any]:
+    used, guaranteed = shares.used(name), shares.guaranteed(name)
+    borrowed = [max(have - own, 0.0) for have, own in zip(used, guaranteed, strict=True)]
+    placed = [job for job in jobs if job.waits_since is None]
+    waiting = [job for job in jobs if job.waits_since is not None]
+    return {
+        "name": name,
+        "guaranteed": _by_pool(guaranteed),
+        "used": _by_pool(used),
+        "borrowed": _by_pool(borrowed),
+        "share": shares.ratio(name),
+        "jobs": {"placed": len(placed), "waiting": len(waiting)},
+        "owed": any(shares.entitled([job]) for job in waiting),
+        "priority": max((job.spec.priority for job in waiting), default=None),
+    }
+
+
+def _by_pool(values: Iterable[float]) -> dict[str, float]:
+    return dict(zip(POOL_NAMES, values, strict=True))
 
 
 def cost(core: TransactionLog) -> dict[str, float]:

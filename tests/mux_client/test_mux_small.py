@@ -2,7 +2,10 @@
 
 import re
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mux_real_daemon import Daemon
@@ -13,7 +16,7 @@ from rollpacker.cli.mux.service import _settings
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.service.client.link import MuxError
+from rollpacker.rollmux.service.client.link import DaemonLink, MuxError
 from rollpacker.rollmux.service.job.joining import job_id
 
 
@@ -80,3 +83,53 @@ def test_a_job_is_ended_by_hand(daemon: Daemon) -> None:
     done = CliRunner().invoke(app, ["mux", "end", "unwanted", *words])
     assert done.stdout == "job unwanted: ended\n"
     assert daemon.client().job("unwanted")["state"] == "ended"
+
+
+class Counting(BaseHTTPRequestHandler):
+    """Answers, and counts who has connected."""
+
+    protocol_version = "HTTP/1.1"
+    connected = 0
+
+    def setup(self) -> None:
+        type(self).connected += 1
+        super().setup()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+        # Said to be kept, and then closed all the same.
+        self.close_connection = self.path == "/last"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_link_keeps_its_connection_and_notices_its_end(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-some-length")
+    (tmp_path / "token").chmod(0o600)
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Counting,), {})) as server:
+        handler: Any = server.RequestHandlerClass
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        link = DaemonLink(url, tmp_path / "token", patience_s=0.0)
+        for path in ("/", "/", "/last"):
+            assert link.call("GET", path)[1] == {}
+        assert handler.connected == 1
+        kept = link._kept
+        assert kept is not None
+        assert wait([kept[0].sock], 10.0)
+        assert link.call("GET", "/")[1] == {}, "nobody asks on a connection that has ended"
+        assert handler.connected == 2
+        threads = [threading.Thread(target=link.call, args=("GET", "/")) for _ in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert handler.connected <= 10
+        server.shutdown()
+        # Its threads wait for the end of what is kept.
+        del link, kept

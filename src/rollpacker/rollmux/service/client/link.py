@@ -9,10 +9,12 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +26,8 @@ _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
 """The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
+_KEPT_S = 60.0
+"""Of a connection between two requests: less than the daemon has patience."""
 
 
 class MuxError(RuntimeError):
@@ -77,6 +81,9 @@ class DaemonLink:
         self._host, self._port = parts.hostname, parts.port
         self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
+        self._kept: tuple[http.client.HTTPConnection, float] | None = None
+        """A connection for the next request, and until when it is good."""
+        self._lock = threading.Lock()
 
     def call(
         self,
@@ -141,15 +148,38 @@ class DaemonLink:
         }
         if key is not None:
             headers["Idempotency-Key"] = key
-        connection = self._connect(self._host, self._port, timeout=timeout)
+        connection = self._take(timeout)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, headers)
             response = connection.getresponse()
             data = response.read()
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        self._keep(connection)
         return response.status, _parse(data)
+
+    def _take(self, timeout: float) -> http.client.HTTPConnection:
+        """The connection that was kept, where nothing has come on it since: the daemon only says
+        there that it ends. Else a new one."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is not None and kept[0].sock is not None:
+            connection, until = kept
+            if time.monotonic() < until and not wait([connection.sock], 0):
+                connection.sock.settimeout(timeout)
+                return connection
+            connection.close()
+        return self._connect(self._host, self._port, timeout=timeout)
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        """One for the next request, whichever thread's it is."""
+        with self._lock:
+            if self._kept is None and connection.sock is not None:
+                self._kept = connection, time.monotonic() + _KEPT_S
+                return
+        connection.close()
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -42,8 +42,12 @@ def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
     return {"t": now, "kind": kind, "job": job} | more
 
 
-def lines_of_node(now: float, event: ev.Event) -> list[Line]:
-    """What is told of a node's coming and going; nothing of other events."""
+def lines_of(now: float, what: object) -> list[Line]:
+    """What is told of a decision, or of an event that is a node's coming or going."""
+    return _of_node(now, what) or _of_decision(now, what)
+
+
+def _of_node(now: float, event: object) -> list[Line]:
     match event:
         case ev.NodeFailed():
             return [line(now, "node_down", None, nodes=[event.node])]
@@ -60,8 +64,7 @@ def lines_of_node(now: float, event: ev.Event) -> list[Line]:
             return []
 
 
-def lines_of(now: float, made: do.Decision) -> list[Line]:
-    """What is told of a decision."""
+def _of_decision(now: float, made: object) -> list[Line]:
     match made:
         case do.Place():
             return [line(now, "place", made.job, **_home(made))]
@@ -124,16 +127,10 @@ class EventLog:
         if self._file is not None:
             self._put(line(now, kind, job, **more))
 
-    def happened(self, now: float, event: ev.Event) -> None:
-        """An event, where it is of a node."""
+    def happened(self, now: float, what: ev.Event | do.Decision) -> None:
+        """A decision, or an event, where it is of a node."""
         if self._file is not None:
-            for each in lines_of_node(now, event):
-                self._put(each)
-
-    def decided(self, now: float, made: do.Decision) -> None:
-        """A decision."""
-        if self._file is not None:
-            for each in lines_of(now, made):
+            for each in lines_of(now, what):
                 self._put(each)
 
     def _put(self, data: Line) -> None:

@@ -161,7 +161,7 @@ class ClusterSimulation:
             made = self._scheduler.handle(self.now, event)
             self.decision_s.append(self._clock() - began)
         for decision in made:
-            self._log.decided(self.now, decision)
+            self._log.happened(self.now, decision)
             if (perform := _PERFORM.get(type(decision))) is not None:
                 perform(self, decision)
         self._look_later()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from rollpacker.core.codec import dumps, loads
+from rollpacker.core.codec import loads
 from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.record.event_log import Line, head, line, lines_of, lines_of_node
+from rollpacker.rollmux.record.event_log import Line, head, line, lines_of
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.store.store import Store
 
@@ -42,9 +43,8 @@ def event_log(store: Store, settings: Settings) -> Generator[str, None, None]:
         for entry in store.entries():
             if entry.seq > last:
                 return
-            made = lines.of(
-                entry.t, loads(entry.event), daemon_events.decode_decisions(entry.decisions)
-            )
+            decisions = daemon_events.decode_decisions(entry.decisions)
+            made = lines.of(entry.t, daemon_events.decode(entry.event), decisions)
             if made:
                 yield "".join(json.dumps(each) + "\n" for each in made)
 
@@ -90,79 +90,61 @@ class Lines:
         self._next: dict[str, str] = {}
         self._permits: dict[str, do.Permit] = {}
         self._moves: dict[str, do.Move] = {}
-        self._made: list[Line] = []
-        self._t = 0.0
 
-    def of(self, t: float, event: dict[str, Any], decisions: Sequence[do.Decision]) -> list[Line]:
+    def of(
+        self, t: float, event: daemon_events.Recorded, decisions: Sequence[do.Decision]
+    ) -> list[Line]:
         """The lines of one entry."""
-        self._made, self._t = [], t
-        if (handle := _EVENTS.get(event["kind"])) is not None:
-            handle(self, event)
+        made = [*self._ended(t, event), *lines_of(t, event)]
         for decision in decisions:
-            told = lines_of(t, decision)
-            match decision:
-                case do.Move():
-                    self._permits.pop(decision.job, None)
-                    self._next[decision.job] = "rollout"
+            made += self._decided(t, decision)
+        return made
+
+    def _ended(self, t: float, event: daemon_events.Recorded) -> list[Line]:
+        """Phases that an event ends."""
+        match event:
+            case ev.PhaseFinished():
+                self._done[event.job] += event.phase == "train"
+                self._next[event.job] = "train" if event.phase == "rollout" else "rollout"
+                return self._phase_over(t, event.job, seconds=event.seconds)
+            case ev.PermitLost():
+                return self._phase_over(t, event.job, lost=True)
+            case ev.MoveFinished() if (move := self._moves.pop(event.job, None)) is not None:
+                nodes = [*move.rollout, *move.train]
+                return [line(t, "end", event.job, phase="sync", nodes=nodes)]
+            case _:
+                return []
+
+    def _decided(self, t: float, decision: do.Decision) -> list[Line]:
+        """What is told of a decision, and of the phase that it ends."""
+        told = lines_of(t, decision)
+        match decision:
+            case do.Permit():
+                self._permits[decision.job] = decision
+            case do.Move() | do.Wait():
+                self._permits.pop(decision.job, None)
+                self._moves.pop(decision.job, None)
+                self._next[decision.job] = "rollout"
+                if isinstance(decision, do.Move):
                     self._moves[decision.job] = decision
-                case do.Permit():
-                    self._permits[decision.job] = decision
-                case do.Wait():
-                    self._permits.pop(decision.job, None)
-                    self._moves.pop(decision.job, None)
-                    self._next[decision.job] = "rollout"
-                case do.Depart():
-                    told = self._depart(decision.job, told)
-                case _:
-                    pass
-            self._made.extend(told)
-        return self._made
+            case do.Depart():
+                if self._is_cancelled(decision.job):
+                    told = [each | {"cancelled": True} for each in told]
+                self._moves.pop(decision.job, None)
+                return [*self._phase_over(t, decision.job, lost=True), *told]
+            case _:
+                pass
+        return told
 
-    def _write(self, kind: str, job: str | None, **more: Any) -> None:
-        self._made.append(line(self._t, kind, job, **more))
-
-    def _phase_over(self, job: str, **more: Any) -> None:
+    def _phase_over(self, t: float, job: str, **more: Any) -> list[Line]:
         permit = self._permits.pop(job, None)
-        if permit is not None:
-            same = {"phase": permit.phase, "epoch": permit.epoch, "token": permit.token}
-            self._write("end", job, **same, nodes=list(permit.nodes), **more)
+        if permit is None:
+            return []
+        same = {"phase": permit.phase, "epoch": permit.epoch, "token": permit.token}
+        return [line(t, "end", job, **same, nodes=list(permit.nodes), **more)]
 
-    def _finished(self, event: dict[str, Any]) -> None:
-        job, phase = event["job"], event["phase"]
-        self._phase_over(job, seconds=event["seconds"])
-        self._done[job] += phase == "train"
-        self._next[job] = "train" if phase == "rollout" else "rollout"
-
-    def _lost(self, event: dict[str, Any]) -> None:
-        self._phase_over(event["job"], lost=True)
-
-    def _moved(self, event: dict[str, Any]) -> None:
-        move = self._moves.pop(event["job"], None)
-        if move is not None:
-            nodes = [*move.rollout, *move.train]
-            self._write("end", event["job"], phase="sync", nodes=nodes)
-
-    def _of_node(self, event: dict[str, Any]) -> None:
-        recorded = daemon_events.decode(dumps(event).decode())
-        if not isinstance(recorded, daemon_events.Note):
-            self._made.extend(lines_of_node(self._t, recorded))
-
-    def _depart(self, job: str, told: list[Line]) -> list[Line]:
-        self._phase_over(job, lost=True)
-        self._moves.pop(job, None)
+    def _is_cancelled(self, job: str) -> bool:
+        """Whether a job that leaves has iterations left, or is inside of one."""
         wanted, done = self._iterations[job], self._done[job]
         inside = self._next.get(job) == "train"
-        cancelled = inside or (not done if wanted is None else done < wanted)
-        return [each | {"cancelled": True} for each in told] if cancelled else told
-
-
-_EVENTS: dict[str, Callable[[Lines, dict[str, Any]], None]] = {
-    "PhaseFinished": Lines._finished,
-    "PermitLost": Lines._lost,
-    "MoveFinished": Lines._moved,
-    "NodeFailed": Lines._of_node,
-    "NodeJoined": Lines._of_node,
-    "NodeClosed": Lines._of_node,
-    "NodeOpened": Lines._of_node,
-    "NodeRemoved": Lines._of_node,
-}
+        return inside or (not done if wanted is None else done < wanted)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def digest(run: Path) -> str:
     return found.hexdigest()
 
 
-def span(timeline: list[dict[str, Any]]) -> float:
+def span(timeline: Sequence[Mapping[str, Any]]) -> float:
     """Seconds from the beginning of the first phase to the end of the last."""
     return max(phase["end"] for phase in timeline) - min(phase["start"] for phase in timeline)
 
@@ -153,7 +153,9 @@ def guards(jobs: list[subprocess.Popen[str]]) -> int:
     return found
 
 
-def run_arm(folder: Path, port: int, jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+def run_arm(
+    folder: Path, port: int, jobs: list[subprocess.Popen[str]]
+) -> Sequence[Mapping[str, Any]]:
     """Let jobs that wait for the daemon of ``port`` go; the timeline of their phases."""
     from rollpacker.rollmux.service.client.client import MuxClient
 
@@ -204,7 +206,7 @@ def measure(folder: Path, steps: int, length: int) -> dict[str, Any]:
     return result(folder, timelines)
 
 
-def result(folder: Path, timelines: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def result(folder: Path, timelines: dict[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """What the timelines and the runs' folders say."""
     spans = {name: span(timeline) for name, timeline in timelines.items()}
     alone = [spans["alone-1"], spans["alone-2"]]
@@ -224,7 +226,7 @@ def result(folder: Path, timelines: dict[str, list[dict[str, Any]]]) -> dict[str
     }
 
 
-def phase_means(timeline: list[dict[str, Any]]) -> dict[str, float]:
+def phase_means(timeline: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean seconds of a phase by job and kind."""
     spans: dict[str, list[float]] = {}
     for phase in timeline:

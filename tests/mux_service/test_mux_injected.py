@@ -30,7 +30,7 @@ from rollpacker.rollmux.service.views import history, metrics, views
 
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
 CLASSES = (Audit, TransactionLog, metrics.Metrics, logs.Logs, Tokens, Writer)
-LONGEST_S = 10.0
+LONGEST_S = 60.0
 ENDING = {
     "Writer": {"start", "stop", "_run", "_serve", "_collect", "_deliver", "_fail", "_refuse_all"},
     "TransactionLog": {"close", "leave"},

@@ -138,11 +138,12 @@ class NodeAgent:
         sent, answer = self._client.node_alive(
             self._node, told, agent=self._identity, patience_s=self._ttl_s or _FIRST_S
         )
-        self._ttl_s = ttl_s = float(answer["ttl_s"])
+        self._ttl_s = ttl_s = answer["ttl_s"]
         if self._programs is None:
             return ttl_s / 3
         if time.monotonic() >= sent + SAFE_SHARE * ttl_s:
             return 0.0  # it stood still since: what was wanted then may be elsewhere by now
+        assert "attempts" in answer
         self._programs.settle(answer["attempts"])
         # Only now: what is not wanted any more does not go on.
         self._programs.renew(sent + SAFE_SHARE * ttl_s)

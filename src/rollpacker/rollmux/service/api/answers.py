@@ -1,33 +1,34 @@
-"""What the daemon answers, field by field: for the description of the API, and held to by tests."""
+"""What the daemon answers, field by field: commands and views make it, clients read it, and the
+description of the API says it."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetPydanticSchema, with_config
+from typing_extensions import TypedDict
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import Status as NodeStatus
 from rollpacker.rollmux.service.api.bodies import NewJob, NewNode, NewProgram
 from rollpacker.rollmux.service.state.attempts import Outcome
+from rollpacker.rollmux.service.state.records import JobOutcome, JobState, PhaseOutcome
 
-JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
+
+def _like(body: type[BaseModel]) -> GetPydanticSchema:
+    return GetPydanticSchema(lambda _kind, handler: handler(body))
 
 
-class Told(BaseModel):
+_Spec = Annotated[dict[str, Any], _like(NewJob)]
+_Machine = Annotated[dict[str, Any], _like(NewNode)]
+_Program = Annotated[dict[str, Any], _like(NewProgram)]
+NodeState = Literal["free", "held", "reserved", "failing", "failed", "unknown"]
+SloState = Literal["kept", "near", "behind", "missed"]
+
+
+@with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
+class Told(TypedDict):
     """An answer; docstrings of fields are their descriptions."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-
-class Error(BaseModel):
-    """What is wrong; some errors tell more beside."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    error: str
-    """One line: what is wrong, and which field."""
-    code: str | None = None
-    """The reason for programs, where there are several."""
 
 
 class Nothing(Told):
@@ -166,10 +167,10 @@ class Job(Told):
     number: int
     """0, 1, 2, ... by arrival."""
     state: JobState
-    spec: NewJob
+    spec: _Spec
     arrived_s: float
     ended_s: float | None
-    outcome: Literal["", "done", "failed", "stopped", "ended"]
+    outcome: JobOutcome
     """How it ended: ``ended`` where its driver said no more; empty while it has not."""
     elapsed_s: float
     uncounted_s: float
@@ -189,15 +190,11 @@ class Job(Told):
     """What its phases would have taken alone."""
     slo_slack_s: float
     """What it may still lose without breaking its promise."""
-    slo_state: Literal["kept", "near", "behind", "missed"]
+    slo_state: SloState
     slowdown: float | None
-
-
-class JobPage(Job):
-    """A job with what was seen of it."""
-
-    recent_s: list[tuple[float, float]]
-    """Seconds of rollout and training, alone, of its last iterations."""
+    recent_s: NotRequired[list[tuple[float, float]]]
+    """Seconds of rollout and training, alone, of its last iterations; where one job is asked for,
+    not all."""
 
 
 class Jobs(Told):
@@ -211,7 +208,7 @@ class Node(Told):
 
     name: str
     pool: Phase | None
-    state: Literal["free", "held", "reserved", "failing", "failed", "unknown"]
+    state: NodeState
     group: int | None
     memory_gb: dict[str, float]
     """By job."""
@@ -222,10 +219,10 @@ class Node(Told):
     """Whether its agent's silence is a failure."""
     reported_s: float | None
     """Seconds since its agent reported."""
-    status: NodeStatus | None = None
+    status: NotRequired[NodeStatus]
     """Of named nodes, as the following."""
-    why: str | None = None
-    machine: NewNode | None = None
+    why: NotRequired[str]
+    machine: NotRequired[_Machine]
 
 
 class NodeChanged(Told):
@@ -256,7 +253,7 @@ class WantedAttempt(Told):
 
     job: str
     number: int
-    program: NewProgram
+    program: _Program
     rank: int
     """Of the node among the job's: 0 has its driver."""
     nodes: list[str]
@@ -270,7 +267,7 @@ class Alive(Told):
 
     ttl_s: float
     """Seconds of silence after which the node counts as failed."""
-    attempts: list[WantedAttempt] | None = None
+    attempts: NotRequired[list[WantedAttempt]]
     """All that is to be there, where the agent starts programs."""
 
 
@@ -390,7 +387,7 @@ class PhaseRun(Told):
     start: float
     end: float | None
     token: int
-    outcome: Literal["running", "done", "lost"]
+    outcome: PhaseOutcome
 
 
 class Timeline(Told):

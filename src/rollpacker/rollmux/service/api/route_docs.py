@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict
 
 from rollpacker.rollmux.service.api import answers, bodies
 
@@ -18,6 +19,16 @@ _COMMON = (
 )
 
 
+class Error(BaseModel):
+    """What is wrong; some errors tell more beside."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    error: str
+    """One line: what is wrong, and which field."""
+    code: str | None = None
+    """The reason for programs, where there are several."""
+
+
 def _answer(model: Any, text: str) -> Docs:
     return {"description": text} if model is None else {"description": text, "model": model}
 
@@ -25,8 +36,8 @@ def _answer(model: Any, text: str) -> Docs:
 def _route(tag: str, model: Any, *, status: int = 200, **refused: str) -> Docs:
     """Of a route; ``refused`` are reasons by status: ``r409="held, over"``."""
     told = {status: _answer(model, "done")}
-    told |= {int(name[1:]): _answer(answers.Error, text) for name, text in refused.items()}
-    common = {"default": _answer(answers.Error, _COMMON)}
+    told |= {int(name[1:]): _answer(Error, text) for name, text in refused.items()}
+    common = {"default": _answer(Error, _COMMON)}
     return {"tags": [tag], "status_code": status, "responses": told | common}
 
 
@@ -51,7 +62,7 @@ SUBMIT = _route(
     "together are too few",
 )
 JOBS = _route("jobs", answers.Jobs)
-JOB = _route("jobs", answers.JobPage, r404=_NO_JOB)
+JOB = _route("jobs", answers.Job, r404=_NO_JOB)
 PERMITS = _or(
     _route(
         "jobs",

@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rollpacker.core.codec import load, plain
@@ -22,6 +22,9 @@ from rollpacker.rollmux.service.client.link import (
     new_key,
 )
 from rollpacker.rollmux.service.http.auth import seal, unseal
+
+if TYPE_CHECKING:  # a job needs nothing that serves HTTP
+    from rollpacker.rollmux.service.api import answers
 
 SAFE_SHARE = 0.9
 """Share of a lease in which its holder works: the rest is for clocks and for stopping."""
@@ -96,17 +99,18 @@ class MuxClient(DaemonLink):
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
         self.call("POST", "/v1/jobs", plain(spec), new_key())
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, job: str) -> answers.Job:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
         return self.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> answers.Status:
         """Pools, groups, jobs and cost."""
         return self.call("GET", "/v1/status")[1]
 
-    def timeline(self, window_s: float) -> list[dict[str, Any]]:
+    def timeline(self, window_s: float) -> list[answers.PhaseRun]:
         """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
-        return self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
+        found: answers.Timeline = self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]
+        return found["phases"]
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
@@ -119,6 +123,7 @@ class MuxClient(DaemonLink):
         """
         body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
+        answer: answers.Permit | answers.Moving | None
         sent, answer = self.call("POST", path, body, key, wait_s=wait_s)
         if not answer:
             return None
@@ -139,8 +144,9 @@ class MuxClient(DaemonLink):
             The new ``stop_at``, and whether another job has the nodes of a rollout's tail.
         """
         patience = permit.stop_at - time.monotonic()
+        answer: answers.Beat
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
-        return sent + SAFE_SHARE * answer["ttl_s"], bool(answer["release_tail"])
+        return sent + SAFE_SHARE * answer["ttl_s"], answer["release_tail"]
 
     def tail(self, job: str, permit: PhasePermit) -> bool:
         """Report that most responses of a running rollout are there. Raises ``LeaseLostError``.
@@ -149,12 +155,13 @@ class MuxClient(DaemonLink):
         """
         path = f"/v1/jobs/{quote(job, safe='')}/tail"
         try:
-            _, answer = self.call("POST", path, {"token": permit.token}, new_key())
-            return bool(answer["release_tail"])
+            told: answers.TailTold
+            _, told = self.call("POST", path, {"token": permit.token}, new_key())
+            return told["release_tail"]
         except MuxError as error:
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
-    def finish(self, permit: PhasePermit, seconds: float, key: str) -> dict[str, Any]:
+    def finish(self, permit: PhasePermit, seconds: float, key: str) -> answers.Done:
         """The phase is over; ``seconds`` is what it took alone. Raises ``LeaseLostError``."""
         return self._for_permit(permit, "finish", {"seconds": seconds}, None, key)[1]
 
@@ -182,16 +189,16 @@ class MuxClient(DaemonLink):
         *,
         agent: str = "",
         patience_s: float | None = None,
-    ) -> tuple[float, dict[str, Any]]:
+    ) -> tuple[float, answers.Alive]:
         """Report a node, with the programs that are there where its agent starts some.
 
         Args:
             agent: its identity.
 
         Returns:
-            The time just before the request was sent, and the answer: ``ttl_s``, in which to
-            report again, and ``attempts``, which belong there. Raises ``MuxError`` (410: failed;
-            409, ``taken``: another agent reports it).
+            The time just before the request was sent, and the answer.
+
+        Raises ``MuxError`` (410: failed; 409, ``taken``: another agent reports it).
         """
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
         body = {"attempts": attempts, "agent": agent}
@@ -204,6 +211,7 @@ class MuxClient(DaemonLink):
         whether it takes no more."""
         path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
         body = {"at": at, "data": base64.b64encode(data).decode()}
+        answer: answers.Printed
         _, answer = self.call("POST", path, body, new_key(), patience_s=patience_s)
         return answer["have"], answer["full"]
 
@@ -238,10 +246,11 @@ class MuxClient(DaemonLink):
     ) -> float:
         """Join the inventory with a node, as its agent; seconds in which to report it again."""
         body = plain(machine) | {"agent": agent}
+        answer: answers.Registered
         _, answer = self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)
-        return float(answer["ttl_s"])
+        return answer["ttl_s"]
 
-    def node(self, node: str) -> dict[str, Any]:
+    def node(self, node: str) -> answers.Node:
         """The daemon's view of a node."""
         return self.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
 
@@ -258,7 +267,7 @@ class MuxClient(DaemonLink):
         body: Mapping[str, Any],
         patience_s: float | None,
         key: str | None = None,
-    ) -> tuple[float, dict[str, Any]]:
+    ) -> tuple[float, Any]:
         path = f"/v1/permits/{permit.token}/{action}"
         try:
             return self.call("POST", path, body, key or new_key(), patience_s=patience_s)

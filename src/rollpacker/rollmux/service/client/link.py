@@ -94,8 +94,8 @@ class DaemonLink:
         *,
         wait_s: float = 0.0,
         patience_s: float | None = None,
-    ) -> tuple[float, dict[str, Any]]:
-        """The time just before the request that was answered was sent, and the answer.
+    ) -> tuple[float, Any]:
+        """The time just before the request that was answered was sent, and the answer, an object.
 
         Args:
             body: JSON; None sends none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from rollpacker.core.codec import loads
@@ -13,7 +13,7 @@ from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
-from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api.bodies import Asked
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.writer import Answer, Outcome, Wait
@@ -78,7 +78,7 @@ def submit(core: TransactionLog, request: Asked, body: bodies.NewJob) -> Outcome
     if never is not None and spec.too_large == "refuse":
         raise Refused(409, f"job {spec.id}: {never}", code="too_large")
 
-    def told() -> dict[str, Any]:
+    def told() -> answers.Submitted:
         return {"id": spec.id, "seq": seq, "state": core.brain.state(spec.id)}
 
     answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
@@ -167,7 +167,7 @@ def poll(core: TransactionLog, job: str, key: str) -> Outcome:
     )
 
 
-def permit_body(core: TransactionLog, lease: Lease) -> dict[str, Any]:
+def permit_body(core: TransactionLog, lease: Lease) -> answers.Permit:
     """A permit, with what is left of it now."""
     return {
         "token": lease.token,
@@ -178,7 +178,7 @@ def permit_body(core: TransactionLog, lease: Lease) -> dict[str, Any]:
     }
 
 
-def move_body(record: JobRecord) -> dict[str, Any]:
+def move_body(record: JobRecord) -> answers.Moving:
     """Where a job has to go."""
     assert record.move is not None
     decision = record.move.decision
@@ -204,7 +204,8 @@ def heartbeat(core: TransactionLog, token: int, request: Asked) -> Outcome:
     if lease.beat != request.key:
         lease.deadline, lease.beat = core.now() + core.ttl, request.key
     left = _left(core, lease)
-    return Answer(200, {"ttl_s": left, "lease_s": core.ttl, "release_tail": lease.tail})
+    beat = answers.Beat(ttl_s=left, lease_s=core.ttl, release_tail=lease.tail)
+    return Answer(200, beat)
 
 
 def finish(core: TransactionLog, request: Asked, token: int, body: bodies.Finished) -> Outcome:
@@ -212,7 +213,7 @@ def finish(core: TransactionLog, request: Asked, token: int, body: bodies.Finish
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
 
-    def answer() -> dict[str, Any]:
+    def answer() -> answers.Done:
         done = core.brain.jobs[job].done
         return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
 
@@ -228,7 +229,7 @@ def abandon(core: TransactionLog, request: Asked, token: int) -> Outcome:
     lease = _over_if_fenced(core, token)
     job = lease.job
 
-    def answer() -> dict[str, Any]:
+    def answer() -> answers.GivenBack:
         return {"job": job, "next": core.brain.next_phase(job)}
 
     return recorded(core, request, ev.PermitLost(job=job, token=token), answer)
@@ -240,7 +241,11 @@ def tail(core: TransactionLog, request: Asked, job: str, body: bodies.Tail) -> O
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
         raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
-    return recorded(core, request, ev.TailReached(job=job), lambda: {"release_tail": lease.tail})
+
+    def answer() -> answers.TailTold:
+        return {"release_tail": lease.tail}
+
+    return recorded(core, request, ev.TailReached(job=job), answer)
 
 
 def moved(core: TransactionLog, request: Asked, job: str, body: bodies.Moved) -> Outcome:
@@ -249,18 +254,18 @@ def moved(core: TransactionLog, request: Asked, job: str, body: bodies.Moved) ->
     if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
         raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
-    return recorded(core, request, ev.MoveFinished(job=job), dict)
+    return recorded(core, request, ev.MoveFinished(job=job), answers.Nothing)
 
 
 def end(core: TransactionLog, request: Asked, job: str) -> Outcome:
     """A job is done, or cancelled."""
     record = job_record(core, job)
-    if record.ended is not None:
-        return Answer(200, {"state": "ended"})
-    if record.ending:
-        return Answer(202, {"state": "ending"})
-    state, status = ("ended", 200) if record.token is None else ("ending", 202)
-    return recorded(core, request, the_end(record), lambda: {"state": state}, status=status)
+    told, status = answers.Ended(state="ended"), 200
+    if record.ending or (record.ended is None and record.token is not None):
+        told, status = answers.Ended(state="ending"), 202
+    if record.ended is not None or record.ending:
+        return Answer(status, told)
+    return recorded(core, request, the_end(record), lambda: told, status=status)
 
 
 def the_end(record: JobRecord) -> daemon_events.Recorded:
@@ -273,7 +278,7 @@ def the_end(record: JobRecord) -> daemon_events.Recorded:
 def drain(core: TransactionLog, request: Asked, body: bodies.Drain) -> Outcome:
     """Turn new jobs away, or no longer."""
 
-    def answer() -> dict[str, Any]:
+    def answer() -> answers.Drained:
         return {"draining": body.draining, "jobs": len(core.brain.scheduler.cluster.jobs)}
 
     return recorded(core, request, daemon_events.DrainSet(draining=body.draining), answer)
@@ -283,7 +288,7 @@ def recorded(
     core: TransactionLog,
     request: Asked,
     event: daemon_events.Recorded,
-    answer: Callable[[], dict[str, Any]],
+    answer: Callable[[], Mapping[str, Any]],
     status: int = 200,
 ) -> Outcome:
     """Let an event happen, and answer."""

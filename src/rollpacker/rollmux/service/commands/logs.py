@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import job_record
@@ -75,7 +75,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         except binascii.Error as error:
             raise Refused(400, f"data: no base64: {error}") from error
         have = logs.add(job, number, body.at, data)
-        return answered(200, {"have": have, "full": have >= MOST})
+        return answered(200, answers.Printed(have=have, full=have >= MOST))
 
     @app.get("/v1/jobs/{job}/log", **docs.LOG)
     async def log(
@@ -89,17 +89,15 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         data = logs.read(job, found.number, at)
         have = logs.have(job, found.number)
         begins = max(0, have + at) if at < 0 else min(at, have)
-        return answered(
-            200,
-            {
-                "attempt": found.number,
-                "node": found.node,
-                "code": found.code,
-                "at": begins,
-                "data": base64.b64encode(data).decode(),
-                "over": found.ended is not None and begins + len(data) >= have,
-            },
+        told = answers.Log(
+            attempt=found.number,
+            node=found.node,
+            code=found.code,
+            at=begins,
+            data=base64.b64encode(data).decode(),
+            over=found.ended is not None and begins + len(data) >= have,
         )
+        return answered(200, told)
 
 
 def _attempt(core: TransactionLog, job: str, number: int | None) -> ProgramRun:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rollpacker.core.codec import dumps, loads, plain
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
-from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api.bodies import Asked
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import recorded, the_end
@@ -43,9 +42,9 @@ def register(core: TransactionLog, request: Asked, body: bodies.NewNode) -> Outc
         slot = core.brain.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
-    status = slot.status
+    told = answers.Registered(status=slot.status, ttl_s=core.ttl)
     note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
-    return recorded(core, request, note, lambda: {"status": status, "ttl_s": core.ttl})
+    return recorded(core, request, note, lambda: told)
 
 
 def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
@@ -94,10 +93,11 @@ def node_removed(core: TransactionLog, request: Asked, node: str) -> Outcome:
     if jobs := core.brain.programs.on(node):
         text = f"node {node}: the program of job {jobs[0]} is about to end there"
         raise Refused(409, text, code="used")
-    return recorded(core, request, ev.NodeRemoved(node=node), lambda: {"node": node})
+    told = answers.NodeRemoved(node=node)
+    return recorded(core, request, ev.NodeRemoved(node=node), lambda: told)
 
 
-def _on(core: TransactionLog, node: str) -> dict[str, Any]:
+def _on(core: TransactionLog, node: str) -> answers.NodeChanged:
     held = core.brain.scheduler.cluster.nodes.get(node)
     jobs = [] if held is None else sorted(held.pins)
     return {"node": node, "status": core.brain.slots[node].status, "jobs": jobs}
@@ -114,7 +114,7 @@ def node_heartbeat(core: TransactionLog, request: Asked, node: str, body: bodies
     """A node's agent lives, and is told which programs belong there."""
     _node(core, node)
     _only_agent(core, node, body.agent)
-    told: dict[str, Any] = {"ttl_s": core.ttl}
+    told: answers.Alive = {"ttl_s": core.ttl}
     if body.attempts is not None:
         told["attempts"] = settled(core, node, body.attempts)
     if core.brain.agent(node) != body.agent:
@@ -126,7 +126,7 @@ def node_heartbeat(core: TransactionLog, request: Asked, node: str, body: bodies
 
 def settled(
     core: TransactionLog, node: str, seen: Sequence[bodies.SeenAttempt]
-) -> list[dict[str, Any]]:
+) -> list[answers.WantedAttempt]:
     """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
     brain = core.brain
     for each in seen:
@@ -164,7 +164,7 @@ def _seen_end(core: TransactionLog, node: str, seen: bodies.SeenAttempt, code: i
         core.record(daemon_events.MemberFailed(job=seen.job, node=node, code=code))
 
 
-def _told(core: TransactionLog, record: JobRecord, node: str) -> dict[str, Any] | None:
+def _told(core: TransactionLog, record: JobRecord, node: str) -> answers.WantedAttempt | None:
     """A program that is on a node; None, so that its agent ends it, where it cannot be told: the
     node's other programs go on."""
     try:
@@ -176,7 +176,7 @@ def _told(core: TransactionLog, record: JobRecord, node: str) -> dict[str, Any] 
     return wanted
 
 
-def _wanted(core: TransactionLog, record: JobRecord, node: str) -> dict[str, Any]:
+def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.WantedAttempt:
     """A program that is on a node. Its driver is told to stop, and sees to the others."""
     started = record.program
     assert started is not None
@@ -207,11 +207,11 @@ def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
 def node_failed(core: TransactionLog, request: Asked, node: str) -> Outcome:
     """A node is gone with all that was on it."""
     if node in core.brain.failed:
-        return Answer(200, {"state": "failed", "jobs": []})
+        return Answer(200, answers.NodeGone(state="failed", jobs=[]))
     _node(core, node, failing_too=True)
     jobs = core.brain.hit_by(node)
 
-    def answer() -> dict[str, Any]:
+    def answer() -> answers.NodeGone:
         state = "failed" if node in core.brain.failed else "failing"
         return {"state": state, "jobs": jobs}
 

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Answer:
     """Of HTTP; ``body`` None has none."""
 
     status: int
-    body: dict[str, Any] | None
+    body: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)

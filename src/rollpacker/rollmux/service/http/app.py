@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 from starlette.exceptions import HTTPException
 
-from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.bodies import Asked, Key
 from rollpacker.rollmux.service.api.refused import Refused
@@ -224,8 +224,8 @@ def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
     async def health() -> Response:
         """Whether the daemon can work; needs no token."""
         if not writer.alive:
-            return answered(503, {"status": "the store cannot be written"})
-        return answered(200, {"status": writer.ailing or "ok"})
+            return answered(503, answers.Health(status="the store cannot be written"))
+        return answered(200, answers.Health(status=writer.ailing or "ok"))
 
     @app.get("/v1/status", **docs.STATUS)
     async def status() -> Response:

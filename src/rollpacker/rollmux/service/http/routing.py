@@ -41,7 +41,7 @@ _HEADERS = {
 }
 
 
-def answered(status: int, body: dict[str, Any] | None) -> Response:
+def answered(status: int, body: Mapping[str, Any] | None) -> Response:
     """With a body of JSON, or None."""
     if body is None:
         return Response(status_code=status)

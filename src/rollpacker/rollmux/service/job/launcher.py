@@ -57,6 +57,7 @@ class MuxLauncher:
         Raises ``ValueError`` where the job has another number of nodes.
         """
         program = (await asyncio.to_thread(self._client.job, self._job))["program"]
+        assert program is not None
         attempt = program["attempts"][-1]
         nodes, self._attempt = 1 + len(attempt["members"]), attempt["number"]
         if nodes != len(names):

@@ -19,8 +19,10 @@ from rollpacker.rollmux.service.state.records import (
     Effects,
     Fence,
     JobRecord,
+    JobState,
     Lease,
     PendingMove,
+    PhaseOutcome,
     Stretch,
 )
 
@@ -189,10 +191,10 @@ class LeasedScheduler:
             return False
         return any(fence.node in live.home.names for fence in self.fences)
 
-    def state(self, job: str) -> str:
+    def state(self, job: str) -> JobState:
         """One word: queued, idle, waiting, running, moving, ending, failing, ended."""
         record = self.jobs[job]
-        flags = (
+        flags: tuple[tuple[bool, JobState], ...] = (
             (record.ended is not None, "ended"),
             (record.ending, "ending"),
             (job in self.scheduler.queue.jobs, "queued"),
@@ -200,8 +202,9 @@ class LeasedScheduler:
             (record.move is not None, "moving"),
             (record.token is not None, "running"),
             (record.request is not None, "waiting"),
+            (True, "idle"),
         )
-        return next((name for holds, name in flags if holds), "idle")
+        return next(name for holds, name in flags if holds)
 
     def over(self, token: int) -> None:
         """A permit is over, fenced or not: nobody works under it any more."""
@@ -245,7 +248,7 @@ class LeasedScheduler:
     def _removed(self, event: ev.NodeRemoved, _: Effects) -> None:
         self.forget_agent(event.node)
 
-    def _close(self, token: int, outcome: str, effects: Effects) -> None:
+    def _close(self, token: int, outcome: PhaseOutcome, effects: Effects) -> None:
         self.over(token)
         lease = self.leases.pop(token)
         self.jobs[lease.job].token = None

@@ -10,6 +10,10 @@ from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.state.attempts import ProgramRun, ProgramRuns
 
+JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
+JobOutcome = Literal["", "done", "failed", "stopped", "ended"]
+PhaseOutcome = Literal["running", "done", "lost"]
+
 
 @dataclass(slots=True)
 class Lease:
@@ -75,7 +79,7 @@ class JobRecord:
         return None if self.program is None else self.program.running
 
     @property
-    def outcome(self) -> Literal["", "done", "failed", "stopped", "ended"]:
+    def outcome(self) -> JobOutcome:
         """How it ended, as far as anybody said; empty while it has not."""
         if self.ended is None:
             return ""
@@ -90,12 +94,12 @@ class Stretch:
     """A phase on the timeline; ``end`` None while it runs."""
 
     job: str
-    phase: str
+    phase: Phase
     nodes: tuple[str, ...]
     start: float
     token: int
     end: float | None = None
-    outcome: str = "running"
+    outcome: PhaseOutcome = "running"
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -114,7 +114,7 @@ class TransactionLog:
         key: str | None = None,
         request: str = "",
         status: int = 200,
-        answer: Callable[[], dict[str, Any]] | None = None,
+        answer: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Entry:
         """Let an event happen. ``answer`` is asked for the answer after it did.
 

@@ -41,10 +41,11 @@ def numbers(core: TransactionLog) -> dict[str, Any]:
     for name, count in brain.gone.items():
         states["ended", team(name)] += count
     found = views.status(core, ended=0)
-    for job in found["jobs"]:
-        job["team"] = team(job["spec"]["team"])
+    jobs = [{**job, "team": team(job["spec"]["team"])} for job in found["jobs"]]
     busy = {node for stretch in brain.running.values() for node in stretch.nodes}
-    return found | {
+    return {
+        **found,
+        "jobs": jobs,
         "listed": [*sorted(listed), OTHER],
         "states": dict(states),
         "busy": busy,

@@ -12,16 +12,18 @@ from typing import Any
 
 from rollpacker.config.reading.secrets import masked_command
 from rollpacker.core.codec import plain
+from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.cluster import Job
-from rollpacker.rollmux.model.inventory import POOL_NAMES, Slot
+from rollpacker.rollmux.model.inventory import POOL_NAMES
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.placement.admission import expected
 from rollpacker.rollmux.scheduler.queue import why_it_waits
 from rollpacker.rollmux.scheduler.teams import Shares
+from rollpacker.rollmux.service.api import answers
 from rollpacker.rollmux.service.commands.commands import job_record, move_body, permit_body
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
-from rollpacker.rollmux.service.state.records import JobRecord, Stretch
+from rollpacker.rollmux.service.state.records import JobRecord, JobState, Stretch
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
@@ -50,7 +52,7 @@ class QueueView:
     def _forecast(self) -> dict[str, ExpectedStart]:
         return self._core.forecast()
 
-    def of(self, job: Job | None) -> dict[str, Any] | None:
+    def of(self, job: Job | None) -> answers.Queued | None:
         """Place, reason and forecast; None of a job that does not wait."""
         if job is None or job.waits_since is None:
             return None
@@ -78,19 +80,19 @@ def _wanted(spec: JobSpec) -> tuple[object, ...]:
     return spec.gangs, memory, spec.node_devices, labels
 
 
-def job(core: TransactionLog, name: str) -> dict[str, Any]:
+def job(core: TransactionLog, name: str) -> answers.Job:
     """One job. Raises ``Refused`` where there is none."""
     record = job_record(core, name)
     live = core.brain.scheduler.cluster.jobs.get(name)
-    recent = [] if live is None else [list(pair) for pair in live.observed.ring]
-    return _job(core, name, record, QueueView(core)) | {"recent_s": recent}
+    recent = [] if live is None else list(live.observed.ring)
+    return {**_job(core, name, record, QueueView(core)), "recent_s": recent}
 
 
 def _jobs(
     core: TransactionLog, records: Iterable[tuple[str, JobRecord]], queue: QueueView
-) -> list[dict[str, Any]]:
+) -> list[answers.Job]:
     """Several; one that cannot be told of is left out: the others have not done it."""
-    found: list[dict[str, Any]] = []
+    found: list[answers.Job] = []
     for name, record in records:
         try:
             found.append(_job(core, name, record, queue))
@@ -99,11 +101,12 @@ def _jobs(
     return found
 
 
-def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -> dict[str, Any]:
+def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -> answers.Job:
     brain = core.brain
     live = brain.scheduler.cluster.jobs.get(name)
     home = None if live is None else live.home
     lease = None if record.token is None else brain.leases[record.token]
+    slack, standing, slowdown = _slo(core, record, live)
     return {
         "id": name,
         "number": record.number,
@@ -123,10 +126,14 @@ def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -
         "permit": None if lease is None or lease.fenced else permit_body(core, lease),
         "move": None if record.move is None else move_body(record)["move"],
         "program": _program(core, record),
-    } | _slo(core, record, live)
+        "solo_s": record.solo_s,
+        "slo_slack_s": slack,
+        "slo_state": standing,
+        "slowdown": slowdown,
+    }
 
 
-def _program(core: TransactionLog, record: JobRecord) -> dict[str, Any] | None:
+def _program(core: TransactionLog, record: JobRecord) -> answers.StartedProgram | None:
     """What agents start, and what became of it; without its environment, which may hold secrets."""
     started = record.program
     if started is None:
@@ -135,16 +142,19 @@ def _program(core: TransactionLog, record: JobRecord) -> dict[str, Any] | None:
     del told["program"]["environment"]
     for part in ("command", "members"):
         told["program"][part] = masked_command(told["program"][part])
-    return told | {"lead": core.brain.lead(record.spec.id), "ready_at": started.ready_at()}
+    lead = core.brain.lead(record.spec.id)
+    return answers.StartedProgram(**told, lead=lead, ready_at=started.ready_at())
 
 
-def _slo(core: TransactionLog, record: JobRecord, live: Job | None) -> dict[str, Any]:
-    """Seconds that a job may still lose without breaking its promise, and how it stands.
+def _slo(
+    core: TransactionLog, record: JobRecord, live: Job | None
+) -> tuple[float, answers.SloState, float | None]:
+    """Seconds that a job may still lose without breaking its promise, how it stands, its slowdown.
 
     A job of which nobody knows how long it is may stop after any iteration: it banks on the
     running one only, and before its first is over nothing is missed. What the running iteration
     has done so far counts as done.
-    ``slo_state`` is ``missed`` without slack, ``behind`` where only iterations to come can make
+    It has ``missed`` without slack, ``behind`` where only iterations to come can make
     up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
     ``kept``.
     """
@@ -162,12 +172,7 @@ def _slo(core: TransactionLog, record: JobRecord, live: Job | None) -> dict[str,
     behind = slack < 0 or (slowdown is not None and slowdown > record.spec.slo)
     near = slack < _NEAR * (record.spec.worst_rollout_s + record.spec.worst_train_s)
     state = "missed" if over else "behind" if behind else "near" if near else "kept"
-    return {
-        "solo_s": record.solo_s,
-        "slo_slack_s": slack,
-        "slo_state": state,
-        "slowdown": slowdown,
-    }
+    return slack, state, slowdown
 
 
 def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
@@ -184,16 +189,16 @@ def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
 
 async def all_jobs(
     read: Callable[[Callable[[TransactionLog], Any]], Awaitable[Any]],
-) -> dict[str, Any]:
+) -> answers.Jobs:
     """All jobs, those that ended too; ``read`` is the writer's."""
-    found: list[dict[str, Any]] = []
+    found: list[answers.Job] = []
     count = await read(lambda core: len(core.brain.jobs))
     for first in range(0, count, _AT_ONCE):
         found += await read(partial(_some_jobs, first=first))
     return {"jobs": found}
 
 
-def _some_jobs(core: TransactionLog, first: int) -> list[dict[str, Any]]:
+def _some_jobs(core: TransactionLog, first: int) -> list[answers.Job]:
     """By arrival, from number ``first`` on."""
     queue, records = QueueView(core), core.brain.jobs.items()
     some = islice(records, first, first + _AT_ONCE)
@@ -213,7 +218,7 @@ def _last_ended(brain: LeasedScheduler, count: int) -> list[tuple[str, JobRecord
     return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
 
 
-def status(core: TransactionLog, ended: int = 50) -> dict[str, Any]:
+def status(core: TransactionLog, ended: int = 50) -> answers.Status:
     """The whole cluster, and the last jobs that ended.
 
     Whoever looks looks again soon: of jobs that ended before there are counts only.
@@ -221,7 +226,7 @@ def status(core: TransactionLog, ended: int = 50) -> dict[str, Any]:
     brain = core.brain
     left = unsettled(brain)
     live = {name: record for name, record in left if record.ended is None}
-    counts = Counter(brain.state(name) for name, _ in left)
+    counts: Counter[JobState] = Counter(brain.state(name) for name, _ in left)
     if brain.ended:
         counts["ended"] += len(brain.ended)
     cluster, queue = brain.scheduler.cluster, QueueView(core)
@@ -251,7 +256,7 @@ def status(core: TransactionLog, ended: int = 50) -> dict[str, Any]:
     }
 
 
-def teams(core: TransactionLog) -> list[dict[str, Any]]:
+def teams(core: TransactionLog) -> list[answers.Team]:
     """Those with a guarantee, in their order, then others that have live jobs, by name.
 
     ``""`` are the jobs of no team; without any team there is nothing to tell of them.
@@ -267,7 +272,7 @@ def teams(core: TransactionLog) -> list[dict[str, Any]]:
     return [_team(name, jobs[name], shares) for name in names]
 
 
-def _team(name: str, jobs: Iterable[Job], shares: Shares) -> dict[str, Any]:
+def _team(name: str, jobs: Iterable[Job], shares: Shares) -> answers.Team:
     used, guaranteed = shares.used(name), shares.guaranteed(name)
     borrowed = [max(have - own, 0.0) for have, own in zip(used, guaranteed, strict=True)]
     placed = [job for job in jobs if job.waits_since is None]
@@ -284,11 +289,11 @@ def _team(name: str, jobs: Iterable[Job], shares: Shares) -> dict[str, Any]:
     }
 
 
-def _by_pool(values: Iterable[float]) -> dict[str, float]:
+def _by_pool(values: Iterable[float]) -> dict[Phase, float]:
     return dict(zip(POOL_NAMES, values, strict=True))
 
 
-def cost(core: TransactionLog) -> dict[str, float]:
+def cost(core: TransactionLog) -> answers.Cost:
     """Dollars per hour: of the nodes that are held, and of every live job alone."""
     prices, brain = core.settings.prices, core.brain
     each = (prices.rollout, prices.train)
@@ -298,7 +303,7 @@ def cost(core: TransactionLog) -> dict[str, float]:
     return {"now": held, "solo": solo}
 
 
-def node(core: TransactionLog, name: str) -> dict[str, Any]:
+def node(core: TransactionLog, name: str) -> answers.Node:
     """One node, also one that nobody knows."""
     if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
         return _node(core, name)
@@ -315,15 +320,16 @@ def node(core: TransactionLog, name: str) -> dict[str, Any]:
     }
 
 
-def _node(core: TransactionLog, name: str) -> dict[str, Any]:
+def _node(core: TransactionLog, name: str) -> answers.Node:
     brain = core.brain
     found, slot = brain.scheduler.cluster.nodes.get(name), brain.slots.get(name)
+    state: answers.NodeState
     state = "free" if found is None else "held" if found.held else "reserved"
     if any(fence.node == name for fence in brain.fences):
         state = "failing"
     elif found is None and slot is not None and slot.status == "down":
         state = "failed"
-    return {
+    told: answers.Node = {
         "name": name,
         "pool": slot.machine.pool if slot else POOL_NAMES[found.pool] if found else None,
         "state": state,
@@ -333,17 +339,16 @@ def _node(core: TransactionLog, name: str) -> dict[str, Any]:
         "token": brain.tokens.get(name, -1),
         "agent": name in brain.agents,
         "reported_s": max(core.now() - brain.agents[name], 0.0) if name in brain.agents else None,
-    } | (_machine(slot) if slot else {})
-
-
-def _machine(slot: Slot) -> dict[str, Any]:
-    """What only named nodes have."""
-    return {"status": slot.status, "why": slot.why, "machine": plain(slot.machine)}
+    }
+    if slot is not None:
+        machine = plain(slot.machine)
+        told.update({"status": slot.status, "why": slot.why, "machine": machine})
+    return told
 
 
 def timeline(
     core: TransactionLog, window_s: float, job: str = "", node: str = "", most: int = 5000
-) -> dict[str, Any]:
+) -> answers.Timeline:
     """Phases of the last seconds, running ones included; of a job or a node only, if named."""
 
     def asked_for(stretch: Stretch) -> bool:
@@ -360,7 +365,7 @@ def timeline(
     return {"now": core.now(), "phases": [_stretch(core, each) for each in found]}
 
 
-def _stretch(core: TransactionLog, stretch: Stretch) -> dict[str, Any]:
+def _stretch(core: TransactionLog, stretch: Stretch) -> answers.PhaseRun:
     return {
         "job": stretch.job,
         "number": core.brain.jobs[stretch.job].number,

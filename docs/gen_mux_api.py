@@ -13,9 +13,9 @@ from rollpacker.rollmux.service.api.bodies import one_line
 from rollpacker.rollmux.service.api.roles import ROLES
 from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands.commands import poll
-from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views.metrics import Metrics

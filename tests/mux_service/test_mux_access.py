@@ -10,10 +10,10 @@ from mux_strangers import Place
 
 from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands.commands import poll
-from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http import routing
 from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views.metrics import Metrics

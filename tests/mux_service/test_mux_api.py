@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from rollpacker.rollmux import service
 from rollpacker.rollmux.service.commands.commands import poll
-from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 from rollpacker.rollmux.service.views.metrics import Metrics

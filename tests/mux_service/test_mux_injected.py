@@ -18,9 +18,10 @@ from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.roles import OPERATOR
-from rollpacker.rollmux.service.commands import commands, gates, logs, node_commands
+from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands import writer as writer_module
 from rollpacker.rollmux.service.commands.writer import Writer
+from rollpacker.rollmux.service.http import gates, logs
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.middleware import AccessGuard, Audit
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens

@@ -22,10 +22,10 @@ from rollpacker.processes.open_files import allow_files
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.commands import poll
-from rollpacker.rollmux.service.commands.logs import Logs
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.auth import make_token, read_token
+from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard, Audit
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS

@@ -19,8 +19,9 @@ from rollpacker.rollmux.service.api import route_docs as docs
 from rollpacker.rollmux.service.api.bodies import Asked, Key
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.api.routes import ROUTES
-from rollpacker.rollmux.service.commands import commands, gates, logs, node_commands
+from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Outcome, Writer
+from rollpacker.rollmux.service.http import gates, logs
 from rollpacker.rollmux.service.http.routing import Route, answered, looks, no_route
 from rollpacker.rollmux.service.views import history, views
 from rollpacker.rollmux.service.views.metrics import Metrics

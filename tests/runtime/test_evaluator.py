@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -13,10 +14,13 @@ import pytest
 from rich.console import Console
 
 from rollpacker.config import EvalConfig
+from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.policy.evaluation import EvaluationPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -35,7 +39,7 @@ class Engines:
     def __init__(self) -> None:
         self.engines = tuple(map(EngineId, range(ENGINES)))
         self.running: dict[AttemptId, tuple[EngineId, Request]] = {}
-        self.seeds: dict[tuple[str, int], list[int]] = {}
+        self.seeds: dict[str, list[int]] = defaultdict(list)
 
     @contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
@@ -47,7 +51,7 @@ class Engines:
         if isinstance(command, msg.Submit):
             for request in command.requests:
                 self.running[request.attempt] = engine, request
-                self.seeds.setdefault((request.group, request.attempt), []).append(request.seed)
+                self.seeds[request.group].append(request.seed)
 
     def lose(self, *gone: int) -> None:
         engines = tuple(map(EngineId, gone))
@@ -83,8 +87,8 @@ class Graders:
         self._take = take
         yield
 
-    def begin_step(self, step: int) -> None:
-        pass
+    def begin_step(self, step: int, epoch: float | None) -> None:
+        assert epoch is None
 
     def grade(self, attempts: Any, rows: Any, *, training: bool) -> None:
         assert not training
@@ -94,7 +98,9 @@ class Graders:
 Talk = Callable[[Engines], Awaitable[None]]
 
 
-def measured(talk: Talk) -> tuple[dict[str, float], Engines, str, list[tuple[str, int, float]]]:
+def measured(
+    talk: Talk, graders: Graders | None = None
+) -> tuple[dict[str, float], Engines, str, list[tuple[str, int, float]]]:
     """Metrics, what was asked of engines, what was said, and the answers in order."""
     said, engines = StringIO(), Engines()
     names = [PromptId(f"p{n}") for n in range(PROBLEMS)]
@@ -116,7 +122,7 @@ def measured(talk: Talk) -> tuple[dict[str, float], Engines, str, list[tuple[str
         0,
         problems=Problems(rows, tokens, source),
         workers=cast(Any, engines),
-        rewards=cast(Any, Graders()),
+        rewards=cast(Any, graders or Graders()),
         params=SamplingParams(max_tokens=9),
         clock=Clock(),
         progress=Progress(Console(file=said, width=200)),
@@ -143,7 +149,8 @@ def test_what_lost_engines_were_at_goes_on_elsewhere_and_is_the_same() -> None:
     whole, _, quiet, answers = measured(nothing)
     less, engines, said, again = measured(lose)
     assert (less, again) == (whole, answers)
-    assert all(len({*seeds}) == 1 for seeds in engines.seeds.values())
+    assert all(len({*seeds}) == EACH for seeds in engines.seeds.values())
+    assert any(len(seeds) > EACH for seeds in engines.seeds.values())
     assert "evaluation: worker died; lost: engine 1, replica 0" in said
     assert "lost" not in quiet
 
@@ -159,10 +166,10 @@ def test_without_an_engine_it_ends() -> None:
 def test_an_answer_that_engines_fail_to_give_is_one_without_a_reward() -> None:
     async def fail(engines: Engines) -> None:
         first, second, *_ = engines.running
-        tried: list[int] = []
-        while first in engines.running:
-            tried.append(engines.running[first][0])
-            engines.fail(first)
+        seed, tried = engines.running[first][1].seed, list[int]()
+        while again := [a for a, (_, request) in engines.running.items() if request.seed == seed]:
+            tried.append(engines.running[again[0]][0])
+            engines.fail(again[0])
         assert tried == [0, 1, 2]
         engines.fail(second)
 
@@ -171,3 +178,43 @@ def test_an_answer_that_engines_fail_to_give_is_one_without_a_reward() -> None:
     assert again == answers[1:]
     assert result["eval/ungraded"] == 1.0
     assert said.count("evaluation: the answer to problem p0: too long") == 1
+
+
+class Alone(Graders):
+    """Would compare the answers to a problem."""
+
+    needs_group = True
+
+    def grade(self, attempts: Any, rows: Any, *, training: bool) -> None:
+        assert len(attempts) == 1
+        super().grade(attempts, rows, training=training)
+
+
+def test_rewards_that_compare_responses_see_each_answer_alone() -> None:
+    assert measured(nothing, Alone())[3] == measured(nothing)[3]
+
+
+def test_what_its_environment_was_at_begins_again_elsewhere() -> None:
+    """As another attempt: the lost one's environment may still answer."""
+    policy = EvaluationPolicy([PromptId("p")], answers=2, retries=0)
+
+    def told(event: ev.Event) -> list[do.Decision]:
+        return policy.handle(0.0, event)
+
+    both = tuple(map(EngineId, (0, 1)))
+    first, second = told(ev.StepStarted(step=0, engines=both, replicas=(), remaining={}))
+    assert isinstance(first, do.StartAttempt)
+    assert isinstance(second, do.StartAttempt)
+    turn = ev.TurnFinished(attempt=first.attempt, turn=0, tokens=1, finish_reason="stop")
+    assert told(turn) == [do.StepEnvironment(attempt=first.attempt)]
+    again, also = told(ev.DevicesLost(engines=(EngineId(0),), replicas=()))
+    assert isinstance(again, do.StartAttempt)
+    assert isinstance(also, do.StartAttempt)
+    assert [(a.index, a.engine) for a in (again, also)] == [(0, 1), (1, 1)]
+    assert len({first.attempt, second.attempt, again.attempt, also.attempt}) == 4
+    assert told(ev.EnvironmentReplied(attempt=first.attempt, turn=0, tokens=1, seconds=0.1)) == []
+    for attempt in (again.attempt, also.attempt):
+        assert policy.missing > 0
+        told(ev.AttemptFinished(attempt=attempt, tokens=1, finish_reason="stop"))
+        told(ev.AttemptGraded(attempt=attempt, reward=None))
+    assert policy.missing == 0

@@ -42,7 +42,7 @@ class TurnEngine(FakeEngine):
 class VirtualEnvironments:
     """``EnvironmentPool`` without processes: answers as the script says, when it says so."""
 
-    broken = None
+    broken, queued = None, 0
 
     def __init__(self, script: Script, agenda: Agenda, step: Callable[[], int]) -> None:
         self._script, self._agenda, self._step = script, agenda, step

@@ -272,7 +272,7 @@ class VirtualRewards:
     def begin_step(self, step, epoch) -> None:
         del step, epoch
 
-    def grade(self, attempts, rows) -> None:
+    def grade(self, attempts, rows, *, training=True) -> None:
         for attempt in attempts:
             step = attempt.output.weights_version
             seed = sampling_seed(self._script.seed, step, attempt.prompt, attempt.index)

@@ -213,7 +213,7 @@ class Decoding:
             group=attempt.prompt,
             prompt=attempt.prompt_tokens,
             params=self._params,
-            seed=sampling_seed(self._seed, self._record.step, attempt.prompt, attempt.index),
+            seed=sampling_seed(self._seed, self._record.draw, attempt.prompt, attempt.index),
         )
         begun = attempt.begun
         if self._episodes is not None:

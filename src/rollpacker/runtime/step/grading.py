@@ -54,7 +54,8 @@ class Grading:
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
-        self._rewards.begin_step(record.step, self._problems.source.passed)
+        epoch = self._problems.source.passed if record.training else None
+        self._rewards.begin_step(record.step, epoch)
 
     def add(self, attempt: Trajectory) -> None:
         """A response is to be graded with the next ``send``."""
@@ -70,19 +71,25 @@ class Grading:
             return
         most = len(self._waiting) if self._lockstep else _AT_ONCE
         waiting, self._waiting = self._waiting[:most], self._waiting[most:]
-        new = [attempt for attempt in waiting if not self._recall(attempt)]
-        self._rewards.grade(new, self._problems.rows)
+        self._give([attempt for attempt in waiting if not self._recall(attempt)])
         if not self._lockstep:
             self._post_grades()
 
+    def _give(self, attempts: Sequence[Trajectory]) -> None:
+        self._rewards.grade(attempts, self._problems.rows, training=self._record.training)
+
     def _send_groups(self) -> None:
+        if not self._record.training:
+            alone, self._waiting = self._waiting, []
+            for attempt in alone:
+                self._give([attempt])
+            return
         # Responses that end in the same engine step are all told before anything is sent.
         attempts = self._record.attempts.values()
         unfinished = {a.prompt for a in attempts if a.stage in GENERATING}
         for prompt in {attempt.prompt: None for attempt in self._waiting}:
             if prompt not in unfinished:
-                group = [a for a in self._waiting if a.prompt == prompt]
-                self._rewards.grade(group, self._problems.rows)
+                self._give([a for a in self._waiting if a.prompt == prompt])
                 self._waiting = [a for a in self._waiting if a.prompt != prompt]
 
     def _recall(self, attempt: Trajectory) -> bool:

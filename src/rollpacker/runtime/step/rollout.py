@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +14,9 @@ from rollpacker.config import RunConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
-from rollpacker.core.pump import Pump
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import GENERATING
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -28,10 +24,9 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError, in_one_line
 from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
-from rollpacker.runtime.step.decoding import Decoding
+from rollpacker.runtime.sampling import Sampling
 from rollpacker.runtime.step.draft_sources import DraftSources
-from rollpacker.runtime.step.episodes import Answered, Episodes
-from rollpacker.runtime.step.grading import Grading
+from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.node_lease import PhaseNodes
 from rollpacker.runtime.step.publishing import Publishing
 from rollpacker.runtime.step.step import DroppedError, StepRecord
@@ -84,44 +79,33 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lockstep = config.deterministic
-        later = None if self._lockstep else self._perform_later
-        self._pump = Pump(policy, self._perform, clock, journal.record, self._send, later)
         self._measures = config.rollout.planner != "off"
         self._speculates = policy.speculates
-        self._decoding = Decoding(
-            workers,
-            problems,
-            graded,
-            params,
-            config.seed,
-            lockstep=self._lockstep,
+        self._sampling = Sampling(
+            policy,
+            workers=workers,
+            problems=problems,
+            rewards=rewards,
+            params=params,
+            seed=config.seed,
+            graded=graded,
+            clock=clock,
+            record=journal.record,
+            fail=self.fail,
+            lockstep=config.deterministic,
             hints=DraftSources() if self._speculates else None,
             episodes=episodes,
-            post=self._pump.post,
-            clock=clock,
         )
-        self._grading = Grading(
-            rewards, problems, graded, lockstep=self._lockstep, post=self._pump.post, clock=clock
-        )
-        self._performers = self._table()
+        self._sampling.performers |= self._table()
         self._milestones: list[asyncio.Future[None]] = []
         self._publishing: Publishing | None = None
         self.record = StepRecord(step=0, start_s=0.0)
 
     def _table(self) -> dict[type[do.Decision], Callable[[Any], None]]:
-        """What performs each decision."""
+        """What performs the decisions that are not of a single response."""
         return {
             do.DrawPrompts: self._draw,
             do.BeginRound: self._begin_round,
-            do.StartAttempt: self._decoding.start,
-            do.StepEnvironment: self._decoding.step_environment,
-            do.ContinueAttempt: self._decoding.go_on,
-            do.AbortAttempt: self._abort,
-            do.MigrateAttempts: self._decoding.migrate,
-            do.FormEngine: self._decoding.form,
-            do.Speculate: self._decoding.speculate,
-            do.GradeAttempt: self._grade,
             do.AcceptGroup: self._accept,
             do.DropGroup: self._drop_group,
             do.DeferPrompt: self._defer,
@@ -145,7 +129,6 @@ class Rollout:
             kind = "replica" if self._workers.engines else "engine"
             raise WorkerError("; ".join([*self._workers.unheard(), f"no {kind} is left"]))
         loop = asyncio.get_running_loop()
-        self._pump.clear()
         faults = self._workers.unheard()
         self.record = StepRecord(
             step=step, start_s=self._clock(), faults=faults, fleet=self._workers.fleet
@@ -153,25 +136,18 @@ class Rollout:
         self._milestones = [loop.create_future() for _ in range(3)]
         self._generated, self._trained, self._published = self._milestones
         self._publishing = None
-        self._grading.begin(self.record)
         self._updates.begin(self.record, self._finish_update)
         self._workers.meet()
-        self._decoding.begin(self.record)
+        guarded = self._sampling.guarded
         listener = Listener(
-            self._guarded(self._take_engine),
-            self._guarded(self._take_replica),
-            self._hear_of_loss,
+            guarded(self._take_engine), guarded(self._take_replica), self._hear_of_loss
         )
-        grades = self._rewards.listen(self._guarded(self._take_grades))
-        episodes = contextlib.nullcontext()
-        if self._episodes is not None:
-            episodes = self._episodes.listen(self._guarded(self._take_answers))
-        with self._workers.listen(listener), grades, episodes:
+        with self._sampling.step(self.record, self._published, listener):
             yield
 
     async def generate(self) -> None:
         """Sample and grade the step's groups; gradients of complete ones may start meanwhile."""
-        self._pump.post(
+        self._sampling.post(
             ev.StepStarted(
                 step=self.record.step,
                 engines=self._workers.engines,
@@ -179,7 +155,7 @@ class Rollout:
                 remaining=self._problems.remaining(),
             )
         )
-        self._settle()
+        self._sampling.settle()
         await self._generated
 
     async def train(self) -> None:
@@ -195,12 +171,12 @@ class Rollout:
 
     def end_epoch(self, epoch: int) -> None:
         """The data is used up; what is still queued is dropped."""
-        self._pump.post(ev.EpochEnded(epoch=epoch))
+        self._sampling.post(ev.EpochEnded(epoch=epoch))
 
     def release_tail(self) -> None:
         """Another job has the nodes: the tail is to leave most of them."""
         if self._milestones and not self._trained.done():
-            self._pump.post(ev.TailReleased())
+            self._sampling.post(ev.TailReleased())
 
     def drop(self) -> None:
         """Give the running step up, if there is one and its update has not begun."""
@@ -216,40 +192,11 @@ class Rollout:
 
     # What the policy decided ------------------------------------------------------------------
 
-    def _perform(self, decisions: Sequence[do.Decision]) -> None:
-        for decision in decisions:
-            self._performers[type(decision)](decision)
-
-    def _perform_later(self, go_on: Callable[[], None]) -> None:
-        """Unless the step has failed by then."""
-        record = self.record
-
-        def call() -> None:
-            if self.record is record:
-                go_on()
-
-        asyncio.get_running_loop().call_soon(self._guarded(call))
-
-    def _send(self) -> None:
-        self._decoding.send()
-        self._grading.send()
-
     def _draw(self, decision: do.DrawPrompts) -> None:
-        self._pump.post(ev.PromptsDrawn(prompts=self._problems.draw(decision.counts)))
+        self._sampling.post(ev.PromptsDrawn(prompts=self._problems.draw(decision.counts)))
 
     def _begin_round(self, decision: do.BeginRound) -> None:
         self.record.kind = decision.round
-
-    def _abort(self, decision: do.AbortAttempt) -> None:
-        attempt = self.record.attempts[decision.attempt]
-        if attempt.stage in GENERATING:
-            self._decoding.abort(attempt)
-        else:
-            self._rewards.cancel(attempt.id)
-            self._pump.post(self._decoding.aborted(attempt))
-
-    def _grade(self, decision: do.GradeAttempt) -> None:
-        self._grading.add(self.record.attempts[decision.attempt])
 
     def _accept(self, decision: do.AcceptGroup) -> None:
         self._updates.accept(self.record.accept(decision))
@@ -293,17 +240,17 @@ class Rollout:
             self.fail(in_one_line(error))
 
     def _finish_update(self, update: int, last: bool) -> None:
-        self._pump.post(ev.UpdateApplied(step=self.record.step, update=update))
+        self._sampling.post(ev.UpdateApplied(step=self.record.step, update=update))
         if last and not self._trained.done():
             self._trained.set_result(None)
 
     def _publish(self, decision: do.PublishWeights) -> None:
         def done() -> None:
             if self._measures:
-                self._pump.post(self.record.measured())
+                self._sampling.post(self.record.measured())
             if self._speculates and (timed := self.record.timed()) is not None:
-                self._pump.post(timed)
-            self._pump.post(ev.WeightsPublished(version=decision.version))
+                self._sampling.post(timed)
+            self._sampling.post(ev.WeightsPublished(version=decision.version))
             if not self._published.done():
                 self._published.set_result(None)
 
@@ -311,25 +258,11 @@ class Rollout:
 
     # What happened ----------------------------------------------------------------------------
 
-    def _guarded(self, react: Callable[..., None]) -> Callable[..., None]:
-        """Callbacks of the event loop: what they raise ends the step."""
-
-        def call(*args: Any) -> None:
-            if self._published.done():
-                return
-            try:
-                react(*args)
-            except Exception as error:
-                self.fail(in_one_line(error))
-
-        return call
-
     def _take_engine(self, engine: EngineId, report: msg.EngineReport) -> None:
         if isinstance(report, msg.WeightsLoaded | msg.Slept):
             self.record.add_work(engine, report.work)
         if self._publishing is None or not self._publishing.take_engine(engine, report):
-            self._decoding.take(engine, report)
-            self._settle()
+            self._sampling.take(engine, report)
 
     def _take_replica(self, replica: ReplicaId, report: msg.ReplicaReport) -> None:
         match report:
@@ -337,7 +270,7 @@ class Rollout:
                 self._updates.accumulated(replica, report)
                 self._summed.set()
                 seconds = round(self._clock.at(report.end_s) - self._clock.at(report.start_s), 6)
-                self._pump.post(
+                self._sampling.post(
                     ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds)
                 )
             case msg.ScoredSamples():
@@ -348,25 +281,9 @@ class Rollout:
                 assert self._publishing is not None
                 self._publishing.take_replica(report)
 
-    def _take_grades(self, grades: Sequence[Grade]) -> None:
-        self._grading.take(grades)
-        self._settle()
-
-    def _take_answers(self, answers: Sequence[Answered]) -> None:
-        self._decoding.answered(answers)
-        self._settle()
-
-    def _settle(self) -> None:
-        """In lockstep, decoding goes on when environments have answered all turns and all that
-        finished is graded, in a fixed order."""
-        if not self._lockstep or not (self._episodes is None or self._episodes.settle()):
-            return
-        if self._grading.settle():
-            self._decoding.proceed()
-
     def _hear_of_loss(self, loss: Loss) -> None:
         self.record.faults.append(str(loss))
-        self._guarded(self._lose)(loss)
+        self._sampling.guarded(self._lose)(loss)
 
     def _nobody_left(self, loss: Loss) -> str | None:
         """Why the run cannot go on without what was lost."""
@@ -382,15 +299,11 @@ class Rollout:
         if (nobody := self._nobody_left(loss)) is not None:
             self.fail(WorkerError(f"{loss.text}; {nobody}"))
             return
-        self._pump.hurry()  # what was meant for the lost is lost with them
+        self._sampling.hurry()  # what was meant for the lost is lost with them
         for replica in loss.replicas:
             self._updates.lose(replica)
         self._summed.set()
         self._workers.meet()
-        stopping = [event for engine in loss.engines for event in self._decoding.lose(engine)]
-        # First what was lost: a round that ends must know which gradients are gone.
-        lost = ev.DevicesLost(engines=loss.engines, replicas=loss.replicas)
-        self._pump.post(lost, *stopping)
-        self._settle()
+        self._sampling.lose(loss)
         if self._publishing is not None:
             self._publishing.lose(loss)

@@ -47,10 +47,15 @@ _NOBODY = Fleet(layout="colocated", engines={}, replicas={})
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Filled in while the step runs; ``fleet`` is what was live when it began."""
+    """Filled in while the step runs; ``fleet`` is what was live when it began.
+
+    Without ``training`` its responses are measured only, alike at all times: each is graded by
+    itself.
+    """
 
     step: int
     start_s: float
+    training: bool = True
     kind: RoundKind = RoundKind.FULL
     rollout_end_s: float = 0.0
     end_s: float = 0.0
@@ -65,6 +70,11 @@ class StepRecord:
     updates: list[Update] = field(default_factory=list[Update])
     fleet: Fleet = _NOBODY
     work: dict[EngineId, Work] = field(default_factory=dict[EngineId, Work])
+
+    @property
+    def draw(self) -> int:
+        """In its place in seeds: all that is measured is sampled with the same random numbers."""
+        return self.step if self.training else -1
 
     @property
     def begun(self) -> list[PromptId]:

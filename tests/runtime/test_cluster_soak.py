@@ -17,7 +17,7 @@ from runtime_jobs import Workshop, times_trained
 
 from rollpacker import job
 from rollpacker.core import journal
-from rollpacker.job.run.signals import Stopped
+from rollpacker.job.run.stopping import Stopped
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
 

@@ -19,7 +19,7 @@ from runtime_jobs import (
 
 from rollpacker.core import journal
 from rollpacker.job.run import worker_recovery
-from rollpacker.job.run.restarts import Restarts
+from rollpacker.job.run.stopping import Restarts
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool

@@ -4,6 +4,6 @@ It knows all parts of one job, and no other job.
 """
 
 from rollpacker.job.run.loop import train
-from rollpacker.job.run.signals import Stopped
+from rollpacker.job.run.stopping import Stopped
 
 __all__ = ["Stopped", "train"]

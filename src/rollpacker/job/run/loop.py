@@ -26,9 +26,7 @@ from rollpacker.job.plan.resume import RunStart, as_begun, choose_start
 from rollpacker.job.run.evaluating import Evaluations
 from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.lock import RunLock
-from rollpacker.job.run.restarts import Restarts
-from rollpacker.job.run.signals import Signals, Stopped
-from rollpacker.job.run.stopping import StoppedAtOnceError, Stopping
+from rollpacker.job.run.stopping import Restarts, Signals, Stopped, StoppedAtOnceError, Stopping
 from rollpacker.job.run.worker_recovery import Comeback
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.messages import messages as msg
@@ -145,9 +143,9 @@ async def _train(order: _Order, resume: bool) -> None:
     breaker = Breaker()
     displaced, collected = False, gc.get_threshold()
     try:
-        job = BuiltJob(config, folder, parts, checkpoints, phases, signals)
+        job = BuiltJob(config, folder, parts, checkpoints, phases, signals, breaker)
         opening = phases.open(parts.pool, breaker.trip, parts.rollout.release_tail)
-        await breaker.run(_work(order, job, start, opening, breaker))
+        await breaker.run(_work(order, job, start, opening))
     except DisplacedError:
         displaced = True
         raise
@@ -161,18 +159,12 @@ async def _train(order: _Order, resume: bool) -> None:
             parts.close()
 
 
-async def _work(
-    order: _Order, job: BuiltJob, start: RunStart, opening: Awaitable[None], breaker: Breaker
-) -> None:
+async def _work(order: _Order, job: BuiltJob, start: RunStart, opening: Awaitable[None]) -> None:
     """Whatever may wait for something that a callback brings."""
     await opening
     await job.restore(start)
     order.restarts.begin()
-    loop = asyncio.get_running_loop()
-    order.signals.react(
-        lambda: loop.call_soon_threadsafe(job.stopping.stop, breaker) and None,
-        lambda: loop.call_soon_threadsafe(job.stopping.stop_at_once, breaker) and None,
-    )
+    job.stopping.begin()
     await job.run()
 
 
@@ -187,6 +179,7 @@ class BuiltJob:
         checkpoints: Checkpoints,
         phases: PhaseNodes,
         signals: Signals,
+        breaker: Breaker,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -211,6 +204,7 @@ class BuiltJob:
             signals,
             self._keeper,
             lambda: self._counters.step,
+            breaker,
         )
         self._evaluations = Evaluations(
             config.eval,

@@ -1,19 +1,88 @@
-"""How a signal ends a run: after the step, within the grace time, or at once."""
+"""How a run ends before its time, by a signal, and how often it starts again by itself.
+
+A signal ends it where it is; once it steps, after the step, within the grace time, or at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.run.keep import CheckpointManager
-from rollpacker.job.run.signals import Signals
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.step.node_lease import PhaseNodes
 
 _SHARE = 0.4
 """Of the grace time, kept for the checkpoint until it is known how long one takes."""
+_ECHO_S = 0.5
+"""A launcher may signal a process and then its whole group: within this, that is one signal."""
+
+
+class Stopped(SystemExit):
+    """A signal has stopped the run early; uncaught, the process exits with 128 + its number.
+
+    Args:
+        number: the first signal.
+        said: whether the user was told what is kept.
+    """
+
+    def __init__(self, number: signal.Signals, *, said: bool = True) -> None:
+        super().__init__(128 + number)
+        self.number = number
+        self.said = said
+
+
+class Signals:
+    """Takes SIGINT, SIGTERM and ``others``, as ``checkpoint.signals`` has them, while it is open.
+
+    A signal raises ``Stopped`` wherever the main thread is, unless ``react`` says otherwise. In
+    another thread than the main one it takes none.
+    """
+
+    def __init__(self, others: Sequence[str] = ()) -> None:
+        names = ("SIGINT", "SIGTERM", *(f"SIG{name}" for name in others))
+        self._numbers = [signal.Signals[name] for name in names]
+        self._before: dict[signal.Signals, Any] = {}
+        self._at = 0.0
+        self.taken: signal.Signals | None = None
+        self.react()
+
+    def react(
+        self, first: Callable[[], None] | None = None, again: Callable[[], None] | None = None
+    ) -> None:
+        """What the first signal does and what a further one does; None raises ``Stopped``."""
+        self._first = first or (lambda: self._stop(said=False))
+        self._again = again or (lambda: self._stop(said=True))
+
+    def age(self) -> float:
+        """Seconds since the first signal."""
+        return time.monotonic() - self._at
+
+    def _stop(self, *, said: bool) -> None:
+        assert self.taken is not None
+        raise Stopped(self.taken, said=said)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self.taken is None:
+            self.taken, self._at = signal.Signals(number), time.monotonic()
+            self._first()
+        elif number == signal.SIGINT or self.age() > _ECHO_S:
+            self._again()
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._take) for n in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 class StoppedAtOnceError(RuntimeError):
@@ -33,6 +102,7 @@ class Stopping:
         signals: Signals,
         keeper: CheckpointManager,
         step: Callable[[], int],
+        breaker: Breaker,
     ) -> None:
         self._grace_s = grace_s
         self._parts = parts
@@ -40,10 +110,19 @@ class Stopping:
         self._signals = signals
         self._keeper = keeper
         self._step = step
+        self._breaker = breaker
         self.interrupted = False
         self.hurried = False
 
-    def stop(self, breaker: Breaker) -> None:
+    def begin(self) -> None:
+        """From now on signals end this job, in this event loop."""
+        loop = asyncio.get_running_loop()
+        self._signals.react(
+            lambda: loop.call_soon_threadsafe(self._stop) and None,
+            lambda: loop.call_soon_threadsafe(self._stop_at_once) and None,
+        )
+
+    def _stop(self) -> None:
         """A signal: end after this step; but for Ctrl-C, within the grace time."""
         taken = self._signals.taken
         assert taken is not None
@@ -59,7 +138,7 @@ class Stopping:
         left = grace - self._signals.age()
         reserve = max(_SHARE * grace, 2 * self._keeper.slowest_s)
         loop.call_later(left - reserve, self._hurry)
-        loop.call_later(left, self.stop_at_once, breaker)
+        loop.call_later(left, self._stop_at_once)
 
     def _hurry(self) -> None:
         """No more time but for a checkpoint."""
@@ -69,7 +148,7 @@ class Stopping:
         if self._parts.evaluator is not None:
             self._parts.evaluator.drop()
 
-    def stop_at_once(self, breaker: Breaker) -> None:
+    def _stop_at_once(self) -> None:
         """The grace time is over, or a second signal came: what is not kept yet is lost."""
         taken, saved = self._signals.taken, self._keeper.saved
         assert taken is not None
@@ -79,4 +158,36 @@ class Stopping:
         self._parts.log.progress.note(
             f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
         )
-        breaker.trip(StoppedAtOnceError())
+        self._breaker.trip(StoppedAtOnceError())
+
+
+class Restarts:
+    """Counts those without a newer checkpoint in between.
+
+    Args:
+        limit: so many at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._newest = -1
+        self._begun = False
+
+    def begin(self) -> None:
+        """The first step is near: a run that fails before has a mistake in it."""
+        self._begun = True
+
+    def again(self, newest: int) -> bool:
+        """Whether to start again; ``newest``: step of the newest checkpoint, -1 without one."""
+        if newest > self._newest:
+            self._newest, self._used = newest, 0
+        if not self._begun or self._used >= self._limit:
+            return False
+        self._used += 1
+        return True
+
+    def __str__(self) -> str:
+        where = "the beginning" if self._newest < 0 else f"checkpoint-{self._newest}"
+        count = f"{self._used} of cluster.restarts={self._limit}"
+        return f"the run starts again from {where} ({count})"

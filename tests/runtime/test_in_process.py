@@ -60,7 +60,7 @@ class InProcess:
     def to_replica(self, _replica, command) -> None:
         self._inbox.append(("replica", command))
 
-    apart = False
+    transport = None
 
     @property
     def fleet(self):

@@ -30,6 +30,7 @@ class Scripted:
         self, *, apart: bool, engines: int, replicas: int, formed: dict[int, int], nodes: int = 1
     ) -> None:
         self.apart = apart
+        self.transport = self if apart else None
         self.nodes = nodes
         self.sending = False
         self.receiving: set[EngineId] = set()

@@ -35,7 +35,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 def told(shop: Workshop, info: EngineInfo = INFO, engines: int = 2, **changes: Any) -> Any:
     pool = SimpleNamespace(
-        engines=range(engines), infos={1: info}, info=info, node_size=engines, apart=False
+        engines=range(engines), infos={1: info}, info=info, node_size=engines, transport=None
     )
     return machine_of(shop.config("told", **changes), CARD, cast(Any, pool))
 

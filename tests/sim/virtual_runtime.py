@@ -227,7 +227,7 @@ class VirtualPool:
         for worker in awake:
             self._workers[worker].begin()
 
-    apart = False
+    transport = None
 
     @property
     def fleet(self) -> Fleet:

@@ -336,7 +336,7 @@ def rollout_settings(
 def _replica_engines(config: RunConfig, pool: WorkerPool) -> int:
     """Engines on a colocated replica's devices; 0 where they end together."""
     size = config.engine.tensor_parallel
-    if config.devices.layout == "separate" or not pool.apart:
+    if config.devices.layout == "separate" or pool.transport is None:
         return 0
     return replica_size(config, len(pool.engines) * size) // size
 

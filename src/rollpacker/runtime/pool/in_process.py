@@ -42,9 +42,10 @@ class InProcess:
         lockstep: it waits after each report of finished responses until told to proceed.
     """
 
-    apart = False
+    transport = None
 
     def __init__(self, engine: Engine, weights: NewWeights, *, lockstep: bool) -> None:
+        self.info = engine.info()
         self._loop = asyncio.get_running_loop()
         self._worker = EngineWorker(engine, self._from_engine, weights, lockstep=lockstep)
         self._decoding: asyncio.Task[None] | None = None
@@ -138,32 +139,6 @@ class InProcess:
     def unheard(self) -> list[str]:
         """Nothing is lost while nobody listens."""
         return []
-
-    def share(self) -> ReplicaId:
-        """Weights are not shared: the engine reads them where they are."""
-        raise AssertionError("weights are shared between processes only")
-
-    def node(self, engine: EngineId) -> int:
-        """The only one."""
-        del engine
-        return 0
-
-    def home(self, replica: ReplicaId) -> int:
-        """The only node."""
-        del replica
-        return 0
-
-    def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
-        """There is no other node."""
-        del replica, size
-        return ()
-
-    def part(self) -> None:
-        """There is no other node."""
-
-    def abandon(self, kept: Sequence[int], why: str) -> None:
-        """There is no other node."""
-        raise AssertionError(f"the only node cannot be left for {kept}: {why}")
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
         """There is one device."""

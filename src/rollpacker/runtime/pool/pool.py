@@ -76,7 +76,7 @@ class WorkerPool:
         self._carriers: tuple[int, ...] = ()
         self._carried_at = ""
         self.infos: dict[int, EngineInfo] = {}
-        self.apart = apart(config)
+        self.transport = self if apart(config) else None
         self._met: tuple[ReplicaId, ...] = ()
         self._unheard: list[str] = []
         self._nobody = Listener(

@@ -38,28 +38,54 @@ class Listener:
     lost: Callable[[Loss], None]
 
 
-class Workers(Protocol):
-    """The engines and replicas of one run. Commands to one of them are carried out in order."""
+class Engines(Protocol):
+    """The engines of one run. Commands to one of them are carried out in order."""
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
         """The live ones."""
         ...
 
+    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
+        """Send a command; nothing happens where the engine is gone: that is reported as such."""
+        ...
+
+    def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
+        """Tell all engines, and any that is formed later, to take these, given by node: each
+        reports it."""
+        ...
+
+    def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
+        """Put the devices of ``members``, which hold nothing, together into one engine.
+
+        Those that ``members`` were report ``Slept``, the new one ``WeightsLoaded``.
+        """
+        ...
+
+    def disband(self) -> Mapping[EngineId, int]:
+        """Undo all ``form``: the engines that were formed, which report ``Slept``, by size."""
+        ...
+
+
+class Replicas(Protocol):
+    """The replicas of one run. Commands to one of them are carried out in order."""
+
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
         """The live ones."""
         ...
 
-    @property
-    def fleet(self) -> Fleet:
-        """What is live, by devices."""
+    def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
+        """Send a command; nothing happens where the replica is gone."""
         ...
 
-    @property
-    def apart(self) -> bool:
-        """Whether replicas must share their weights before engines can load them."""
+    def meet(self) -> None:
+        """Let the live replicas form one process group if one has died since they last did."""
         ...
+
+
+class WeightTransport(Protocol):
+    """Brings the weights of replicas to engines of other processes, and nodes."""
 
     def share(self) -> ReplicaId:
         """Let a replica share its weights; the one that will report ``Shared``."""
@@ -86,32 +112,18 @@ class Workers(Protocol):
         """Go on with the engines of these nodes only; the others' loss is reported."""
         ...
 
-    def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
-        """Tell all engines, and any that is formed later, to take these, given by node: each
-        reports it."""
+
+class Workers(Engines, Replicas, Protocol):
+    """The engines and replicas of one run."""
+
+    @property
+    def transport(self) -> WeightTransport | None:
+        """None: engines read the weights where replicas have them."""
         ...
 
-    def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
-        """Put the devices of ``members``, which hold nothing, together into one engine.
-
-        Those that ``members`` were report ``Slept``, the new one ``WeightsLoaded``.
-        """
-        ...
-
-    def disband(self) -> Mapping[EngineId, int]:
-        """Undo all ``form``: the engines that were formed, which report ``Slept``, by size."""
-        ...
-
-    def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command; nothing happens where the engine is gone: that is reported as such."""
-        ...
-
-    def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
-        """Send a command; nothing happens where the replica is gone."""
-        ...
-
-    def meet(self) -> None:
-        """Let the live replicas form one process group if one has died since they last did."""
+    @property
+    def fleet(self) -> Fleet:
+        """What is live, by devices."""
         ...
 
     def listen(self, listener: Listener) -> AbstractContextManager[None]:

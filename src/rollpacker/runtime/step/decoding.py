@@ -16,7 +16,7 @@ from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.protocols import Workers
+from rollpacker.runtime.pool.protocols import Engines
 from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
@@ -43,7 +43,7 @@ class Decoding:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: Engines,
         problems: Problems,
         graded: GradedLog,
         params: SamplingParams,

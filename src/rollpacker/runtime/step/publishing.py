@@ -30,6 +30,7 @@ class Publishing:
     def __init__(self, workers: Workers, version: int, done: Callable[[], None]) -> None:
         self.version = version
         self._workers = workers
+        self._transport = workers.transport
         self._done = done
         self._sharing: ReplicaId | None = None
         self._places: dict[int, SharedWeights] | None = None
@@ -44,10 +45,10 @@ class Publishing:
 
     def _share(self) -> None:
         """No engine reads what was shared last."""
-        if self._workers.apart:
-            self._sharing = self._workers.share()
-        else:
+        if self._transport is None:
             self._load()
+        else:
+            self._sharing = self._transport.share()
 
     def _load(self) -> None:
         self._sharing = None
@@ -89,22 +90,24 @@ class Publishing:
 
     def shared(self, report: msg.Shared) -> None:
         """The weights are where engines of one node find them."""
+        assert self._transport is not None
         assert self._sharing is not None
         assert report.weights is not None
-        self._places = {self._workers.home(self._sharing): report.weights}
-        self._receiving = {*self._workers.carry(self._sharing, report.weights.size)}
+        self._places = {self._transport.home(self._sharing): report.weights}
+        self._receiving = {*self._transport.carry(self._sharing, report.weights.size)}
         self._sending, self._problem = bool(self._receiving), ""
         self._carry_on()
 
     def carried(self, engine: EngineId | None, report: msg.Carried) -> None:
         """The weights have come to an engine's node, or (None) left the one that shares them."""
+        assert self._transport is not None
         self._problem = self._problem or report.problem
         if engine is None:
             self._sending = False
         else:
             self._receiving.discard(engine)
             if report.weights is not None and self._places is not None:
-                self._places[self._workers.node(engine)] = report.weights
+                self._places[self._transport.node(engine)] = report.weights
         self._carry_on()
 
     def _carry_on(self) -> None:
@@ -114,11 +117,12 @@ class Publishing:
         if not self._problem:
             self._load()
             return
-        self._workers.part()
+        assert self._transport is not None
+        self._transport.part()
         self._tries += 1
         if self._tries >= _TRIES:
             assert self._places is not None
-            self._workers.abandon([*self._places], f"no weights came: {self._problem}")
+            self._transport.abandon([*self._places], f"no weights came: {self._problem}")
         self._share()
 
     def loaded(self, engine: EngineId) -> None:

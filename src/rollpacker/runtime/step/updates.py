@@ -18,7 +18,7 @@ from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.protocols import Workers
+from rollpacker.runtime.pool.protocols import Replicas
 from rollpacker.runtime.step.step import ReplicaTask, StepRecord
 from rollpacker.train.algorithms import Algorithm, Rewarded
 from rollpacker.train.base import Partial, SampleId
@@ -43,7 +43,7 @@ class Updates:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: Replicas,
         algorithm: Algorithm,
         *,
         max_length: int,

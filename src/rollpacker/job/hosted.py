@@ -13,10 +13,9 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, SamplingParams
-from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.job.plan.build import rollout_settings
 from rollpacker.policy.lengths.bias import Bias
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -84,15 +83,16 @@ class HostedJob:
         save_config(config, self._folder, hosted=True)
         if state is not None:
             self._counters = Counters(**state["counters"])
-        self._settings = self._told()
-        self._policy = RolloutPolicy(self._settings)
-        self._clock = Clock(0.0 if state is None else state["clock_s"])
         self._workers = InProcess(host.engine, host.weights, lockstep=config.deterministic)
+        cap = host.params.max_tokens
+        settings = rollout_settings(config, host.problems, self._workers, cap, hosted=True)
+        self._policy = RolloutPolicy(settings)
+        self._clock = Clock(0.0 if state is None else state["clock_s"])
         self._log = RunLog(
             self._folder,
             config,
             last_step=self._counters.step - 1,
-            max_length=self._settings.cap,
+            max_length=cap,
             progress=host.progress,
             texts=Texts(host.tokenizer),
             trackers=(),
@@ -100,7 +100,7 @@ class HostedJob:
         self._updates = Updates(
             self._workers,
             algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
-            max_length=self._settings.cap,
+            max_length=cap,
             clock=self._clock,
         )
         self._rollout = Rollout(
@@ -119,25 +119,8 @@ class HostedJob:
             self._policy.load_state_dict(state["policy"])
             host.problems.source.load_state_dict(state["source"])
         await Breaker().run(publish(self._workers, self._counters.step))
-        self._log.journal.meta(
-            {"settings": self._settings.to_json(), "state": self._policy.state_dict()}
-        )
-
-    def _told(self) -> RolloutSettings:
-        config, info = self._config, self._host.engine.info()
-        return RolloutSettings.of(
-            config.rollout,
-            seed=config.seed,
-            sizes=self._host.problems.source.quotas,
-            cap=self._host.params.max_tokens,
-            latency=info.latency,
-            engines=1,
-            # The host trains when it has the whole round.
-            whole_batch=True,
-            asynchronous=config.grading.asynchronous,
-            ordered=config.deterministic,
-            rows=LatencyCurve(info.latency).rows() if info.speculates else None,
-        )
+        head = {"settings": settings.to_json(), "state": self._policy.state_dict()}
+        self._log.journal.meta(head)
 
     @property
     def step(self) -> int:

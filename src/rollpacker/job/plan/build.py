@@ -31,6 +31,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.cluster.nodes import Node, Nodes
 from rollpacker.runtime.ipc.clock import Clock
+from rollpacker.runtime.pool.in_process import InProcess
 from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.counters import Counters
@@ -299,14 +300,17 @@ def evaluation_params(params: SamplingParams, config: EvalConfig) -> SamplingPar
 def rollout_settings(
     config: RunConfig,
     problems: Problems,
-    pool: WorkerPool,
+    pool: WorkerPool | InProcess,
     cap: int,
     machine: Hardware | None = None,
+    *,
+    hosted: bool = False,
 ) -> RolloutSettings:
-    """What the policy is told of this run."""
+    """What the policy is told of this run; where it is ``hosted``, somebody else trains."""
     algorithm = algorithms.build(config.train.algorithm)
     whole_batch = (
-        algorithm.needs_batch
+        hosted  # its host trains when it has the whole round
+        or algorithm.needs_batch
         or config.train.updates_per_step > 1
         or config.rollout.tail_batching.censoring_weights
     )
@@ -322,7 +326,7 @@ def rollout_settings(
         asynchronous=config.grading.asynchronous,
         ordered=config.deterministic,
         updates=config.train.updates_per_step,
-        train_all=config.train.beta > 0 or algorithm.trains_equal,
+        train_all=not hosted and (config.train.beta > 0 or algorithm.trains_equal),
         machine=machine,
         rows=LatencyCurve(info.latency).rows() if info.speculates else None,
         # Whoever finishes first wins a race: with others on the nodes, that may be others.
@@ -333,7 +337,7 @@ def rollout_settings(
     )
 
 
-def _replica_engines(config: RunConfig, pool: WorkerPool) -> int:
+def _replica_engines(config: RunConfig, pool: WorkerPool | InProcess) -> int:
     """Engines on a colocated replica's devices; 0 where they end together."""
     size = config.engine.tensor_parallel
     if config.devices.layout == "separate" or pool.transport is None:

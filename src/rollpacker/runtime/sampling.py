@@ -33,18 +33,10 @@ class Sampling:
 
     Args:
         policy: decides.
-        workers: the engines.
-        problems: the prompts and their rows.
-        rewards: grades responses.
-        params: how responses are sampled.
-        seed: the run's.
-        graded: keeps graded responses, and has those of a step that was interrupted.
-        clock: seconds since the run began.
         record: takes every event and what was decided.
         fail: takes what ends the step.
-        lockstep: engines and rewards go on in a fixed order.
-        hints: texts that engines may take drafts from; None where they draft nothing.
-        episodes: the attempts' environments; None where they have none.
+
+    The others are those of ``Decoding`` and ``Grading``.
     """
 
     def __init__(

@@ -7,13 +7,12 @@ from math import inf
 from typing import Any
 
 from rollpacker.core.codec import load, plain
-from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
-from rollpacker.rollmux.model.inventory import Cloud, Fixed, Inventory
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Cloud, Fixed, Inventory
 from rollpacker.rollmux.model.jobs import KNOWN_AFTER
-from rollpacker.rollmux.model.seat import IDLE, OUT, ROLLOUT, TRAIN, Seat
+from rollpacker.rollmux.model.seat import IDLE, OUT, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, expected
 from rollpacker.rollmux.placement.placement import Placement, Site
@@ -26,7 +25,6 @@ from rollpacker.rollmux.scheduler.reservations import Moves
 from rollpacker.rollmux.scheduler.slo_guard import SloGuard
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
 
-_POOL: dict[Phase, int] = {"rollout": ROLLOUT, "train": TRAIN}
 FEW = 6
 """Groups that an arriving job may try one and all."""
 
@@ -175,7 +173,7 @@ class Scheduler:
         seat, home = job.seat, job.home
         assert seat is not None
         assert home is not None
-        pool = _POOL[event.phase]
+        pool = POOL_NAMES.index(event.phase)
         if seat.state not in (IDLE[pool], OUT[pool]):
             return
         back = seat.state is OUT[pool]
@@ -189,7 +187,7 @@ class Scheduler:
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
         job.token = -1
-        job.seat.finish(_POOL[event.phase], now, now + self.settings.cold_s)
+        job.seat.finish(POOL_NAMES.index(event.phase), now, now + self.settings.cold_s)
         self._permits.touch(job.home.group)
         if event.phase == "rollout":
             job.rollout_s = event.seconds

@@ -11,7 +11,7 @@ from rollpacker.core.types import Phase
 from rollpacker.policy.engines.fleet import TAIL_ENGINES
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.inventory import count_pools
+from rollpacker.rollmux.model.inventory import POOL_NAMES, count_pools
 from rollpacker.rollmux.model.seat import NEVER
 from rollpacker.rollmux.model.tail_model import TAIL_COST, TAIL_TIME, extra_beside
 from rollpacker.rollmux.record.event_log import EventLog
@@ -238,7 +238,7 @@ class ClusterSimulation:
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
         """Alone, stretched on a smaller gang, with the switch and what a tail takes."""
         job, settings = run.job.spec.id, self._scheduler.settings
-        gang = run.job.spec.gangs[0 if decision.phase == "rollout" else 1]
+        gang = run.job.spec.gangs[POOL_NAMES.index(decision.phase)]
         seconds = run.seconds() * gang / len(decision.nodes)
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
             seconds += settings.warm_s
@@ -267,7 +267,7 @@ class ClusterSimulation:
     def _end_phase(self, run: Running, token: int, nodes: tuple[str, ...]) -> None:
         if run.token != token or self.now < run.end_at:
             return
-        pool = 0 if run.phase == "rollout" else 1
+        pool = POOL_NAMES.index(run.phase)
         if not run.tailing:
             self.meter.used_s[pool] += (self.now - run.began) * len(nodes)
         name = run.job.spec.id

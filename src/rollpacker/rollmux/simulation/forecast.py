@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rollpacker.rollmux.model.cluster import Cluster, Job
+from rollpacker.rollmux.model.inventory import POOL_NAMES
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import ROLLOUT, RUNNING, WAITING, Seat
 from rollpacker.rollmux.model.tail_model import TAIL_TIME
@@ -117,11 +118,11 @@ class _Course(Running):
 
     def lasts(self, least_s: float) -> None:
         """The phase that is running has not been over after so many seconds."""
-        pool = 0 if self.phase == "rollout" else 1
+        pool = POOL_NAMES.index(self.phase)
         self._draw([pair for pair in self.seen if pair[pool] >= least_s] or self.seen)
 
     def seconds(self) -> float:
-        return self.drawn[0 if self.phase == "rollout" else 1]
+        return self.drawn[POOL_NAMES.index(self.phase)]
 
     @property
     def last(self) -> bool:

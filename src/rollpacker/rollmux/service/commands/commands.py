@@ -9,7 +9,7 @@ from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
-from rollpacker.rollmux.model.inventory import NAME
+from rollpacker.rollmux.model.inventory import NAME, POOL_NAMES
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
@@ -217,7 +217,7 @@ def finish(core: TransactionLog, request: Asked, token: int, body: bodies.Finish
         done = core.brain.jobs[job].done
         return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
 
-    gang = core.brain.jobs[job].spec.gangs[0 if phase == "rollout" else 1]
+    gang = core.brain.jobs[job].spec.gangs[POOL_NAMES.index(phase)]
     # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
     alone = body.seconds * len(lease.nodes) / gang
     event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)

@@ -59,7 +59,6 @@ class LeasedScheduler:
         self.draining = False
         self.programs = RunningPrograms()
         self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
-        self.running: dict[int, Stretch] = {}
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
         """How many phases of either kind were done or lost so far."""
         self.touched: set[str] = set()
@@ -254,9 +253,7 @@ class LeasedScheduler:
         self.jobs[lease.job].token = None
         self.touched.add(lease.job)
         effects.ended.append(token)
-        stretch = self.running.pop(token)
-        stretch.end, stretch.outcome = self.now, outcome
-        self.timeline.append(stretch)
+        self.timeline.append(lease.stretch(self.now, outcome))
         self.outcomes[lease.phase, outcome] += 1
 
     def _permit(self, decision: do.Permit, effects: Effects) -> None:
@@ -274,9 +271,6 @@ class LeasedScheduler:
         record.request, record.token = None, lease.token
         self.leases[lease.token] = lease
         self.issued = max(self.issued, lease.token + 1)
-        self.running[lease.token] = Stretch(
-            lease.job, lease.phase, lease.nodes, self.now, lease.token
-        )
         for node in lease.nodes:
             self.tokens[node] = max(lease.token, self.tokens.get(node, -1))
         self.touched.add(lease.job)

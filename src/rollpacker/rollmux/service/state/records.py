@@ -16,6 +16,19 @@ PhaseOutcome = Literal["running", "done", "lost"]
 
 
 @dataclass(slots=True)
+class Stretch:
+    """A phase on the timeline; ``end`` None while it runs."""
+
+    job: str
+    phase: Phase
+    nodes: tuple[str, ...]
+    start: float
+    token: int
+    end: float | None = None
+    outcome: PhaseOutcome = "running"
+
+
+@dataclass(slots=True)
 class Lease:
     """A permit that is out.
 
@@ -38,6 +51,10 @@ class Lease:
     fenced: bool = False
     tail: bool = False
     beat: str = ""
+
+    def stretch(self, end: float | None = None, outcome: PhaseOutcome = "running") -> Stretch:
+        """Its phase on the timeline."""
+        return Stretch(self.job, self.phase, self.nodes, self.granted, self.token, end, outcome)
 
 
 @dataclass(slots=True)
@@ -87,19 +104,6 @@ class JobRecord:
         if told != "failed" and self.done == self.spec.iterations:
             return "done"
         return told or "ended"
-
-
-@dataclass(slots=True)
-class Stretch:
-    """A phase on the timeline; ``end`` None while it runs."""
-
-    job: str
-    phase: Phase
-    nodes: tuple[str, ...]
-    start: float
-    token: int
-    end: float | None = None
-    outcome: PhaseOutcome = "running"
 
 
 @dataclass(slots=True)

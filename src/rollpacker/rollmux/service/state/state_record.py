@@ -31,6 +31,7 @@ class BrainState:
 
     Args:
         ended: how many jobs are settled.
+        running: what the leases say too.
         identities: of agents that have told one.
     """
 
@@ -67,7 +68,7 @@ def state_of(brain: LeasedScheduler) -> BrainState:
         issued=brain.issued,
         draining=brain.draining,
         timeline=list(brain.timeline),
-        running=list(brain.running.values()),
+        running=[lease.stretch() for lease in brain.leases.values()],
         outcomes=[(*kind, count) for kind, count in sorted(brain.outcomes.items())],
         scheduler=brain.scheduler.snapshot(),
         identities={node: who for node in brain.agents if (who := brain.agent(node))},
@@ -120,7 +121,6 @@ def restored(
     brain.issued = state.issued
     brain.draining = state.draining
     brain.timeline.extend(state.timeline)
-    brain.running = {stretch.token: stretch for stretch in state.running}
     brain.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
     for record in state.jobs:
         if (running := record.running) is not None:

@@ -42,7 +42,7 @@ def numbers(core: TransactionLog) -> dict[str, Any]:
         states["ended", team(name)] += count
     found = views.status(core, ended=0)
     jobs = [{**job, "team": team(job["spec"]["team"])} for job in found["jobs"]]
-    busy = {node for stretch in brain.running.values() for node in stretch.nodes}
+    busy = {node for lease in brain.leases.values() for node in lease.nodes}
     return {
         **found,
         "jobs": jobs,

@@ -182,7 +182,7 @@ def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
     lease = None if record.token is None else core.brain.leases.get(record.token)
     if lease is None:
         return done
-    pool = 0 if lease.phase == "rollout" else 1
+    pool = POOL_NAMES.index(lease.phase)
     alone = (core.now() - lease.granted) * len(lease.nodes) / record.spec.gangs[pool]
     return done + min(alone, expected(live, core.settings)[pool])
 
@@ -355,7 +355,8 @@ def timeline(
         return (not job or stretch.job == job) and (not node or node in stretch.nodes)
 
     since = core.now() - window_s
-    found = [stretch for stretch in core.brain.running.values() if asked_for(stretch)]
+    running = [lease.stretch() for lease in core.brain.leases.values()]
+    found = [stretch for stretch in running if asked_for(stretch)]
     for stretch in reversed(core.brain.timeline):
         if len(found) >= most or (stretch.end or 0.0) < since:
             break

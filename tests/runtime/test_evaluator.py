@@ -23,12 +23,12 @@ from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.policy.evaluation import EvaluationPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.protocols import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.evaluate import Evaluator
 
 ENGINES, PROBLEMS, EACH = 3, 7, 2
 

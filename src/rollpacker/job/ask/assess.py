@@ -18,12 +18,12 @@ from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_held_out
 from rollpacker.reward.votes import voting
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
+from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.checkpoint import state_of
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.evaluate import Evaluator
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.train.model.card import Card, read_card
 

@@ -30,6 +30,7 @@ from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.in_process import InProcess
 from rollpacker.runtime.pool.placement import decoding_devices
@@ -41,7 +42,6 @@ from rollpacker.runtime.record.run_log import RunLog, save_config
 from rollpacker.runtime.record.trackers import Tracker, open_trackers
 from rollpacker.runtime.record.written import write_step
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.runtime.step.evaluate import Evaluator
 from rollpacker.runtime.step.node_lease import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord

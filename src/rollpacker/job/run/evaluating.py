@@ -8,8 +8,8 @@ from typing import Any
 from rollpacker.config import EvalConfig
 from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.stopping import Stopping
+from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.step.evaluate import Evaluator
 from rollpacker.runtime.step.step import DroppedError
 
 

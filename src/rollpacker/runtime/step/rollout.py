@@ -24,11 +24,11 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError, in_one_line
 from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
-from rollpacker.runtime.sampling import Sampling
 from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.node_lease import PhaseNodes
 from rollpacker.runtime.step.publishing import Publishing
+from rollpacker.runtime.step.sampling import Sampling
 from rollpacker.runtime.step.step import DroppedError, StepRecord
 from rollpacker.runtime.step.updates import Updates
 

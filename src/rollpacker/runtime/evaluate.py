@@ -23,9 +23,9 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.sampling import Sampling
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.grading import logged_metrics
+from rollpacker.runtime.step.sampling import Sampling
 from rollpacker.runtime.step.step import DroppedError, StepRecord
 
 

@@ -234,7 +234,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
 
 def children_s() -> float:
     """CPU seconds of the grading processes so far."""
-    times = [child.cpu_times() for child in psutil.Process().children()]
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return sum(each.user + each.system for each in times)
 
 

@@ -42,7 +42,7 @@ class Pool(GradingPool):
 
     def numbers(self, field: int) -> int:
         """Of ``/proc/PID/stat``, from the third field on, summed."""
-        stats = [Path(f"/proc/{p.popen.pid}/stat").read_text() for p in self._processes]
+        stats = [Path(f"/proc/{p.popen.pid}/stat").read_text() for p in self._members]
         return sum(int(stat.rpartition(")")[2].split()[field]) for stat in stats)
 
     def cpu_s(self) -> float:
@@ -51,7 +51,7 @@ class Pool(GradingPool):
 
     def resident_mb(self) -> float:
         """Memory of a process now, on average."""
-        return self.numbers(21) * os.sysconf("SC_PAGE_SIZE") / 1e6 / len(self._processes)
+        return self.numbers(21) * os.sysconf("SC_PAGE_SIZE") / 1e6 / len(self._members)
 
 
 def requests(args: argparse.Namespace, first: int, prompts: int) -> list[GradeRequest]:

@@ -99,10 +99,10 @@ async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
 def children() -> list[psutil.Process]:
     """Processes of environments that this one has started."""
     found: list[psutil.Process] = []
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=True):
         # Other tests of this process may have left one that nobody has waited for yet.
-        with suppress(psutil.ZombieProcess):
-            found += [child] * ("env.worker" in " ".join(child.cmdline()))
+        with suppress(psutil.NoSuchProcess):
+            found += [child] * (child.name() == "env.worker")
     return found
 
 
@@ -117,6 +117,11 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def begin_server() -> None:
+    """The process that forks those of environments, which stays, is not what a test has left."""
+    pool_of(f"{HERE / 'unruly.py'}:double", kind="tools").close()
+
+
 def pool_of(path: str, tokenizer: Any = TOKENIZER, **more: Any) -> EnvironmentPool:
     """Processes of a class or function of a file, or of what ``more`` says."""
     config = EnvironmentConfig.model_validate({"kind": "python", "path": path} | more)
@@ -127,6 +132,7 @@ def pool_of(path: str, tokenizer: Any = TOKENIZER, **more: Any) -> EnvironmentPo
 async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterator[Driver]:
     """A pool of ``unruly.py``, which writes what it does to a folder; nothing is left of it."""
     path = f"{HERE / 'unruly.py'}:{kind}"
+    begin_server()
     before, others = descriptors(), family()
     pool = pool_of(path, options={"folder": str(folder)}, **more)
     started: set[psutil.Process] = set()
@@ -136,7 +142,7 @@ async def opened(folder: Path, kind: str = "Unruly", **more: Any) -> AsyncIterat
         started = family() - others
     finally:
         pool.close()
-    assert not started & set(psutil.Process().children())
+    assert not started & family()
     _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
     assert not alive
     assert descriptors() <= before

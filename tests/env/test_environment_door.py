@@ -22,7 +22,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Begin, EnvironmentAnswer, EnvironmentReady, ModelReplied
 from rollpacker.env.processes import pool as pool_module
 from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
-from rollpacker.env.processes.process import LARGEST, EnvironmentProcess
+from rollpacker.env.processes.process import LARGEST, Member
 from rollpacker.processes.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")
@@ -35,7 +35,7 @@ class Process(Child):
 
     def __init__(self) -> None:
         super().__init__()
-        self.member = EnvironmentProcess(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
+        self.member = Member(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
 
 
 class Pool:
@@ -44,13 +44,15 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr(EnvironmentProcess, "kill", kill)
+        monkeypatch.setattr("rollpacker.supervised._LONGEST_PAUSE_S", 0.0)
+        monkeypatch.setattr(Member, "kill", kill)
         config = EnvironmentConfig(kind="python", path=["x:y"], processes=processes)
         self.pool = EnvironmentPool(config, TOKENIZER, {})
         self.replies: list[EpisodeReply] = []
+        self.pool._take = lambda replies: self.replies.extend(replies)
         self._last = 0
 
-    def _start(self, *_: Any) -> EnvironmentProcess:
+    def _start(self, *_: Any) -> Member:
         self.processes.append(Process())
         return self.processes[-1].member
 
@@ -69,8 +71,9 @@ class Pool:
         for process in [each for each in self.processes if each.alive]:
             if not process.member.ready:
                 process.write(pack(EnvironmentReady()))
-        found = self.pool._check()
-        self.pool._dispatch()
+        self.pool._check()
+        self.pool._go_on()
+        found, self.replies = self.replies, []
         self.processes = [each for each in self.processes if each.alive]
         return found
 

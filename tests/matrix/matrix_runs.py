@@ -60,7 +60,7 @@ def seen(prompts, completions, completion_ids, answer=None, pause_s=0.0, broken=
         time.sleep(1000)
     if sends and not marker.exists():
         marker.touch()
-        os.kill(os.getppid(), getattr(signal, sends))
+        os.kill(driver(), getattr(signal, sends))
         time.sleep(after_s)
     time.sleep(1.0 if slow in prompts else pause_s)
     return scores

@@ -1,7 +1,8 @@
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
+
+import psutil
 
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
@@ -40,22 +41,21 @@ async def collect(pool: GradingPool, feed: Callable[[], None], count: int) -> li
 
 def processes_of(pool: GradingPool) -> list[int]:
     """Oldest first."""
-    return [process.popen.pid for process in pool._processes]
+    return [process.popen.pid for process in pool._members]
 
 
 def grading_processes() -> list[int]:
     """Of all pools of this process, oldest first; it may have other children."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        pids = [int(child) for child in file.read().split()]
-    return [pid for pid in pids if "reward.worker" in command(pid)]
+    found = psutil.Process().children(recursive=True)
+    named = [child for child in found if name(child) == "reward.worker"]
+    return [child.pid for child in sorted(named, key=lambda child: child.pid)]
 
 
-def command(pid: int) -> str:
+def name(process: psutil.Process) -> str:
     """Of a process; empty when it is gone."""
     try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return file.read()
-    except (FileNotFoundError, ProcessLookupError):
+        return process.name()
+    except psutil.NoSuchProcess:
         return ""
 
 

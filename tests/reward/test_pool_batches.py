@@ -245,7 +245,7 @@ def test_kill_9_during_shared_calls_loses_nothing(calls) -> None:
 
 def test_an_event_loop_joins_a_stream_of_responses(calls, monkeypatch) -> None:
     """Without the check for hangs, which finds replies too, but late."""
-    monkeypatch.setattr(pools, "_CHECK_S", 1000.0)
+    monkeypatch.setattr(pools, "CHECK_S", 1000.0)
     pool = calls.pool(16, timeout_s=1000.0)
 
     def feed() -> None:

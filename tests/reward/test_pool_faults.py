@@ -142,7 +142,7 @@ def test_processes_die_with_their_driver(code):
         pool.wait_ready()
         pool.submit([GradeRequest(attempt=AttemptId(0), prompt="p", completion="spin",
                                   completion_ids=[], row={{}})])
-        print(pool._processes[0].popen.pid, flush=True)
+        print(pool._members[0].popen.pid, flush=True)
         time.sleep(0.2)
         os.kill(os.getpid(), 9)
     """

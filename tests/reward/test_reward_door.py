@@ -40,6 +40,7 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
+        monkeypatch.setattr("rollpacker.supervised._LONGEST_PAUSE_S", 0.0)
         monkeypatch.setattr(GradingProcess, "kill", kill)
         reward = RewardConfig(function="rollpacker.reward.math:score", timeout_s=600.0)
         self.pool = GradingPool([reward], GradingConfig(workers=2, retries=0))
@@ -65,7 +66,7 @@ class Pool:
         before = len(self.grades)
         for _ in range(3):
             self.pool._check()
-            self.pool._dispatch()
+            self.pool._go_on()
         self.processes = [each for each in self.processes if each.alive]
         return self.grades[before:]
 

@@ -70,8 +70,13 @@ def forked(parents):
             found.append(int(folder.name))
     return sorted(found)
 
+def driver():
+    # Grading processes are forked off a child of it.
+    stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
 def workers():
-    return forked(forked([os.getppid()]))
+    return forked(forked([driver()]))
 
 def assassin(
     completions, prompts, marker="", victims=0, worker=None, at=5, by="SIGKILL", pause=0.0

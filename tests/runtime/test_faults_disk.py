@@ -31,7 +31,7 @@ FILL = """
 import resource
 
 def fill(completions, largest, **_):
-    for pid in [os.getppid(), *workers()]:
+    for pid in [driver(), *workers()]:
         most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, most))
     return ones(completions)

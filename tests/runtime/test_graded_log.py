@@ -226,7 +226,7 @@ def copier(completions, completion_ids, prompts, log, at, run, copy):
 
 def killer(completions, completion_ids, prompts, log, at):
     if calls(log, prompts, completion_ids) == at:
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(driver(), signal.SIGKILL)
         time.sleep(1000)
     return ones(completions)
 """

@@ -52,7 +52,7 @@ class Sampler:
             command = " ".join(child.cmdline())
             if "multiprocessing.forkserver" in command:
                 sizes[f"worker {child.pid}"] = resident_mb(child)
-            elif "reward.worker" in command:
+            elif child.name() == "reward.worker":
                 sizes[f"reward {child.pid}"] = resident_mb(child)
         return sizes
 

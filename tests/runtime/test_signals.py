@@ -39,20 +39,25 @@ from rollpacker.runtime.step.node_lease import OwnNodes, WaitStoppedError
 REWARDS = '''
 import os, pathlib, signal, time
 
+def parent(pid):
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
 def family(pid):
     """A process and all that come from it."""
     found = [pid]
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            child = parent(folder.name) == pid
         except OSError:
             continue
-        if parent == pid:
+        if child:
             found += family(int(folder.name))
     return found
 
 def send(everyone, number):
-    driver = os.getppid()
+    # Grading processes are forked off a child of it.
+    driver = parent(os.getppid())
     # The driver last: it must not have time to end the others first.
     for pid in reversed(family(driver)) if everyone else [driver]:
         os.kill(pid, getattr(signal, number))
@@ -66,7 +71,11 @@ def ones(completions, prompts, at, marker, everyone=False, hangs=False, number="
     return [text.count("1") / 4 for text in completions]
 '''
 
-ON_LOADING = "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n"
+ON_LOADING = """
+import os, pathlib, signal
+stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGTERM)
+"""
 FIXED: dict[str, Any] = {"deterministic": True, "devices__per_node": 1, "epochs": 1}
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Protocol
 
 from rollpacker.processes.shield import shielded
 
@@ -21,9 +22,32 @@ _PR_SET_DUMPABLE = 4
 _ATTEMPT = "ROLLMUX_ATTEMPT"
 
 
-def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+class Child(Protocol):
+    """A process that was started: what ``Popen`` has, and ``Forked``."""
+
+    @property
+    def pid(self) -> int:
+        """Its own until ``wait`` has returned; 0 where there is none."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit code, or the signal that it died of, negative; None while it goes on."""
+        ...
+
+    def wait(self, timeout: float = ..., /) -> int:
+        """The same, when it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+def start_child(
+    module: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a module's ``main(descriptor, parent)``; our end of its socket."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(type=kind)
     with theirs, shielded():
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; "
@@ -48,12 +72,13 @@ def keep_to_itself() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
-def kill_child(popen: subprocess.Popen[bytes]) -> str:
+def kill_child(child: Child) -> str:
     """End a process and what it started, and say how it ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(popen.pid, signal.SIGKILL)
-    popen.kill()
-    code = popen.wait()
+        if child.pid:  # 0 would be our own group
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    code = child.wait()
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 

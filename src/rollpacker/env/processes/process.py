@@ -1,9 +1,8 @@
-"""A process of environments as the driver sees it: started, given episodes, killed."""
+"""A process of environments as the driver sees it: started, and given episodes."""
 
 from __future__ import annotations
 
 import pickle
-import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,17 @@ import msgspec
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
-from rollpacker.processes.children import kill_child, start_child
+from rollpacker.fork_server import fork_child
 from rollpacker.processes.frames import Channel, check_values, frame
+from rollpacker.supervised import Member as Supervised
 
+_PRELOADED = (
+    "rollpacker.env.processes.worker",
+    "tokenizers",
+    "transformers.convert_slow_tokenizer",
+    "transformers.tokenization_utils_tokenizers",
+)
+"""What each process would import for itself: with the tokenizer's module most of its start."""
 LARGEST = 64 << 20
 """Bytes of an answer that are read: a whole conversation."""
 
@@ -23,49 +30,35 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class Member(Supervised):
     """One process and the episodes that it holds.
 
     Args:
-        popen: the process.
-        channel: its socket.
-        started: when it was started, monotonic seconds.
         episodes: that it holds, with the time at which each began what it is at; None: it waits
             for the model.
-        ready: whether its environment is loaded.
         leaving: it takes no more episodes, since something in it hangs.
         alone: it is for one episode, which may have brought its process down before.
         abandoned: an episode was given up while it acted, and what it is at is not known.
     """
 
-    popen: subprocess.Popen[bytes]
-    channel: Channel
-    started: float
     episodes: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
-    ready: bool = False
     leaving: bool = False
     alone: bool = False
     abandoned: bool = False
 
-    def tell(self, command: Command) -> None:
-        """Write a command; with ``channel.unsent``, ``flush`` must follow."""
-        self.channel.send(frame(_encode(command)))
-
-    def hear(self) -> tuple[list[Report], str | None]:
-        """What it has said, and why it must go if it must. Never raises."""
-        # A child of its own may hold the other end, so the socket alone does not tell.
-        dead = self.popen.poll() is not None
-        reports: list[Report] = []
-        gone = self.channel.hear(lambda data: reports.append(_read(data)))
-        return reports, "" if gone is None and dead else gone
-
-    def kill(self) -> str:
-        """End it with what it started, and say how it ended."""
-        self.channel.close()
-        return kill_child(self.popen)
+    @property
+    def busy(self) -> bool:
+        """Whether it holds episodes."""
+        return bool(self.episodes)
 
 
-def _read(data: bytes) -> Report:
+def encode(command: Command) -> bytes:
+    """A command as a frame."""
+    return frame(_encode(command))
+
+
+def read(data: bytes) -> Report:
+    """What a process says. Raises ``ValueError`` where that is nothing that it may say."""
     check_values(data)
     return _decode(data)
 
@@ -75,7 +68,7 @@ def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any])
 
     ``tokenizer`` is pickled; ``template`` has the chat template's own arguments.
     """
-    popen, ours = start_child("rollpacker.env.processes.worker")
+    popen, ours = fork_child("rollpacker.env.processes.worker", _PRELOADED)
     channel = Channel(ours, LARGEST)
     channel.send(frame(pickle.dumps((config, tokenizer, template))))
     return Member(popen, channel, time.monotonic())

@@ -1,10 +1,9 @@
-"""A grading process as the driver sees it: started, given jobs, timed, killed."""
+"""A grading process as the driver sees it: started, and given jobs."""
 
 from __future__ import annotations
 
 import pickle
 import struct
-import subprocess
 import time
 from array import array
 from collections import deque
@@ -12,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollpacker.processes.children import kill_child, start_child
+from rollpacker.fork_server import fork_child
 from rollpacker.processes.frames import HEADER, Channel, frame
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.rows import LARGE, Row, SentRows
+from rollpacker.supervised import Member
 
 JOB = struct.Struct("<Q")
 """A job's number, from 1 on, at the head of its frame."""
+_BUILT_IN = {"code": "rollpacker.reward.code", "math": "rollpacker.reward.math"}
 Loaded = tuple[str, dict[str, Any], list[str] | None]
 """A function that a process is to load: its path, its options, and the columns of its rows."""
 
@@ -75,35 +76,30 @@ def _plain(r: GradeRequest, row: Row | int) -> tuple[Any, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class GradingProcess:
+class GradingProcess(Member):
     """One process and the jobs that it holds, the running one first.
 
     Args:
-        popen: the process.
-        channel: its socket.
-        started: when it was started.
         jobs: what it was sent and has not answered.
         call_started: latest time at which its current call can have begun.
-        ready: whether its functions are loaded.
-        start_s: seconds that loading them took.
+        start_s: seconds that loading its functions took.
     """
 
-    popen: subprocess.Popen[bytes]
-    channel: Channel
-    started: float
     jobs: deque[GradingJob] = field(default_factory=deque)
     call_started: float = 0.0
-    ready: bool = False
     start_s: float = 0.0
 
-    def send(self, jobs: Sequence[bytes]) -> None:
-        """Write frames; with ``channel.unsent``, ``flush`` must follow."""
-        self.channel.send(b"".join(jobs))
+    @property
+    def busy(self) -> bool:
+        """Whether it holds jobs."""
+        return bool(self.jobs)
 
-    def kill(self) -> str:
-        """End the process and what it started, and say how it ended."""
-        self.channel.close()
-        return kill_child(self.popen)
+
+def _preloaded(functions: Sequence[Loaded]) -> list[str]:
+    """What each process would import for itself; libraries of models take devices, and are not
+    for that."""
+    built_in = (_BUILT_IN[name] for name, _, _ in functions if name in _BUILT_IN)
+    return ["rollpacker.reward.processes.worker", "tokenizers", *sorted(built_in)]
 
 
 def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> GradingProcess:
@@ -113,7 +109,7 @@ def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> Gradi
     ``tokenizer`` is pickled: what decodes responses, or None. ``checked`` says that such a process
     has found its sandbox to hold on this machine.
     """
-    popen, ours = start_child("rollpacker.reward.processes.worker")
+    popen, ours = fork_child("rollpacker.reward.processes.worker", _preloaded(functions))
     channel = Channel(ours)
     channel.send(frame(pickle.dumps((list(functions), tokenizer, checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

@@ -62,3 +62,19 @@ def test_a_driver_that_leaves_before_it_has_read_everything_is_gone() -> None:
         driver.say("nobody reads this")
         theirs.close()
         assert driver.next() is None
+
+
+def test_long_frames_come_in_pieces_between_short_ones() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    payloads = [b"a", bytes(300_000), b"", b"b" * 65_533, b"c" * LARGEST_REPLY, b"d" * 65_532, b"e"]
+    data, got = b"".join(map(frame, payloads)), list[bytes]()
+    with theirs:
+        theirs.setblocking(False)
+        while data:
+            data = data[theirs.send(data[:50_001]) :]
+            frames, state = channel.receive()
+            assert state is PeerState.OPEN
+            got += frames
+    assert got + channel.receive()[0] == payloads
+    channel.close()

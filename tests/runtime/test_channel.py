@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.runtime.ipc.link import Link
-from rollpacker.runtime.ipc.wire import HEAD, Wire, encode, head
+from rollpacker.runtime.ipc.wire import HEAD, Wire, encode
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
@@ -108,7 +108,7 @@ def test_long_messages_in_both_directions_at_once_arrive(pair: Pair) -> None:
 )
 def test_messages_arrive_whole_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
     messages = [(n, bytes(size)) for n, size in enumerate(sizes)]
-    data = b"".join(head(len(e)) + bytes(e) for e in map(encode, messages))
+    data = b"".join(HEAD.pack(len(e)) + bytes(e) for e in map(encode, messages))
 
     async def main() -> None:
         async with ends(socket.socketpair) as both:
@@ -142,7 +142,7 @@ def test_the_end_of_the_other_side_is_told_once_and_after_what_it_said(pair: Pai
 def test_an_end_within_a_message_is_an_end() -> None:
     async def main() -> None:
         async with ends(socket.socketpair) as both:
-            both.raw.sendall(head(1000) + b"half")
+            both.raw.sendall(HEAD.pack(1000) + b"half")
             both.wire.close()
             await both.until(lambda: both.gone)
             assert not both.heard
@@ -154,7 +154,7 @@ def test_an_end_within_a_message_is_an_end() -> None:
 def test_a_worker_learns_that_its_driver_has_gone() -> None:
     ours, theirs = socket.socketpair()
     wire = Wire(theirs)
-    ours.sendall(head(9)[: HEAD - 1])
+    ours.sendall(HEAD.pack(9)[:-1])
     ours.close()
     with pytest.raises(EOFError):
         wire.recv()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rollpacker.processes.open_files import allow_files
 from rollpacker.runtime.ipc import rendezvous as gates
 from rollpacker.runtime.ipc.rendezvous import Rendezvous, enter
-from rollpacker.runtime.ipc.wire import encode, head
+from rollpacker.runtime.ipc.wire import HEAD, encode
 
 
 class Bomb:
@@ -107,7 +107,10 @@ def test_garbage_is_let_go(garbage: bytes) -> None:
 def test_nothing_of_a_stranger_is_unpickled(tmp_path) -> None:
     Bomb.path = str(tmp_path / "made")
     message = encode(Bomb())
-    forms = [head(len(message)) + bytes(message), len(message).to_bytes(4, "big") + bytes(message)]
+    forms = [
+        HEAD.pack(len(message)) + bytes(message),
+        len(message).to_bytes(4, "big") + bytes(message),
+    ]
 
     async def main() -> None:
         async with opened() as (gate, came):

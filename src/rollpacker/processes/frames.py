@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rollpacker.errors import one_line
 
@@ -20,6 +21,12 @@ DEEPEST: Final = 100
 """Values of a message, and how deep they are nested: of a kilobyte of text or of one digit each."""
 HEADER = struct.Struct("<I")
 LARGEST_REPLY = 1 << 20
+_PIECE = 1 << 16
+"""Bytes that are asked for at once where small messages may come."""
+_GULP = 1 << 20
+"""Bytes of a long message that are taken before others have their turn."""
+
+Message = TypeVar("Message")
 
 
 class WireError(RuntimeError):
@@ -40,6 +47,106 @@ def frame(payload: bytes) -> bytes:
     return HEADER.pack(len(payload)) + payload
 
 
+class Inbox(Generic[Message]):
+    """Splits what comes through a socket into messages, each behind its length.
+
+    Args:
+        head: the length.
+        decode: makes a message of its bytes, which are lent to it.
+        largest: bytes of a message that is taken; None: of any size.
+    """
+
+    def __init__(
+        self,
+        head: struct.Struct,
+        decode: Callable[[memoryview], Message],
+        largest: int | None = None,
+    ) -> None:
+        self.broken = False
+        """A message is larger: nothing more comes."""
+        self._head = head
+        self._decode = decode
+        self._largest = largest
+        self._piece = bytearray(_PIECE)
+        self._held = 0
+        self._long: bytearray | None = None
+        self._filled = 0
+
+    def receive(self, end: socket.socket) -> int:
+        """Take what has come, or a part of it: bytes, 0 at the end. Raises ``OSError``."""
+        if self._long is None:
+            count = end.recv_into(memoryview(self._piece)[self._held :])
+            self._held += count
+        else:
+            count = end.recv_into(memoryview(self._long)[self._filled : self._filled + _GULP])
+            self._filled += count
+        return count
+
+    def whole(self) -> list[Message]:
+        """The messages that are complete by now. Raises what ``decode`` raises."""
+        if self._long is None:
+            return self._split()
+        if self._filled < len(self._long):
+            return []
+        message, self._long = self._long, None
+        return [self._decode(memoryview(message))]
+
+    def _split(self) -> list[Message]:
+        """Take the messages out of what has come; a long one's rest goes where it will be."""
+        messages: list[Message] = []
+        start, view = 0, memoryview(self._piece)
+        while self._held - start >= self._head.size:
+            begin = start + self._head.size
+            size = self._head.unpack_from(view, start)[0]
+            if self._largest is not None and size > self._largest:
+                self.broken = True
+                break
+            if begin + size > self._held:
+                if self._head.size + size > _PIECE:
+                    self._long = bytearray(size)
+                    self._filled = self._held - begin
+                    self._long[: self._filled] = view[begin : self._held]
+                    start = self._held
+                break
+            messages.append(self._decode(view[begin : begin + size]))
+            start = begin + size
+        self._held -= start
+        view[: self._held] = view[start : start + self._held]
+        return messages
+
+
+class Outbox:
+    """What a socket's other end has not taken yet. Nothing here waits."""
+
+    def __init__(self) -> None:
+        self.parts: deque[memoryview] = deque()
+
+    def send(self, end: socket.socket | None, parts: list[memoryview]) -> None:
+        """Write these behind what is kept; keep what does not fit now, or all without an end."""
+        if end is not None and not self.parts:
+            parts = _offer(end, parts)
+        self.parts.extend(parts)
+
+    def flush(self, end: socket.socket) -> bool:
+        """Write some of what is kept; whether nothing is left."""
+        if self.parts:
+            self.parts.extendleft(_offer(end, [self.parts.popleft()]))
+        return not self.parts
+
+
+def _offer(end: socket.socket, parts: list[memoryview]) -> list[memoryview]:
+    """What the other end does not take of these now."""
+    try:
+        sent = end.sendmsg(parts)
+    except (BlockingIOError, InterruptedError):
+        return parts
+    except OSError:
+        return []  # that it is gone is noticed by reading
+    while parts and sent >= len(parts[0]):
+        sent -= len(parts.pop(0))
+    return [parts[0][sent:], *parts[1:]] if parts else []
+
+
 class Channel:
     """The driver's end: it never waits, neither to write nor to read.
 
@@ -50,8 +157,8 @@ class Channel:
         sock.setblocking(False)
         self._sock = sock
         self._largest = largest
-        self._unread = bytearray()
-        self._unsent = bytearray()
+        self._inbox = Inbox(HEADER, bytes, largest)
+        self._outbox = Outbox()
 
     def fileno(self) -> int:
         """File descriptor, for event loops."""
@@ -60,32 +167,16 @@ class Channel:
     @property
     def unsent(self) -> bool:
         """Whether ``flush`` has something to write."""
-        return bool(self._unsent)
+        return bool(self._outbox.parts)
 
     def send(self, data: bytes) -> bool:
         """Write frames, keeping what does not fit now; false if ``flush`` must follow."""
-        if not self._unsent:
-            data = data[self._write(data) :]
-        self._unsent += data
-        return self.flush()
+        self._outbox.send(self._sock, [memoryview(data)])
+        return not self.unsent
 
     def flush(self) -> bool:
         """Write what is kept; true when nothing is left. A dead reader is noticed by reading."""
-        while self._unsent:
-            written = self._write(self._unsent)
-            if not written:
-                return False
-            del self._unsent[:written]
-        return True
-
-    def _write(self, data: bytes | bytearray) -> int:
-        """Bytes that fit now; all of them where nobody reads any more."""
-        try:
-            return self._sock.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)
+        return self._outbox.flush(self._sock)
 
     def hear(self, take: Callable[[bytes], object]) -> str | None:
         """Hand what has arrived to ``take``, a frame at a time; then why the other side must go, if
@@ -108,33 +199,20 @@ class Channel:
 
     def receive(self) -> tuple[list[bytes], PeerState]:
         """Complete frames that have arrived, and what the other side is like after them."""
-        state = PeerState.OPEN
+        frames, state, taken = list[bytes](), PeerState.OPEN, 0
         try:
-            while data := self._sock.recv(1 << 16):
-                self._unread += data
-                if len(self._unread) > self._largest:
-                    break
-            else:
-                state = PeerState.CLOSED
+            while state is PeerState.OPEN and taken <= self._largest:
+                count = self._inbox.receive(self._sock)
+                frames += self._inbox.whole()
+                taken += count
+                state = PeerState.OPEN if count else PeerState.CLOSED
+                if self._inbox.broken:
+                    state = PeerState.BROKEN
         except BlockingIOError:
             pass
         except OSError:
             state = PeerState.CLOSED
-        return self._frames(), PeerState.BROKEN if self._next_is_too_large() else state
-
-    def _frames(self) -> list[bytes]:
-        frames: list[bytes] = []
-        while len(self._unread) >= HEADER.size and not self._next_is_too_large():
-            end = HEADER.size + HEADER.unpack_from(self._unread)[0]
-            if end > len(self._unread):
-                break
-            frames.append(bytes(self._unread[HEADER.size : end]))
-            del self._unread[:end]
-        return frames
-
-    def _next_is_too_large(self) -> bool:
-        size = HEADER.size
-        return len(self._unread) >= size and HEADER.unpack_from(self._unread)[0] > self._largest
+        return frames, state
 
     def close(self) -> None:
         """Close the socket."""

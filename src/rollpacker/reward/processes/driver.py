@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from rollpacker.core.codec import dumps
-from rollpacker.processes.frames import HEADER, LARGEST_REPLY, frame
+from rollpacker.processes.frames import HEADER, LARGEST_REPLY, Inbox, frame
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.processes.process import JOB
 
@@ -24,7 +24,7 @@ class Driver:
         self.checked = False
         """Whether another process has found its sandbox to hold on this machine."""
         self._sock = sock
-        self._unread = bytearray()
+        self._inbox = Inbox(HEADER, bytes)
         self._waiting: deque[bytes] = deque()
         self._cancelled: set[int] = set()
         self._running = -1
@@ -66,17 +66,12 @@ class Driver:
 
     def _receive(self) -> bool:
         try:
-            data = self._sock.recv(1 << 20)
+            count = self._inbox.receive(self._sock)
         except ConnectionResetError:  # it is gone and has not read everything
-            data = b""
-        self._unread += data
-        while len(self._unread) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._unread)[0]
-            if end > len(self._unread):
-                break
-            self._take(bytes(memoryview(self._unread)[HEADER.size : end]))
-            del self._unread[:end]
-        return bool(data)
+            count = 0
+        for payload in self._inbox.whole():
+            self._take(payload)
+        return bool(count)
 
     def _take(self, payload: bytes) -> None:
         if len(payload) == JOB.size:

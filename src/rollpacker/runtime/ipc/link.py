@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rollpacker.runtime.ipc.wire import HEAD, encode, head
-
-_PIECE = 1 << 16
-"""Bytes that are asked for at once where small messages may come."""
-_GULP = 1 << 20
-"""Bytes of a long message that are taken before others have their turn."""
+from rollpacker.processes.frames import Inbox, Outbox
+from rollpacker.runtime.ipc.wire import HEAD, encode
 
 
 class Link:
@@ -32,11 +27,8 @@ class Link:
         self._end: socket.socket | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsent: deque[memoryview] = deque()
-        self._piece = bytearray(_PIECE)
-        self._held = 0
-        self._long: bytearray | None = None
-        self._filled = 0
+        self._inbox = Inbox(HEAD, pickle.loads)
+        self._outbox = Outbox()
         if end is not None:
             self.connect(end)
 
@@ -70,7 +62,7 @@ class Link:
     def _begin(self) -> None:
         if self._loop is not None and self._end is not None:
             self._loop.add_reader(self._end, self._readable)
-            if self._unsent:
+            if self._outbox.parts:
                 self._loop.add_writer(self._end, self._writable)
 
     def send(self, message: Any) -> None:
@@ -82,22 +74,20 @@ class Link:
         """The same, of a message that goes to several (``encode``)."""
         if self._closed:
             return
-        parts = [memoryview(head(len(data))), data]
-        if self._end is not None and not self._unsent:
-            parts = _offer(self._end, parts)
-            if parts and self._loop is not None:
-                self._loop.add_writer(self._end, self._writable)
-        self._unsent.extend(parts)
+        kept = bool(self._outbox.parts)
+        self._outbox.send(self._end, [memoryview(HEAD.pack(len(data))), data])
+        if self._outbox.parts and not kept and self._end is not None and self._loop is not None:
+            self._loop.add_writer(self._end, self._writable)
 
     def _writable(self) -> None:
         assert self._end is not None
-        self._unsent.extendleft(_offer(self._end, [self._unsent.popleft()]))
-        if not self._unsent and self._loop is not None:
+        if self._outbox.flush(self._end) and self._loop is not None:
             self._loop.remove_writer(self._end)
 
     def _readable(self) -> None:
+        assert self._end is not None
         try:
-            count = self._receive()
+            count = self._inbox.receive(self._end)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -106,47 +96,10 @@ class Link:
             self.sever()
             return
         self._sign()
-        for message in self._whole(count):
+        for message in self._inbox.whole():
             if self._closed:
                 return
             self._hear(message)
-
-    def _receive(self) -> int:
-        assert self._end is not None
-        if self._long is None:
-            return self._end.recv_into(memoryview(self._piece)[self._held :])
-        return self._end.recv_into(memoryview(self._long)[self._filled : self._filled + _GULP])
-
-    def _whole(self, count: int) -> list[Any]:
-        """The messages that are complete with so many bytes more."""
-        if self._long is None:
-            self._held += count
-            return self._split()
-        self._filled += count
-        if self._filled < len(self._long):
-            return []
-        message, self._long = self._long, None
-        return [pickle.loads(message)]
-
-    def _split(self) -> list[Any]:
-        """Take the messages out of what has come; a long one's rest goes where it will be."""
-        messages: list[Any] = []
-        start, view = 0, memoryview(self._piece)
-        while self._held - start >= HEAD:
-            begin = start + HEAD
-            size = int.from_bytes(view[start:begin], "little")
-            if begin + size > self._held:
-                if HEAD + size > _PIECE:
-                    self._long = bytearray(size)
-                    self._filled = self._held - begin
-                    self._long[: self._filled] = view[begin : self._held]
-                    start = self._held
-                break
-            messages.append(pickle.loads(view[begin : begin + size]))
-            start = begin + size
-        self._held -= start
-        view[: self._held] = view[start : start + self._held]
-        return messages
 
     def sever(self) -> None:
         """Take the other end for gone."""
@@ -160,7 +113,7 @@ class Link:
         if self._closed:
             return
         self._closed = True
-        self._unsent.clear()
+        self._outbox.parts.clear()
         if self._end is None:
             return
         if self._loop is not None:
@@ -179,21 +132,8 @@ class Link:
                 self._loop.remove_writer(self._end)
             self._end.settimeout(max(seconds, 0.001))
             with suppress(OSError):
-                for part in self._unsent:
+                for part in self._outbox.parts:
                     self._end.sendall(part)
-                while self._end.recv(_PIECE):
+                while self._end.recv(1 << 16):
                     pass
         self.close()
-
-
-def _offer(end: socket.socket, parts: list[memoryview]) -> list[memoryview]:
-    """What the other end does not take of these now."""
-    try:
-        sent = end.sendmsg(parts)
-    except (BlockingIOError, InterruptedError):
-        return parts
-    except OSError:
-        return []  # its end is read
-    while parts and sent >= len(parts[0]):
-        sent -= len(parts.pop(0))
-    return [parts[0][sent:], *parts[1:]] if parts else []

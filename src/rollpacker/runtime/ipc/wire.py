@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import socket
+import struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-HEAD = 8
-"""Bytes before each message: its length, little-endian."""
+HEAD = struct.Struct("<Q")
+"""Before each message: its length."""
 
 
 def encode(message: Any) -> memoryview:
@@ -36,11 +37,6 @@ def _reduced(array: NDArray[Any]) -> Any:
 _REDUCED = {np.ndarray: _reduced}
 
 
-def head(size: int) -> bytes:
-    """What goes before a message of so many bytes."""
-    return size.to_bytes(HEAD, "little")
-
-
 class Wire:
     """A worker's end of a socket: sends and receives whole messages, and waits for both.
 
@@ -53,11 +49,12 @@ class Wire:
     def send(self, obj: Any, /) -> None:
         """Send a message. Raises ``OSError`` when the other end is gone."""
         data = encode(obj)
-        sent = self._end.sendmsg([head(len(data)), data])
-        if sent < HEAD:
-            self._end.sendall(head(len(data))[sent:])
-        if sent < HEAD + len(data):
-            self._end.sendall(data[max(0, sent - HEAD) :])
+        head = HEAD.pack(len(data))
+        sent = self._end.sendmsg([head, data])
+        if sent < HEAD.size:
+            self._end.sendall(head[sent:])
+        if sent < HEAD.size + len(data):
+            self._end.sendall(data[max(0, sent - HEAD.size) :])
 
     def recv(self) -> Any:
         """Wait for the next message. Raises ``EOFError`` or ``OSError`` when the other end is
@@ -66,7 +63,7 @@ class Wire:
 
     def message(self) -> bytearray:
         """The same, not unpacked."""
-        return self._exactly(int.from_bytes(self._exactly(HEAD), "little"))
+        return self._exactly(HEAD.unpack(self._exactly(HEAD.size))[0])
 
     def fileno(self) -> int:
         """Readable when a message, or the end, has come."""

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rollpacker import fork_server
-from rollpacker.fork_server import fork_child
+from rollpacker.processes import fork_server
 from rollpacker.processes.children import Child, kill_child
+from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.shield import OUTSIDE
 
 PROBE = """

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from fuzzing import Child, kill
-from rollpacker import supervised
+from rollpacker.processes import supervised
 from rollpacker.processes.frames import Channel
-from rollpacker.supervised import Member, SupervisedPool
+from rollpacker.processes.supervised import Member, SupervisedPool
 
 
 class Process(Member):

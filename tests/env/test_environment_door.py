@@ -44,7 +44,7 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr("rollpacker.supervised._LONGEST_PAUSE_S", 0.0)
+        monkeypatch.setattr("rollpacker.processes.supervised._LONGEST_PAUSE_S", 0.0)
         monkeypatch.setattr(Member, "kill", kill)
         config = EnvironmentConfig(kind="python", path=["x:y"], processes=processes)
         self.pool = EnvironmentPool(config, TOKENIZER, {})

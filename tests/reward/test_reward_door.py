@@ -40,7 +40,7 @@ class Pool:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
-        monkeypatch.setattr("rollpacker.supervised._LONGEST_PAUSE_S", 0.0)
+        monkeypatch.setattr("rollpacker.processes.supervised._LONGEST_PAUSE_S", 0.0)
         monkeypatch.setattr(GradingProcess, "kill", kill)
         reward = RewardConfig(function="rollpacker.reward.math:score", timeout_s=600.0)
         self.pool = GradingPool([reward], GradingConfig(workers=2, retries=0))

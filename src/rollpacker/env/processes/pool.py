@@ -32,7 +32,7 @@ from rollpacker.env.messages import (
 )
 from rollpacker.env.processes.process import Member, encode, read, start
 from rollpacker.env.tool_faults import PROMPTS
-from rollpacker.supervised import SupervisedPool
+from rollpacker.processes.supervised import SupervisedPool
 
 _GRACE_S = 2.0
 """Beyond its own limit, in which a process answers that an environment timed out."""

@@ -11,9 +11,9 @@ import msgspec
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
-from rollpacker.fork_server import fork_child
+from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import Channel, check_values, frame
-from rollpacker.supervised import Member as Supervised
+from rollpacker.processes.supervised import Member as Supervised
 
 _PRELOADED = (
     "rollpacker.env.processes.worker",

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollpacker.fork_server import fork_child
+from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import HEADER, Channel, frame
+from rollpacker.processes.supervised import Member
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.rows import LARGE, Row, SentRows
-from rollpacker.supervised import Member
 
 JOB = struct.Struct("<Q")
 """A job's number, from 1 on, at the head of its frame."""

@@ -23,6 +23,16 @@ class PlainError(RuntimeError):
     """One whose text is for the user as it is."""
 
 
+def words_of(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return " ".join(str(error).split())
+
+
+def first_line(error: BaseException) -> str:
+    """What it says first; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def one_line(error: BaseException) -> str:
     """An exception as one line of bounded length, without its place."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -45,7 +55,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
 def told(error: BaseException) -> str:
     """An exception as one line: ``my_rewards.py:12 in score: KeyError: 'answer'``."""
     if isinstance(error, PlainError):
-        return visible(" ".join(str(error).split())[:_LONGEST])
+        return visible(words_of(error)[:_LONGEST])
     place = _place(error)
     return one_line(error) if place is None else f"{place}: {one_line(error)}"
 

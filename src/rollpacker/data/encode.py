@@ -16,6 +16,7 @@ from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Message, Row, whole_text
 from rollpacker.data.identity import canonical
+from rollpacker.errors import words_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -206,7 +207,7 @@ def _text(
     try:
         text = render(messages)
     except Exception as error:  # templates are programs with errors of their own
-        reason = " ".join(str(error).split())
+        reason = words_of(error)
         raise DataError(f"row '{row.id}': the chat template refuses it: {reason}") from None
     mistake = complete.mistake(messages, render, (bool(row.tools), repr(sorted(more.items()))))
     if mistake is not None:

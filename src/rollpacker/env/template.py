@@ -17,6 +17,7 @@ from rollpacker.chat import Complete
 from rollpacker.env.base import EpisodeError, Message
 from rollpacker.env.calls.calls import FORMATS, REASONING, Call, Format, parse
 from rollpacker.env.conversation import arguments_of, to_message, whole
+from rollpacker.errors import words_of
 
 Tools = Sequence[Mapping[str, Any]]
 Results = Literal["tool", "calls", "user"]
@@ -260,7 +261,7 @@ class Template:
         except Exception as error:
             raise ValueError(
                 "environment: the chat template of model.path cannot render a conversation of "
-                f"several turns: {_reason(error)}"
+                f"several turns: {words_of(error)}"
             ) from error
         if followed.startswith(alone):
             return alone
@@ -295,7 +296,7 @@ class Template:
                 error = raised
         raise ValueError(
             "environment: the chat template of model.path cannot render what an environment "
-            f"answers: {'it leaves it out' if error is None else _reason(error)}"
+            f"answers: {'it leaves it out' if error is None else words_of(error)}"
         )
 
     def _begins_reasoning(self) -> bool:
@@ -347,8 +348,4 @@ def _shared(one: str, other: str) -> str:
 
 
 def _refused(what: str, error: Exception) -> EpisodeError:
-    return EpisodeError(f"the chat template refuses {what}: {_reason(error)}")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return EpisodeError(f"the chat template refuses {what}: {words_of(error)}")

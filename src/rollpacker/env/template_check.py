@@ -8,6 +8,7 @@ from typing import Any
 from rollpacker.env.base import Message
 from rollpacker.env.calls.calls import FORMATS, Call, written
 from rollpacker.env.template import Template, Tools
+from rollpacker.errors import words_of
 
 _QUESTION: Message = {"role": "user", "content": "How much is 2 + 3?"}
 _NEXT: Message = {"role": "user", "content": "And 4 + 4?"}
@@ -125,8 +126,7 @@ def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
         sampled = before + sampled + template.behind([follows], tools)
         whole = template.render(template.fit([_QUESTION, said, follows]), tools, goes_on=True)
     except Exception as error:  # templates are programs with errors of their own
-        reason = " ".join(str(error).split())
-        return [f"{_START} refuses {turn.what} ({reason}): {_END}"]
+        return [f"{_START} refuses {turn.what} ({words_of(error)}): {_END}"]
     if _squeezed(whole) == _squeezed(sampled):
         return []
     pairs = enumerate(zip(whole, sampled, strict=False))

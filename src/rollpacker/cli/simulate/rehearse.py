@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rollpacker.errors import first_line
+
 if TYPE_CHECKING:
     from rollpacker.polytrace.formats.files.lines import Note
     from rollpacker.polytrace.formats.said import Said
@@ -77,17 +79,15 @@ class _Encoder:
             try:
                 return _load(self._tokenizer)
             except (ValueError, OSError) as error:
-                raise ValueError(f"--tokenizer {self._tokenizer}: {_line(error)}") from None
+                raise ValueError(f"--tokenizer {self._tokenizer}: {first_line(error)}") from None
         own = _own_model(self._path)
         try:
             return None if own is None else _load(own)
         except (ValueError, OSError) as error:
-            self._note(f"{self._path}: its texts are not looked at: {_line(error)}: --tokenizer")
+            self._note(
+                f"{self._path}: its texts are not looked at: {first_line(error)}: --tokenizer"
+            )
             return None
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _load(name: str) -> Any:

@@ -17,6 +17,7 @@ from rollpacker.config.base import Config
 from rollpacker.config.reading.mistakes import Mistake, mistakes
 from rollpacker.config.tree import RunConfig
 from rollpacker.core.upgrade import config_of_now
+from rollpacker.errors import words_of
 
 Tree = TypeVar("Tree", bound=Config)
 
@@ -45,7 +46,7 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
+        raise ConfigError(f"{path}: cannot be read as YAML: {words_of(error)}") from None
     if data is None:
         hint = "; rollpacker init writes a first job file" if tree is RunConfig else ""
         raise ConfigError(f"{path}: holds no keys{hint}")
@@ -125,10 +126,5 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         try:
             node[leaf] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"override {item!r}: {one_line(error)}") from None
+            raise ConfigError(f"override {item!r}: {words_of(error)}") from None
     return data
-
-
-def one_line(error: Exception) -> str:
-    """What a library says, in one line."""
-    return " ".join(str(error).split())

@@ -23,6 +23,7 @@ from rollpacker.engine.base import Span
 from rollpacker.engine.host_memory import free_bytes
 from rollpacker.engine.vllm.sampling import Seeded
 from rollpacker.engine.vllm.spanning import at_home, executor
+from rollpacker.errors import words_of
 
 _BLOCK = 32
 _UNASKED = 0.001
@@ -65,7 +66,7 @@ def build(
         with _process_kept(), at_home(span, device):
             return LLMEngine.from_engine_args(EngineArgs(**settings))
     except (ValueError, RuntimeError, AssertionError) as error:
-        said = " ".join(str(error).split())
+        said = words_of(error)
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
         raise ValueError(f"engine.kind=vllm{on} cannot run {model.path} here: {said}") from error
 

@@ -30,6 +30,7 @@ from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
 from rollpacker.engine.vllm.sampling import VllmAttempt
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
+from rollpacker.errors import words_of
 from rollpacker.hub import config_folder
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ class VllmEngine:
             self.submit([request])
             self.step()
         except Exception as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"engine.kind=vllm cannot run {path} here: {said}") from error
+            raise ValueError(
+                f"engine.kind=vllm cannot run {path} here: {words_of(error)}"
+            ) from error
         self._steps = self._generated = 0
 
     def info(self) -> EngineInfo:

@@ -9,6 +9,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from rollpacker.env.calls.values import wanted
+from rollpacker.errors import words_of
 
 Schema = dict[str, Any]
 
@@ -29,8 +30,7 @@ def schema_of(function: Callable[..., Any], where: str) -> Schema:
                 raise ValueError(f"its argument {parameter.name} cannot be given by name")
         return get_json_schema(function)
     except Exception as error:  # of several kinds, and hints may be of any code
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{where}: {name} cannot be a tool: {reason}") from error
+        raise ValueError(f"{where}: {name} cannot be a tool: {words_of(error)}") from error
 
 
 def mistake(schema: Schema, arguments: Mapping[str, Any]) -> str | None:

@@ -13,10 +13,11 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from rollpacker.core.sample_columns import files as table_files
+from rollpacker.errors import first_line
 from rollpacker.polytrace.formats.files import opened
 from rollpacker.polytrace.formats.files.entries import beginning
 from rollpacker.polytrace.formats.files.lines import Problem
-from rollpacker.polytrace.formats.files.opened import bare, first_line
+from rollpacker.polytrace.formats.files.opened import bare
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
 from rollpacker.polytrace.formats.ours import native, runs

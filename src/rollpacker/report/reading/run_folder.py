@@ -11,10 +11,10 @@ from typing import Any, Literal
 import polars as pl
 import yaml
 
-from rollpacker.config.reading.load import one_line
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
 from rollpacker.core.upgrade import config_of_now
+from rollpacker.errors import words_of
 from rollpacker.runtime.attempts import sample_table as table
 
 
@@ -154,7 +154,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
         text = _need(path).read_text(encoding="utf-8")
         config = yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ReportError(f"{path}: cannot be read as YAML: {one_line(error)}") from None
+        raise ReportError(f"{path}: cannot be read as YAML: {words_of(error)}") from None
     if not isinstance(config, dict):
         raise ReportError(f"{path}: expected keys and values, found {type(config).__name__}")
     return text, config_of_now(config)
@@ -165,7 +165,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         yield from journal.read_all(_need(path))
     except ValueError as error:
-        raise ReportError(one_line(error)) from None
+        raise ReportError(words_of(error)) from None
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
     try:
         rows = table.query(path, _light, said.append)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ReportError(f"{path}: samples cannot be read ({one_line(error)})") from None
+        raise ReportError(f"{path}: samples cannot be read ({words_of(error)})") from None
     for line in said:
         say(line)
     return rows.sort("step", "start_s", "attempt")
@@ -347,7 +347,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ReportError(f"{path}: not JSON ({one_line(error)})") from None
+        raise ReportError(f"{path}: not JSON ({words_of(error)})") from None
     if not isinstance(found, dict):
         raise ReportError(f"{path}: expected a JSON object")
     return found

@@ -24,6 +24,7 @@ from rollpacker.core.sample_columns import (
     files,
 )
 from rollpacker.durable import sync
+from rollpacker.errors import words_of
 
 _HEAVY = (*TEXTS, *TOKEN_IDS, "messages")
 _TRIES = 5
@@ -60,7 +61,7 @@ def check(path: Path) -> None:
         every = pl.all().hash().sum()
         frame.cast({**NUMBERS}).select(every).collect(engine="streaming")
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = words_of(error)[:120]
         raise DamagedError(f"{path}: not a whole parquet file ({reason})") from None
 
 
@@ -174,7 +175,7 @@ def merge(folder: Path, say: Say) -> None:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         mend(folder, say)
         if files(folder) == paths:
-            raise OSError(" ".join(str(error).split())) from None
+            raise OSError(words_of(error)) from None
         merge(folder, say)
         return
     shutil.rmtree(folder / PARTS)

@@ -19,6 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from rollpacker.engine.host_memory import free_bytes
+from rollpacker.errors import words_of
 
 OLDEST_PYTHON = (3, 11)
 MIN_MEMORY_GB = 2.0
@@ -118,7 +119,7 @@ def _cuda() -> Check:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        return _check("devices", False, _one_line(error), "pip install 'rollpacker[train]'")
+        return _check("devices", False, words_of(error), "pip install 'rollpacker[train]'")
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -134,7 +135,7 @@ def _mini_engine() -> Check:
     try:
         importlib.import_module("rollpacker.engine.mini")
     except ImportError as error:
-        return _check("engine mini", False, _one_line(error), "pip install 'rollpacker[train]'")
+        return _check("engine mini", False, words_of(error), "pip install 'rollpacker[train]'")
     return _check("engine mini", True, "ready", "")
 
 
@@ -196,14 +197,8 @@ def _pipes() -> Check:
         for _ in range(32):
             ends += os.pipe()
     except OSError as error:
-        return _check(
-            "pipes", False, _one_line(error), "raise the open-files limit: ulimit -n 1024"
-        )
+        return _check("pipes", False, words_of(error), "raise the open-files limit: ulimit -n 1024")
     finally:
         for end in ends:
             os.close(end)
     return _check("pipes", True, "64 more files can be opened", "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

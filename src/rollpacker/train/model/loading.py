@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config import ModelConfig
+from rollpacker.errors import first_line
 from rollpacker.hub import model_arguments
 from rollpacker.train.model.adapters import has_adapters
 
@@ -123,5 +124,4 @@ def _in_one_line(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"model.path={path}: {first}") from error
+        raise ValueError(f"model.path={path}: {first_line(error)}") from error

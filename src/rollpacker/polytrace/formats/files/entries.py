@@ -11,9 +11,10 @@ from typing import Any, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
+from rollpacker.errors import first_line
 from rollpacker.polytrace.formats.files import opened
 from rollpacker.polytrace.formats.files.lines import Problem, Record, parsed, shown, silent
-from rollpacker.polytrace.formats.files.opened import TornError, bare, first_line
+from rollpacker.polytrace.formats.files.opened import TornError, bare
 from rollpacker.polytrace.formats.files.reading import Reading
 
 _ROWS_AT_ONCE = 256

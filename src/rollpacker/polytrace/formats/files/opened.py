@@ -11,6 +11,8 @@ from typing import BinaryIO, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
+from rollpacker.errors import first_line
+
 PACKED = (".gz", ".zst")
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -43,11 +45,6 @@ def packing(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(len(_ZSTD))
     return ".gz" if start.startswith(_GZIP) else ".zst" if start == _ZSTD else ""
-
-
-def first_line(error: Exception) -> str:
-    """What it says, without the rest."""
-    return str(error).strip().partition("\n")[0]
 
 
 def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:

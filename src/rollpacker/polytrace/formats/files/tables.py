@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import PolarsError
 
+from rollpacker.errors import first_line
 from rollpacker.polytrace.formats.files.lines import MOST
-from rollpacker.polytrace.formats.files.opened import first_line
 from rollpacker.polytrace.schema import TraceError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import ComputeError, PolarsError
 
-from rollpacker.polytrace.formats.files.opened import first_line
+from rollpacker.errors import first_line
 from rollpacker.polytrace.formats.files.tables import read_table
 from rollpacker.polytrace.schema import (
     FILTERS,

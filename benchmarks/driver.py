@@ -197,7 +197,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     settings = rollout_settings(config, problems, pool, CAP)
     parts = assemble(config, settings, pool, problems, rewards, params, log, clock, None)
     asyncio.get_running_loop().call_soon(pool.serve, rewards)
-    log.journal.meta({"settings": parts.settings.to_json(), "state": parts.policy.state_dict()})
+    log.journal.meta(parts.journal_head())
     log.graded.begin(0, "stand-in")
     gc.collect()
     gc.freeze()

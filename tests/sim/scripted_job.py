@@ -158,7 +158,7 @@ def simulate(script: Script) -> Journal:
     journal = Journal()
     policy = RolloutPolicy(script.settings())
     workload = ScriptedWorkload(script)
-    world = World(policy, workload, script.costs(), cap=script.cap, record=journal.record)
+    world = World(policy, workload, script.costs(), record=journal.record)
     for step in range(script.steps):
         next_epoch(workload.source, policy)
         world.run_step(step)

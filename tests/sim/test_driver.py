@@ -79,7 +79,7 @@ def simulated(script: Script, driver: DriverCosts | None) -> list[tuple]:
     workload = ScriptedWorkload(script)
     costs = replace(script.costs(), driver=driver)
     policy = RolloutPolicy(script.settings())
-    world = World(policy, workload, costs, cap=script.cap, record=journal.record)
+    world = World(policy, workload, costs, record=journal.record)
     for step in range(script.steps):
         if not sum(workload.source.remaining().values()) + policy.held:
             workload.source.next_epoch()

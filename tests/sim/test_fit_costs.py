@@ -76,9 +76,7 @@ def made_run(
     writer = JournalWriter(folder / "journal.jsonl")
     truth = Calibration.model_validate(TRUTH | {"driver": driver, "ahead": ahead or {}})
     simulation = Simulation(settings, truth, source, record=writer.record)
-    writer.meta(
-        {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}
-    )
+    writer.meta(simulation.policy.journal_head())
     results = simulation.run().steps
     writer.close()
     lines = [

@@ -66,9 +66,7 @@ def made_run(folder: Path, mode: str, steps: int = 12) -> RunRecord:
     writer = JournalWriter(folder / "journal.jsonl")
     truth = Calibration.model_validate(TURNS)
     simulation = Simulation(settings, truth, episodes(steps), record=writer.record)
-    writer.meta(
-        {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}
-    )
+    writer.meta(simulation.policy.journal_head())
     lines = [
         {
             "step": result.step,

@@ -95,7 +95,7 @@ def test_its_journal_replays(tmp_path, mode: str, changes) -> None:
     path = tmp_path / "journal.jsonl"
     writer = journal.JournalWriter(path)
     job = simulation(mode, writer.record, steps=3, **SPLIT, **changes)
-    writer.meta({"settings": job.settings.to_json(), "state": job.policy.state_dict()})
+    writer.meta(job.policy.journal_head())
     job.run()
     writer.close()
     replay = journal.replay(path, from_journal)
@@ -126,10 +126,7 @@ def test_a_step_by_hand() -> None:
         train=TrainCosts(0.0, 1.0, prompt_tokens=100),
     )
     world = World(
-        RolloutPolicy(settings),
-        Scripted([(ScriptedTurn(10),), (ScriptedTurn(30),)]),
-        costs,
-        cap=1000,
+        RolloutPolicy(settings), Scripted([(ScriptedTurn(10),), (ScriptedTurn(30),)]), costs
     )
     step = world.run_step(0)
     assert step.rollout_s == pytest.approx(1.0 + 30.0, abs=0.1)

@@ -99,7 +99,6 @@ def world_of(responses: list[Turns], mode: str = "off", tool_kv: ToolKv = "cache
         RolloutPolicy(given_script.settings()),
         Scripted(responses),
         costs,
-        cap=1000,
         record=lambda now, event, made: lines.append((now, event)),
     )
     return world.run_step(0), lines
@@ -261,7 +260,7 @@ def test_a_job_with_turns_replays(tmp_path: Path) -> None:
     job = script("race", tools=True, steps=4)
     writer = JournalWriter(tmp_path / "journal.jsonl")
     policy = RolloutPolicy(job.settings())
-    writer.meta({"settings": job.settings().to_json(), "state": policy.state_dict()})
+    writer.meta(policy.journal_head())
     for now, event, made in simulate(job).lines:
         writer.record(now, event, made)
     writer.close()

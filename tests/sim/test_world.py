@@ -29,7 +29,7 @@ class Run:
         self.starts: list[int] = []
         workload = self.workload(script)
         costs = script.costs()
-        world = World(self.policy, workload, costs, cap=script.cap, record=self.record)
+        world = World(self.policy, workload, costs, record=self.record)
         for step in range(script.steps):
             next_epoch(workload.source, self.policy)
             self.starts.append(len(self.lines))

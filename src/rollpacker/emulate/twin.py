@@ -27,29 +27,27 @@ def simulate(run: Path) -> list[StepResult]:
     config = configuration.parse(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     metas = (line["meta"] for _, line in journal.read_all(run / "journal.jsonl") if "meta" in line)
     meta = next(metas)
-    emulated, settings = Emulated(config), meta["settings"]
-    calibration = emulated.calibration
+    emulated, policy = Emulated(config), from_journal(meta)
+    settings = policy.settings
     costs = WorldCosts.of(
-        calibration,
+        emulated.calibration,
         fleet=_fleet(config),
-        kinds={domain: emulated.kind(domain) for domain in settings["sizes"]},
-        reward_phase=not settings["asynchronous_grading"],
+        kinds={domain: emulated.kind(domain) for domain in settings.sizes},
+        reward_phase=not settings.asynchronous_grading,
     )
     running = getattr(config.engine, "max_running", costs.max_running)
     workload = DrawnWorkload(
         emulated.source.lengths,
-        domains=settings["sizes"],
+        domains=settings.sizes,
         prompt_tokens=emulated.prompt_tokens,
         seed=config.seed,
         recorded=emulated.source.recorded,
     )
     world = World(
-        from_journal(meta),
+        policy,
         workload,
         replace(costs, max_running=running, ahead=emulated.ahead),
-        cap=settings["cap"],
         measure=config.rollout.planner != "off",
-        train_all=settings["rules"]["train_all"],
     )
     return [world.run_step(step) for step in range(config.steps)]
 

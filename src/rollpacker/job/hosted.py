@@ -119,8 +119,7 @@ class HostedJob:
             self._policy.load_state_dict(state["policy"])
             host.problems.source.load_state_dict(state["source"])
         await Breaker().run(publish(self._workers, self._counters.step))
-        head = {"settings": settings.to_json(), "state": self._policy.state_dict()}
-        self._log.journal.meta(head)
+        self._log.journal.meta(self._policy.journal_head())
 
     @property
     def step(self) -> int:

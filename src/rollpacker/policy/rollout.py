@@ -21,10 +21,11 @@ from rollpacker.policy.settings import RolloutSettings
 class RolloutPolicy:
     """Tail batching, streaming and what they know of lengths, as one policy.
 
-    It alone writes the ledger that the parts read.
+    It alone writes the ledger that the parts read. ``settings`` are what it was told.
     """
 
     def __init__(self, settings: RolloutSettings) -> None:
+        self.settings = settings
         self._ledger = ledger = LedgerWriter()
         self._streaming = Streaming(settings, ledger)
         self._measure = Measurements(settings, ledger, lambda: self._tail.audited())
@@ -136,6 +137,10 @@ class RolloutPolicy:
     def censoring_weights(self, lengths: Sequence[int]) -> list[float]:
         """Inverse-probability-of-censoring weights of kept responses (mode ``prompts``)."""
         return self._measure.weights(lengths)
+
+    def journal_head(self) -> dict[str, Any]:
+        """What ``from_journal`` makes the same policy of: a journal's ``meta`` line."""
+        return {"settings": self.settings.to_json(), "state": self.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""

@@ -125,7 +125,7 @@ class RoundDriver:
         self._clock = Clock(0.0 if state is None else state["clock_s"])
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = JournalWriter(folder / "journal.jsonl")
-        self._journal.meta({"settings": settings.to_json(), "state": self._policy.state_dict()})
+        self._journal.meta(self._policy.journal_head())
         self._pump = Pump(self._policy, self._perform, self._clock, self._journal.record)
         self._speed = Speed()
         self._draws: dict[str, int] = {}

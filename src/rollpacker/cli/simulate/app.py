@@ -76,9 +76,7 @@ def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
     journal.unlink(missing_ok=True)
     writer = JournalWriter(journal)
     simulation = Simulation(config, costs, source, record=writer.record)
-    writer.meta(
-        {"settings": simulation.settings.to_json(), "state": simulation.policy.state_dict()}
-    )
+    writer.meta(simulation.policy.journal_head())
     result = simulation.run()
     writer.close()
     return result

@@ -59,7 +59,6 @@ class Parts:
     problems: Problems
     rewards: Rewards
     policy: RolloutPolicy
-    settings: RolloutSettings
     rollout: Rollout
     updates: Updates
     empty_steps: EmptySteps
@@ -71,7 +70,7 @@ class Parts:
 
     def journal_head(self) -> dict[str, Any]:
         """What the journal's next line is to begin with."""
-        return {"settings": self.settings.to_json(), "state": self.policy.state_dict()}
+        return self.policy.journal_head()
 
     async def write_step(self, record: StepRecord, counters: Counters, extra: Metrics) -> None:
         """Write a step that is over, ``extra`` metrics with it."""
@@ -260,7 +259,6 @@ def assemble(
         problems=problems,
         rewards=rewards,
         policy=policy,
-        settings=settings,
         rollout=rollout,
         updates=updates,
         empty_steps=EmptySteps(config.rollout.dynamic_sampling),

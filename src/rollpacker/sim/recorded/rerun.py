@@ -144,21 +144,15 @@ def _longer(tried: Tried, number: int, other: Tried) -> Turns:
 
 def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
     """Simulate every step of a run under its own policy."""
-    settings, gpus = run.settings, len(run.steps[0].engines)
+    policy = from_journal({"settings": run.settings, "state": run.state})
+    gpus = len(run.steps[0].engines)
     costs = WorldCosts.of(
         calibration,
         fleet=colocated(grid(gpus, gpus), tensor_parallel=1, replica=1),
-        kinds=dict.fromkeys(settings["sizes"], "math"),
-        reward_phase=not settings["asynchronous_grading"],
+        kinds=dict.fromkeys(policy.settings.sizes, "math"),
+        reward_phase=not policy.settings.asynchronous_grading,
     )
-    policy = from_journal({"settings": settings, "state": run.state})
-    world = World(
-        policy,
-        RunWorkload(run),
-        costs,
-        cap=settings["cap"],
-        train_all=settings["rules"]["train_all"],
-    )
+    world = World(policy, RunWorkload(run), costs)
     return [world.run_step(step.number) for step in run.steps]
 
 

@@ -65,14 +65,12 @@ class Simulation:
             recorded=source.recorded,
             turns=source.turns,
         )
-        self.settings = self._settings()
-        self.policy = RolloutPolicy(self.settings)
+        self.policy = RolloutPolicy(self._settings())
         self._world = World(
             self.policy,
             self._workload,
             self.costs,
-            cap=self.cap,
-            measure=self.settings.machine is not None,
+            measure=self.policy.settings.machine is not None,
             record=record,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
@@ -31,9 +31,7 @@ class World:
         policy: decides.
         workload: prompts and lengths.
         costs: seconds of everything.
-        cap: longest response, tokens.
         measure: tell the policy what a round's engines went through.
-        train_all: groups without informative rewards have a gradient too.
         record: takes every event with its decisions (a journal's ``record``).
     """
 
@@ -43,16 +41,14 @@ class World:
         workload: Workload,
         costs: WorldCosts,
         *,
-        cap: int,
         measure: bool = False,
-        train_all: bool = False,
         record: Record | None = None,
     ) -> None:
         self._workload = workload
         self._costs = costs
-        self._cap = cap
+        self._cap = policy.settings.cap
         self._measure = measure
-        self._train_all = train_all
+        self._train_all = policy.settings.rules.train_all
         self._agenda = Agenda()
         self._pump = Pump(policy, self._perform, lambda: self._agenda.now, record)
         self._engine = costs.engine(costs.fleet.tp)
@@ -66,7 +62,7 @@ class World:
             self._agenda,
             self._engines,
             costs=costs,
-            cap=cap,
+            cap=self._cap,
             touch=self._touch,
             post=self._pump.post,
             settle=self._post,
@@ -79,6 +75,7 @@ class World:
             load=self._busy_share,
             on_graded=self._graded,
         )
+        self._performers = self._performed_by()
         self._now = SimulatedStep(number=-1, start_s=0.0)
         self._touched: set[int] = set()
         self._settling = False
@@ -153,10 +150,30 @@ class World:
 
     # What the policy decided ------------------------------------------------------------------
 
+    def _performed_by(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            do.AbortAttempt: self._abort,
+            do.AcceptGroup: self._accept,
+            do.AccumulateGradients: self._accumulate,
+            do.ApplyUpdate: self._apply,
+            do.BeginRound: self._begin_round,
+            do.ContinueAttempt: self._decoding.go_on,
+            do.DrawPrompts: self._draw,
+            do.DropGroup: self._drop,
+            do.FinishRollout: self._end_rollout,
+            do.FormEngine: self._decoding.form,
+            do.GradeAttempt: self._grade,
+            do.MigrateAttempts: self._decoding.migrate,
+            do.PublishWeights: self._publish,
+            do.Speculate: self._speculate,
+            do.StartAttempt: self._start,
+            do.StepEnvironment: self._decoding.step_environment,
+        }
+
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
             if not isinstance(decision, do.DeferPrompt):
-                self._PERFORM[type(decision)](self, decision)
+                self._performers[type(decision)](decision)
         self._decoding.send()
 
     def _begin_round(self, decision: do.BeginRound) -> None:
@@ -181,12 +198,6 @@ class World:
             reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
         )
         self._decoding.start(attempt)
-
-    def _step_environment(self, decision: do.StepEnvironment) -> None:
-        self._decoding.step_environment(decision)
-
-    def _go_on(self, decision: do.ContinueAttempt) -> None:
-        self._decoding.go_on(decision)
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = decision.attempt
@@ -257,12 +268,6 @@ class World:
             )
         )
 
-    def _regroup(self, decision: do.FormEngine) -> None:
-        self._decoding.form(decision)
-
-    def _migrate(self, decision: do.MigrateAttempts) -> None:
-        self._decoding.migrate(decision)
-
     def _speculate(self, decision: do.Speculate) -> None:
         rule = Rule(
             decision.below, decision.most, decision.free, decision.row_cost, self._costs.ahead
@@ -281,25 +286,6 @@ class World:
         """What it costs is part of the next step, which waits for it."""
         self._pump.post(ev.WeightsPublished(version=decision.version))
         self._now.over = True
-
-    _PERFORM: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
-        do.AbortAttempt: _abort,
-        do.AcceptGroup: _accept,
-        do.AccumulateGradients: _accumulate,
-        do.ApplyUpdate: _apply,
-        do.BeginRound: _begin_round,
-        do.ContinueAttempt: _go_on,
-        do.DrawPrompts: _draw,
-        do.DropGroup: _drop,
-        do.FinishRollout: _end_rollout,
-        do.GradeAttempt: _grade,
-        do.MigrateAttempts: _migrate,
-        do.PublishWeights: _publish,
-        do.FormEngine: _regroup,
-        do.Speculate: _speculate,
-        do.StartAttempt: _start,
-        do.StepEnvironment: _step_environment,
-    }
 
     # What happened ----------------------------------------------------------------------------
 

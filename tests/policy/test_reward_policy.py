@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollpacker.config import CodeTimeoutConfig
 from rollpacker.policy.rewards.judge_budget import JudgeBudget, JudgeModel
-from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 
 graded = st.lists(
     st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()),
@@ -19,7 +20,7 @@ graded = st.lists(
 
 @given(graded, st.booleans())
 def test_timeouts_follow_the_longest_correct_time_within_their_bounds(history, at_once):
-    timeouts = AdaptiveTimeouts(TimeoutSettings(at_once=at_once))
+    timeouts = AdaptiveTimeouts(CodeTimeoutConfig(), at_once=at_once)
     for case, seconds, correct in history:
         before = timeouts.timeout(case)
         timeouts.observe(case, seconds, correct)
@@ -35,7 +36,7 @@ def test_timeouts_follow_the_longest_correct_time_within_their_bounds(history, a
 @given(graded, st.randoms())
 def test_by_step_the_order_of_grading_does_not_matter(history, random):
     def after(order: list[tuple[str, float, bool]]) -> list[float]:
-        timeouts = AdaptiveTimeouts(TimeoutSettings(at_once=False))
+        timeouts = AdaptiveTimeouts(CodeTimeoutConfig(), at_once=False)
         seen = []
         for case, seconds, correct in order:
             seen.append(timeouts.timeout(case))
@@ -49,11 +50,10 @@ def test_by_step_the_order_of_grading_does_not_matter(history, random):
 @given(graded, st.integers(0, 4), st.booleans())
 @example([("a", 4.0, True), ("b", 5.0, True)], 1, False)
 def test_timeouts_survive_a_checkpoint(history, cut, at_once):
-    rules = TimeoutSettings(at_once=at_once)
-    first, second = AdaptiveTimeouts(rules), AdaptiveTimeouts(rules)
+    first, second = (AdaptiveTimeouts(CodeTimeoutConfig(), at_once=at_once) for _ in "ab")
     for place, seen in enumerate(history):
         if place == cut:
-            restored = AdaptiveTimeouts(rules)
+            restored = AdaptiveTimeouts(CodeTimeoutConfig(), at_once=at_once)
             restored.load_state_dict(json.loads(json.dumps(second.state_dict())))
             second = restored
         first.observe(*seen)
@@ -64,16 +64,22 @@ def test_timeouts_survive_a_checkpoint(history, cut, at_once):
 
 
 def test_the_least_recently_seen_test_cases_are_forgotten():
-    timeouts = AdaptiveTimeouts(TimeoutSettings(cases=2))
+    timeouts = AdaptiveTimeouts(CodeTimeoutConfig(), cases=2)
     for case in ("a", "b", "a", "c"):
         timeouts.observe(case, 4.0, True)
     assert [timeouts.timeout(case) for case in "abc"] == [6.0, 30.0, 6.0]
 
 
-@pytest.mark.parametrize("bad", [{"factor": 0.5}, {"least": 0.0}, {"least": 40.0}])
+@pytest.mark.parametrize("bad", [{"factor": 0.5}, {"least_s": 0.0}, {"least_s": 40.0}])
 def test_impossible_timeouts_are_refused(bad):
-    with pytest.raises(ValueError, match="adaptive timeout needs"):
-        TimeoutSettings(**bad)
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        CodeTimeoutConfig(**bad)
+
+
+def test_a_fixed_timeout_is_the_longest():
+    timeouts = AdaptiveTimeouts(CodeTimeoutConfig(adaptive=False))
+    timeouts.observe("a", 4.0, True)
+    assert timeouts.timeout("a") == 30.0
 
 
 models = st.builds(

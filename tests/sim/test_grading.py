@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from rollpacker.config import CodeTimeoutConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.grading import SimulatedGrading
@@ -26,7 +27,7 @@ class Service:
             self.agenda,
             COSTS,
             KINDS,
-            AdaptiveTimeouts(TimeoutSettings()),
+            AdaptiveTimeouts(CodeTimeoutConfig()),
             load=lambda: self.load,
             on_graded=self.note,
         )

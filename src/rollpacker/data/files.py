@@ -15,6 +15,7 @@ from typing import Any
 import polars
 
 from rollpacker.data.base import DataError
+from rollpacker.errors import one_line
 
 Record = dict[str, Any]
 
@@ -85,11 +86,6 @@ def checked(records: Iterable[Any], source: str) -> list[Record]:
             raise DataError(f"{source}, row {number}: expected an object, found {found}")
         result.append({str(name): value for name, value in record.items()})
     return result
-
-
-def one_line(error: BaseException) -> str:
-    """An error of another library as one line of bounded length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _near(file: Path) -> str:

@@ -14,15 +14,8 @@ from typing import Any
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError
 from rollpacker.data.columns.messages import is_missing
-from rollpacker.data.files import (
-    Record,
-    checked,
-    find_files,
-    is_pattern,
-    kind_of,
-    one_line,
-    read_file,
-)
+from rollpacker.data.files import Record, checked, find_files, is_pattern, kind_of, read_file
+from rollpacker.errors import one_line
 
 _PROCEDURAL_SIZE = 1000
 

@@ -5,61 +5,46 @@ What is decided here is acted upon by the drivers.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from rollpacker.config import CodeTimeoutConfig
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutSettings:
-    """``T = min(max(least, factor * anchor), most)``, in CPU seconds.
+
+class AdaptiveTimeouts:
+    """A timeout for each test case, from the correct responses to it so far.
 
     Args:
-        factor: over the longest time of a correct response.
-        least: shortest timeout.
-        most: longest timeout, and the one before any correct response.
+        config: ``T = min(max(least_s, factor * anchor), most_s)``, in CPU seconds; not adaptive
+            ones are ``most_s``.
         at_once: a correct response counts from when it is graded, as in the paper. Otherwise
             from the next step, so that rewards do not depend on the order of grading.
         cases: test cases remembered; the least recently seen are forgotten.
     """
 
-    factor: float = 1.5
-    least: float = 2.0
-    most: float = 30.0
-    at_once: bool = True
-    cases: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        if not (self.factor >= 1.0 and 0.0 < self.least <= self.most < math.inf):
-            raise ValueError(
-                "an adaptive timeout needs factor >= 1 and 0 < least <= most, got "
-                f"factor={self.factor}, least={self.least}, most={self.most}"
-            )
-
-
-class AdaptiveTimeouts:
-    """A timeout for each test case, from the correct responses to it so far."""
-
-    def __init__(self, settings: TimeoutSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, config: CodeTimeoutConfig, *, at_once: bool = True, cases: int = 1_000_000
+    ) -> None:
+        self._config = config
+        self._at_once = at_once
+        self._cases = cases
         self._anchors: OrderedDict[str, float] = OrderedDict()
         self._later: dict[str, float] = {}
 
     def timeout(self, case: str) -> float:
         """Seconds that a response may take on this test case."""
-        rules = self._settings
+        rules = self._config
         anchor = self._anchors.get(case)
-        if anchor is None:
-            return rules.most
-        return min(max(rules.least, rules.factor * anchor), rules.most)
+        if anchor is None or not rules.adaptive:
+            return rules.most_s
+        return min(max(rules.least_s, rules.factor * anchor), rules.most_s)
 
     def observe(self, case: str, seconds: float, correct: bool) -> None:
         """Take the time of one response on one test case; only correct ones count."""
         if not correct:
             return
-        if self._settings.at_once:
+        if self._at_once:
             self._raise(case, seconds)
         else:
             self._later[case] = max(seconds, self._later.get(case, 0.0))
@@ -73,7 +58,7 @@ class AdaptiveTimeouts:
     def _raise(self, case: str, seconds: float) -> None:
         self._anchors[case] = max(seconds, self._anchors.get(case, 0.0))
         self._anchors.move_to_end(case)
-        if len(self._anchors) > self._settings.cases:
+        if len(self._anchors) > self._cases:
             self._anchors.popitem(last=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from rollpacker.config import CodeTimeoutConfig, EnvironmentConfig, GradingConfig, RewardConfig
+from rollpacker.config import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.columns.messages import is_blank
-from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
 from rollpacker.reward.processes.pool import GradingPool
@@ -59,7 +59,7 @@ class Rewards:
         self._state = TrainerState(max_steps=max_steps, num_train_epochs=epochs)
         self._code = [reward for reward in rewards if reward.runs_programs]
         _check_options(self._code)
-        self._timeouts = AdaptiveTimeouts(timeout_settings(config.code_timeout, deterministic))
+        self._timeouts = AdaptiveTimeouts(config.code_timeout, at_once=not deterministic)
         self._longest = config.code_timeout.most_s
         self._tests: dict[PromptId, int] = {}
         self._observed: dict[AttemptId, PromptId] = {}
@@ -236,16 +236,6 @@ class _Timeouts(Sequence[float]):
         if isinstance(index, slice):
             return tuple(self[test] for test in self._tests[index])
         return self._timeouts.timeout(_case(self._prompt, self._tests[index]))
-
-
-def timeout_settings(config: CodeTimeoutConfig, deterministic: bool) -> TimeoutSettings:
-    """The rules of adaptive timeouts; fixed ones are as short as they are long."""
-    return TimeoutSettings(
-        factor=config.factor,
-        least=config.least_s if config.adaptive else config.most_s,
-        most=config.most_s,
-        at_once=not deterministic,
-    )
 
 
 def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:

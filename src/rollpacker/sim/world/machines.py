@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rollpacker.config import CodeTimeoutConfig
 from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
-from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import DriverCosts, EngineCosts, RewardCosts, TrainCosts
@@ -53,7 +53,7 @@ class WorldCosts:
     apply_s: float = 0.0
     rewards: RewardCosts = field(default_factory=RewardCosts)
     kinds: dict[str, RewardKind] = field(default_factory=dict[str, RewardKind])
-    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    timeouts: CodeTimeoutConfig = field(default_factory=CodeTimeoutConfig)
     reward_phase_s: float | None = None
     ahead: Ahead = field(default_factory=Ahead)
     driver: DriverCosts | None = None

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollpacker.config import CodeTimeoutConfig
 from rollpacker.core.pump import Record
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
 from rollpacker.policy.engines.speculation import MOST
-from rollpacker.policy.rewards.reward_timeouts import TimeoutSettings
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
 from rollpacker.sim.costs.calibration import Calibration
@@ -135,9 +135,7 @@ class Simulation:
 
 def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCosts:
     """The machines of a job. Raises ``ValueError`` when they do not divide into its parts."""
-    timeouts = TimeoutSettings()
-    if not config.adaptive_timeout:
-        timeouts = replace(timeouts, least=timeouts.most)
+    timeouts = CodeTimeoutConfig(adaptive=config.adaptive_timeout)
     asynchronous = asynchronous_grading(config.rollout, config.asynchronous_grading)
     costs = WorldCosts.of(
         calibration,

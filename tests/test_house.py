@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,26 @@ def test_configurations_in_the_documentation_are_valid() -> None:
             inventory_file.parse(block)
         else:
             config.parse(smallest | block)
+
+
+def imported(path: Path, known: set[str]) -> set[str]:
+    """Modules that a module imports anywhere in it, for types too."""
+    nodes = list(ast.walk(parse(path)))
+    found = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            inside = {f"{node.module}.{each.name}" for each in node.names}
+            found |= inside & known or {str(node.module)}
+    return found & known
+
+
+def test_no_modules_import_each_other() -> None:
+    paths = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in MODULES
+    }
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph = {name: imported(path, {*modules}) for name, path in modules.items()}
+    assert list(TopologicalSorter(graph).static_order())
 
 
 def contract(name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Picture of one step in three modes: what each device does.
 
-    python benchmarks/emulated.py --gpus 16 --calibration paper-7b-8k --workload paper-8k \\
+    python -m benchmarks.driver.emulated --gpus 16 --calibration paper-7b-8k --workload paper-8k \\
         --factor 10 --steps 1 --modes off exact race --out RUNS
     python docs/gen_modes_picture.py RUNS
 """

@@ -29,7 +29,7 @@ from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.models import find_model
 from rollpacker.sim.recorded.run_record import read_run
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 
 def train(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
@@ -164,7 +164,7 @@ def test_what_emulated_devices_cannot_do_is_refused(tmp_path: Path) -> None:
 def test_the_benchmarks_model_has_the_sizes_of_the_calibrations(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    importlib.import_module("emulated").write_model(tmp_path, name)
+    monkeypatch.syspath_prepend(str(ROOT))
+    importlib.import_module("benchmarks.driver.emulated").write_model(tmp_path, name)
     written, meant = find_model(str(tmp_path)), calibration.load(name).shape
     assert replace(written, name=meant.name, context=meant.context) == meant

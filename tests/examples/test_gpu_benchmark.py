@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(3000)
 SECTION = """
 import json, sys
@@ -22,15 +22,14 @@ raise SystemExit("the model is ill")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module; others of its folder can be imported."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu")
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.gpu.everything")
 
 
 def measured(gpu: Any, out: Path, *words: str) -> dict[str, list[dict[str, Any]]]:
     """Rows of each section."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gpu.py", "--out", str(out), *words])
+        patch.setattr(sys, "argv", ["everything", "--out", str(out), *words])
         gpu.main()
     result = json.loads(out.with_suffix(".json").read_text())
     text = out.with_suffix(".md").read_text()
@@ -44,9 +43,9 @@ def test_what_is_measured_stands_beside_what_cannot_be(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a small section in place of decoding's, which the test below runs."""
-    script = tmp_path / "section.py"
-    script.write_text(SECTION)
-    monkeypatch.setitem(gpu.PARTS, "decode", replace(gpu.PARTS["decode"], script=str(script)))
+    (tmp_path / "section.py").write_text(SECTION)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(gpu.PARTS, "decode", replace(gpu.PARTS["decode"], module="section"))
     rows = measured(gpu, tmp_path / "gpu", "--only", "decode", "judge")
     device = gpu.hardware()["device"]
     assert rows["decode"] == [
@@ -61,9 +60,9 @@ def test_decoding_is_measured(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, which spares its imports."""
-    script = str(BENCHMARKS / gpu.PARTS["decode"].script)
-    monkeypatch.setattr(sys, "argv", [script, *gpu.arguments_of("decode", "cpu", 100.0, None)])
-    runpy.run_path(script, run_name="__main__")
+    module = gpu.PARTS["decode"].module
+    monkeypatch.setattr(sys, "argv", [module, *gpu.arguments_of("decode", "cpu", 100.0, None)])
+    runpy.run_module(module, run_name="__main__")
     copied, *rates = gpu.read_rows(capsys.readouterr().out, lines=True)
     assert copied["gb_s"] > 0
     assert [row["batch"] for row in rates] == [1, 8]

@@ -1,6 +1,6 @@
 """``rollpacker train`` under permits: the weights are those of the run alone, whatever dies."""
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -13,16 +13,13 @@ from typing import Any
 import pytest
 from mux_real_daemon import COMMAND, Daemon
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_two_jobs.py"
+ROOT = Path(__file__).parents[2]
 
 
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("mux_two_jobs", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        return importlib.import_module("benchmarks.mux.two_jobs")
 
 
 def train(config: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -86,7 +83,8 @@ def test_a_killed_run_and_a_killed_daemon_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_two_jobs_on_two_cores_share_both_nodes_and_change_no_bit() -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--json", "--steps", "6"],
+        [sys.executable, "-m", "benchmarks.mux.two_jobs", "--json", "--steps", "6"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,6 @@
 """The benchmark's offline optimum: the same split by dynamic programming and by OR-tools."""
 
-import importlib.util
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,14 @@ from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.record.trace import Philly, philly
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "rollmux_optimum.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("rollmux_optimum", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        return importlib.import_module("benchmarks.mux.optimum")
 
 
 def known_jobs(count: int, seed: int) -> list[Job]:

@@ -12,13 +12,13 @@ import torch
 from rollpacker.policy.gradients.publish import plan_publish
 from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mux_sync.py"
+ROOT = Path(__file__).parents[2]
 
 
 def measured(*, training: int, rollout: int, mib: float) -> dict[str, Any]:
-    words = [sys.executable, str(BENCHMARK), "--json", "--mib", str(mib), "--mbit", "100"]
-    words += ["--training", str(training), "--rollout", str(rollout)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=150)
+    words = [sys.executable, "-m", "benchmarks.mux.sync", "--json", "--mib", str(mib)]
+    words += ["--mbit", "100", "--training", str(training), "--rollout", str(rollout)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=150, cwd=ROOT)
     if done.returncode == 3:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]

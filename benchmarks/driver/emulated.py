@@ -1,0 +1,284 @@
+"""The real runtime at the size of a cluster, on emulated devices, beside the simulator.
+
+    python -m benchmarks.driver.emulated
+    python -m benchmarks.driver.emulated --nodes 4
+    python -m benchmarks.driver.emulated --gpus 512 --modes exact --factor 20 --processes 2
+    python -m benchmarks.driver.emulated --trace TRACE --task math --steps 3
+
+Each mode runs `rollpacker train` with `devices.emulate`, in a process of its own: driver, policy,
+channels, grading processes, journal and samples are real, the devices take the calibrated time of
+GPUs divided by the factor, in processes of this machine or (`--nodes`) of the nodes of a Ray
+cluster, all of them on this machine: agents start them there, and sockets lead to them. The same
+policy settings, lengths and machine then go through the simulator. All seconds are emulated;
+lateness and callbacks are of the machine's clock. Where the driver's CPU time, times the factor, is
+more than 60% of the rollouts' time, the driver is slower than it would be beside real devices, and
+the row says so. The rewards and the model are made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from transformers import Qwen2Config
+
+from benchmarks._run import apart, flags, lines, metrics, summary, table, write_lines
+from benchmarks.driver.stand_ins import tokenizer_and_corpus
+from benchmarks.driver.step import Meter, TimedLoop
+from rollpacker import config
+from rollpacker.emulate.config import Emulated
+from rollpacker.emulate.twin import simulate
+from rollpacker.job import train
+from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.progress import Progress
+from rollpacker.sim.costs import calibration
+
+PHASES = ("rollout", "of it grading's end", "training", "sync", "step")
+GPUS = 64
+"""Of the paper's 32B setting, which has 128 prompts of 8 responses a step."""
+
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    """Event loops whose callbacks are timed."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return TimedLoop(self._meter)
+
+
+class Steps(Progress):
+    """Longest callback of each step. The one that begins the first does not count: in it, all that
+    the start has left is collected as garbage."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__(Console(stderr=True, width=160))
+        self._meter = meter
+        self.longest_s: list[float] = []
+
+    def start(self, title: str, total_steps: int, done: int = 0) -> None:
+        super().start(title, total_steps, done)
+        asyncio.get_running_loop().call_soon(self._meter.reset)
+
+    def step(self, metrics: Metrics) -> None:
+        super().step(metrics)
+        self.longest_s.append(self._meter.longest_s)
+        self._meter.reset()
+
+
+def job_of(args: argparse.Namespace, mode: str, folder: Path) -> config.RunConfig:
+    """The paper's setting on so many GPUs, in one mode."""
+    folder.mkdir(parents=True, exist_ok=True)
+    costs = calibration.load(args.calibration)
+    prompts = args.prompts or costs.prompts * args.gpus // costs.gpus
+    devices = {
+        "calibration": args.calibration,
+        "workload": str(args.trace or args.workload),
+        "factor": args.factor,
+        "processes": args.processes,
+    }
+    if args.task:
+        devices["task"] = args.task
+    (folder / "devices.yaml").write_text(yaml.safe_dump(devices), encoding="utf-8")
+    write_model(folder / "model", args.calibration)
+    rows = ({"id": f"p{i}", "prompt": f"Question {i}", "answer": ""} for i in itertools.count())
+    write_lines(folder / "rows.jsonl", itertools.islice(rows, 2 * prompts * args.steps))
+    return config.parse(
+        {
+            "output": str(folder / mode),
+            "steps": args.steps,
+            "model": {"path": str(folder / "model")},
+            "data": {"path": str(folder / "rows.jsonl"), "shuffle": False},
+            "rewards": [{"function": "rollpacker.emulate.reward:Timed"}],
+            "grading": {"workers": args.graders or min(32, max(8, args.gpus // 8))},
+            "rollout": {
+                "prompts_per_step": prompts,
+                "num_generations": costs.responses,
+                "max_completion_length": args.cap or costs.response_cap,
+                "tail_batching": {"mode": mode, "race_responses": True},
+                "streaming": {"group_tokens": 16384},
+                "planner": args.planner,
+            },
+            "engine": {
+                "kind": "vllm",
+                "tensor_parallel": costs.rollout_tp,
+                "max_running": 1024,
+            },
+            "trainer": {"kind": "fsdp", "shard": costs.train_gpus},
+            "devices": {
+                "nodes": args.nodes or 1,
+                "per_node": args.gpus // (args.nodes or 1),
+                "emulate": str(folder / "devices.yaml"),
+            },
+            "cluster": {"address": args.address},
+        }
+    )
+
+
+def write_model(folder: Path, name: str) -> None:
+    """A tokenizer and the configuration of the calibration's model; there are no weights."""
+    shape = calibration.load(name).shape
+    Qwen2Config(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=1 << 16,
+    ).save_pretrained(folder)
+    tokenizer_and_corpus()[0].save_pretrained(folder)
+
+
+def run_mode(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
+    """One mode, emulated and simulated."""
+    meter = Meter()
+    asyncio.set_event_loop_policy(Policy(meter))
+    job, steps = job_of(args, mode, folder), Steps(meter)
+    run = train(job, progress=steps)
+    found = summary(run)
+    emulated, simulated = measured(run), predicted(job, run)
+    return {
+        "mode": mode,
+        "emulated": {phase: statistics.mean(values) for phase, values in emulated.items()},
+        "simulated": {phase: statistics.mean(values) for phase, values in simulated.items()},
+        "kept": found["kept_tokens"],
+        "kept_simulated": sum(step.kept_tokens for step in simulate(run)),
+        "longest_ms": [1e3 * seconds for seconds in steps.longest_s],
+        "driver_cpu_s": found["timing_s"]["driver_cpu"] / len(steps.longest_s),
+        **found["emulated"],
+    }
+
+
+def measured(run: Path) -> dict[str, list[float]]:
+    """Emulated seconds of each step's phases."""
+    applied: dict[int, float] = {}
+    for task in lines(run / "workers.jsonl"):
+        if task["kind"] == "apply":
+            applied[task["step"]] = max(applied.get(task["step"], 0.0), task["end_s"])
+    phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for step in metrics(run):
+        rollout = step["timing_s/rollout"]
+        sync = step["start_s"] + step["step_time"] - applied[step["step"]]
+        phases["rollout"].append(rollout)
+        phases["of it grading's end"].append(step["timing_s/grade_wait"])
+        phases["training"].append(step["step_time"] - rollout - sync)
+        phases["sync"].append(sync)
+        phases["step"].append(step["step_time"])
+    return phases
+
+
+def predicted(job: config.RunConfig, run: Path) -> dict[str, list[float]]:
+    """The simulator's, where a phase of rewards ends the rollout as in a run."""
+    emulated = Emulated(job)
+    rewards = 0.0 if emulated.asynchronous else emulated.calibration.synchronous_reward_s
+    steps = simulate(run)
+    return {
+        "rollout": [step.rollout_s + rewards for step in steps],
+        "of it grading's end": [step.grade_wait_s + rewards for step in steps],
+        "training": [step.train_s - rewards for step in steps],
+        "sync": [emulated.publish_s for _ in steps],
+        "step": [step.step_s for step in steps],
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print("\nseconds a step, emulated / simulated\n")
+    off = next((row for row in rows if row["mode"] == "off"), None)
+    table(["mode", *PHASES, "kept tokens", "off / mode"], [beside_all(row, off) for row in rows])
+    columns = ("mode", "a step takes longer by, ms of the clock", "late p50 / p99 / max, ms")
+    columns += ("driver CPU s a step", "driver utilisation", "longest callback by step, CPU ms")
+    print()
+    table(columns, map(clock, rows))
+
+
+def beside_all(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> list[str]:
+    kept = f"{row['kept']:,}"
+    if row["kept"] != row["kept_simulated"]:
+        kept += f" / {row['kept_simulated']:,}"
+    cells = [beside(row["emulated"][phase], row["simulated"][phase]) for phase in PHASES]
+    return [row["mode"], *cells, kept, "" if off is None else faster(off, row)]
+
+
+def clock(row: Mapping[str, Any]) -> list[str]:
+    more = 1e3 * (row["emulated"]["step"] - row["simulated"]["step"]) / row["factor"]
+    late = " / ".join(f"{row['lateness_ms'][key]:.1f}" for key in ("p50", "p99", "max"))
+    use = f"{row['driver_utilisation']:.2f}" + ("" if row["honest"] else ", not honest")
+    longest = ", ".join(f"{ms:.0f}" for ms in row["longest_ms"])
+    return [row["mode"], f"{more:.0f}", late, f"{row['driver_cpu_s']:.2f}", use, longest]
+
+
+def beside(emulated: float, simulated: float) -> str:
+    return f"{emulated:.1f} / {simulated:.1f} ({emulated / simulated - 1:+.1%})"
+
+
+def faster(off: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    ratios = [off[kind]["step"] / row[kind]["step"] for kind in ("emulated", "simulated")]
+    return " / ".join(f"{ratio:.2f}x" for ratio in ratios)
+
+
+@contextlib.contextmanager
+def ray_nodes(args: argparse.Namespace) -> Iterator[str]:
+    """The address of a Ray cluster of so many nodes, made for as long as it is needed."""
+    if args.address or not args.nodes:
+        yield args.address
+        return
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
+
+    least = {"object_store_memory": 80_000_000}
+    head = least | {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(args.nodes):
+            cluster.add_node(num_cpus=1, **least)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def main() -> None:
+    args = flags(
+        __doc__,
+        gpus=GPUS,
+        processes=(1, "that hold a node's devices"),
+        nodes=(0, "of a Ray cluster; default: no Ray"),
+        address=("", "of that; default: one on this machine"),
+        factor=50.0,
+        steps=2,
+        modes=["off", "exact", "race", "auto"],
+        planner={"default": "off", "choices": ["off", "paper", "forecast"]},
+        graders=(0, "default: one for 8 GPUs, at most 32"),
+        prompts=(0, "a step; default: as many a GPU"),
+        cap=(0, "longest response; default: the paper's"),
+        calibration="paper-32b-32k",
+        workload=("paper-32k", "fitted lengths"),
+        trace=(Path, "lengths of a trace instead"),
+        task=(str, "of the trace"),
+        out=(Path, "folder in which the runs are kept"),
+        json=(False, "one mode in this process; its numbers are the last line"),
+    ).parse_args()
+    if args.json:
+        with tempfile.TemporaryDirectory(prefix="emulated-") as name:
+            print(json.dumps(run_mode(args, args.modes[0], args.out or Path(name))))
+        return
+    with ray_nodes(args) as address:
+        same = (*sys.argv[1:], "--address", address, "--json", "--modes")
+        show([apart("benchmarks.driver.emulated", *same, mode) for mode in args.modes])
+
+
+if __name__ == "__main__":
+    main()

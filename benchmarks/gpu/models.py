@@ -1,0 +1,104 @@
+"""Random models in the shapes of Qwen2.5, made on this machine; what the GPU benchmark measures on.
+
+No hub is asked. Weights are random, so responses mean nothing; their lengths are forced, or follow
+from how many tokens end a response.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
+
+from benchmarks._run import flags
+
+CONTEXT = 2048
+
+_KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_KEYS += ("num_key_value_heads", "vocab_size", "tie_word_embeddings")
+SHAPES: dict[str, dict[str, Any]] = {
+    name: dict(zip(_KEYS, values, strict=True))
+    for name, values in {
+        "tiny": (64, 160, 2, 4, 2, 512, True),
+        "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
+        "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
+        "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+    }.items()
+}
+
+
+def shape_of(name: str, **changes: Any) -> Qwen2Config:
+    """The configuration; nothing ends a response unless ``changes`` say so."""
+    usual = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    usual["max_position_embeddings"] = CONTEXT
+    return Qwen2Config(**(SHAPES[name] | usual | changes))
+
+
+def random_model(name: str, device: str, **changes: Any) -> Any:
+    """A model in evaluation mode on the device: bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(shape_of(name, **changes), dtype=dtype)
+    return model.eval()
+
+
+def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) -> None:
+    """A checkpoint with a byte tokenizer whose responses end after ``mean_length`` tokens or so."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    size = SHAPES[name]["vocab_size"]
+    letters = sorted(ByteLevel.alphabet())
+    words = ["<pad>", "<eos>", *letters]
+    words += [f"<{i}>" for i in range(size - len(words))]
+    ends = [1, *range(size - size // mean_length + 1, size)]
+    random_model(name, device, eos_token_id=ends).save_pretrained(folder)
+    Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(words)},
+        merges=[],
+        unk_token="<pad>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        model_max_length=CONTEXT,
+    ).save_pretrained(folder)
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def forget(device: str) -> None:
+    """Give memory that nobody refers to back."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+class Section:
+    """A section's command line, its deadline and its rows, one JSON line each."""
+
+    def __init__(self, description: str | None) -> None:
+        device = {"choices": ("cpu", "cuda"), "default": "cpu"}
+        self.parser = flags(description, device=device, budget=(120.0, "seconds"))
+        self._begun = time.monotonic()
+
+    def parse(self) -> argparse.Namespace:
+        """The arguments; from now on ``left`` counts down."""
+        self.arguments = self.parser.parse_args()
+        return self.arguments
+
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.arguments.budget - (time.monotonic() - self._begun)
+
+    def row(self, **cells: Any) -> None:
+        """One finished measurement."""
+        print(json.dumps(cells), flush=True)

@@ -1,0 +1,108 @@
+"""Decoding ahead on the demo's job: the same samples, decode steps, CPU seconds and time.
+
+    python -m benchmarks.jobs.speculation --steps 60 --rounds 3 --out runs/speculation
+    python -m benchmarks.jobs.speculation --steps 20 --least 48 --prompts 4 --out runs/long
+
+``--least N`` takes problems only that need so many lines of reasoning, of six tokens each;
+``--prompts N`` are those of a step, of 8 responses each.
+
+Runs alternate: `off` and `exact` without drafts, `exact` with; ratios are of the runs of one round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks._run import flags, listed, metrics, summary, table, told, write_lines
+from rollpacker.demo.run import Size, demo_config
+from rollpacker.demo.task import steps, train_rows
+from rollpacker.demo.warm_start import default_cache, warm_start
+from rollpacker.job import train
+
+ARMS = {
+    "off": ("off", "off"),
+    "exact, a token at a time": ("exact", "off"),
+    "exact, ahead": ("exact", "auto"),
+}
+COLUMNS = {
+    "decode_steps": "{:.0f}",
+    "decode_cpu_s": "{:.2f}",
+    "rollout_s": "{:.2f}",
+    "step_s": "{:.2f}",
+    "mean_length": "{:.0f}",
+    "tokens": "{:.2f}",
+    "last_tokens": "{:.2f}",
+}
+
+
+_ROWS = 6900
+"""Problems of the demo's task, about all there are."""
+
+
+def long_rows(file: Path, least: int) -> Path:
+    """Those whose reasoning has at least so many lines, as JSON lines."""
+    rows = [row for row in train_rows(_ROWS) if len(steps(*row["metadata"]["numbers"])) >= least]
+    return write_lines(file, rows)
+
+
+def run_arm(
+    model: Path, folder: Path, arm: str, size: Size, prompts: int, overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """One run; what it took in all."""
+    mode, speculation = ARMS[arm]
+    config = demo_config(model, folder, mode, size, overrides)
+    rollout = config.rollout.model_copy(
+        update={
+            "prompts_per_step": prompts,
+            "speculation": config.rollout.speculation.model_copy(update={"mode": speculation}),
+        }
+    )
+    train(config.model_copy(update={"rollout": rollout}))
+    found, done = summary(folder), metrics(folder)
+    drafting = [step for step in done if step["speculation/drafted"]]
+    return {
+        "arm": arm,
+        "decode_steps": found["decode_steps"],
+        "decode_cpu_s": found["timing_s"]["decode_cpu"],
+        "rollout_s": found["timing_s"]["rollout"],
+        "step_s": found["timing_s"]["steps"],
+        "mean_length": _mean(done, "completions/mean_length"),
+        "tokens": _mean(drafting, "speculation/tokens_per_verification"),
+        "last_tokens": _mean(drafting, "speculation/last_tokens_per_verification"),
+    }
+
+
+def _mean(steps: list[dict[str, Any]], name: str) -> float:
+    return statistics.mean(step[name] for step in steps) if steps else 1.0
+
+
+def main() -> None:
+    arguments = flags(
+        __doc__, steps=60, rounds=3, least=0, prompts=16, out=Path("runs/speculation")
+    ).parse_args()
+    model = warm_start(default_cache())
+    size = Size(steps=arguments.steps, held_out=50)
+    overrides: dict[str, Any] = {}
+    if arguments.least:
+        file = long_rows(arguments.out / "rows.jsonl", arguments.least)
+        overrides = {"data": {"path": str(file)}}
+    rows: list[dict[str, Any]] = []
+    for number in range(arguments.rounds):
+        for arm in ARMS:
+            folder = arguments.out / f"{number}-{arm.replace(', ', '-').replace(' ', '-')}"
+            row = run_arm(model, folder, arm, size, arguments.prompts, overrides)
+            rows.append({"round": number, **row})
+    by_arm = {arm: [row for row in rows if row["arm"] == arm] for arm in ARMS}
+    table(["arm", *COLUMNS], ([arm, *told(COLUMNS, mine)] for arm, mine in by_arm.items()))
+    for base in ("off", "exact, a token at a time"):
+        for name in ("decode_steps", "decode_cpu_s", "rollout_s", "step_s"):
+            pairs = zip(by_arm["exact, ahead"], by_arm[base], strict=True)
+            print(
+                f"{name}: ahead / {base}: {listed([ours[name] / off[name] for ours, off in pairs])}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -233,11 +233,31 @@ def test_a_script_of_trl(tmp_path):
     assert run.model.path == "m"
     assert found.ignored["model_name_or_path"] == "--model is taken instead"
     assert set(found.refused) == {"max_completion_length", "model_init_kwargs"}
+    # Nor is a batch that only the script's arguments know.
+    batch = "per_device_train_batch_size="
+    file.write_text(SCRIPT.replace(f"{batch}8", f"{batch}arguments.batch"))
+    found, run = job(tmp_path, file, Asked(world=2))
+    assert "per_device_train_batch_size" in found.refused
+    assert (run.train.updates_per_step, "prompts_per_step" in found.text) == (1, False)
     # A script that trains when it is imported cannot be where rewards are.
     file.write_text(SCRIPT.replace("def main():", "if True:"))
     found, run = job(tmp_path, file, Asked(world=2))
     assert run.rewards[0].function == "rewards.py:brevity"
     assert any("would start its training" in line for line in found.warnings)
+
+
+def test_a_batch_that_only_the_shell_knows_is_set_by_hand(tmp_path):
+    text = (
+        (FILES / "verl_grpo.sh").read_text().replace("train_batch_size=512", "train_batch_size=$B")
+    )
+    file = tmp_path / "theirs.sh"
+    file.write_text(text)
+    found, run = job(tmp_path, file)
+    assert "set by hand: data.train_batch_size ($B): the file does not hold its value" in (
+        found.by_hand
+    )
+    assert "by hand" in comment_of(found.text, "updates_per_step")
+    assert (run.train.updates_per_step, "prompts_per_step" in found.text) == (1, False)
 
 
 EVERY = ["verl_grpo.sh", "verl_dapo.sh", "verl_gspo.yaml", "trl_grpo.yaml"]

@@ -43,7 +43,8 @@ def test_vllm_of_trl(tmp_path):
     for key, value in (("vllm_mode", "server"), ("vllm_enable_sleep_mode", True)):
         found, run = trl_job(tmp_path, Asked(world=4), **keys, **{key: value})
         assert (run.engine.gpu_memory, set(found.refused)) == (0.4, {key})
-    assert trl_job(tmp_path, vllm_gpu_memory_utilization=0.5)[1].engine.kind == "mini"
+    found, run = trl_job(tmp_path, vllm_mode="server", vllm_gpu_memory_utilization=0.5)
+    assert (run.engine.kind, found.ignored["vllm_mode"]) == ("mini", "use_vllm is off")
     found, _ = trl_job(tmp_path, **keys, vllm_tensor_parallel_size=2)
     assert "engine.tensor_parallel" in found.refused["vllm_tensor_parallel_size"]
 

@@ -49,6 +49,9 @@ def _batch(draft: Draft) -> None:
             "rollout.prompts_per_step: one process is assumed; of how many the batch is, the file "
             "does not say: --world N"
         )
+    if {device, together, each, whole, "num_generations"} & draft.refused.keys():
+        draft.set(UPDATES, 1, note="the file does not hold all of the batch: set it by hand")
+        return
     world = draft.asked.world or draft.number(_WORLD, 1)
     at_once, steps = draft.number(device, 1) * world, draft.number(together, 1)
     count = draft.number("num_generations", 1)
@@ -201,7 +204,9 @@ def _devices(draft: Draft) -> None:
     if draft.get("vllm_mode") == "server" or draft.get("vllm_enable_sleep_mode"):
         draft.drop("engine.gpu_memory", "left at 0.4")
     correction = "vllm_importance_sampling_correction"
-    if draft.get("use_vllm") and correction not in draft.given:
+    if not draft.get("use_vllm"):
+        draft.ignore("use_vllm is off", *(key for key in draft.given if key.startswith("vllm_")))
+    elif correction not in draft.given:
         draft.warnings.append(
             "engine.kind: TRL corrects for what vLLM computes differently "
             f"({correction}, on by default); here ratios are to vLLM's own log-probabilities"

@@ -113,9 +113,12 @@ def _batch(draft: Draft) -> None:
     """Mini-batches, how much is computed at a time, and the KL of the loss."""
     batch, mini = "data.train_batch_size", f"{_ACTOR}ppo_mini_batch_size"
     prompts, part = draft.number(batch, 1), draft.number(mini, 1)
-    draft.set(UPDATES, -(-prompts // part), batch, mini, note=f"{prompts} / {part}")
-    if prompts % part:
-        draft.refuse(f"mini-batches are equal here: {-(-prompts // part)} of them", mini)
+    if batch in draft.refused or mini in draft.refused:
+        draft.set(UPDATES, 1, note="the file does not hold all of the batch: set it by hand")
+    else:
+        draft.set(UPDATES, -(-prompts // part), batch, mini, note=f"{prompts} / {part}")
+        if prompts % part:
+            draft.refuse(f"mini-batches are equal here: {-(-prompts // part)} of them", mini)
     tokens, micro = f"{_ACTOR}ppo_max_token_len_per_gpu", f"{_ACTOR}ppo_micro_batch_size_per_gpu"
     longest = draft.number("data.max_response_length") + (
         draft.get("data.max_prompt_length") or 512

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, Template
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 except ImportError as error:
@@ -80,6 +81,21 @@ class Page:
 def write_page(page: Page, path: Path) -> Path:
     """Render and write ``path``, its folder made when missing; a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = {
+        "facts": page.facts,
+        "figures": {s.id: s.figure for s in page.sections if s.figure is not None},
+        "browsers": {s.id: s.browser for s in page.sections if s.browser is not None},
+        "gantts": {s.id: s.gantt for s in page.sections if s.gantt is not None},
+    }
+    html = _template().render(page=page, data=Markup(embed(data)), plotly=Markup(get_plotlyjs()))
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(html, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+@cache
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("rollpacker.report"),
         autoescape=True,
@@ -87,19 +103,7 @@ def write_page(page: Page, path: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    data = {
-        "facts": page.facts,
-        "figures": {s.id: s.figure for s in page.sections if s.figure is not None},
-        "browsers": {s.id: s.browser for s in page.sections if s.browser is not None},
-        "gantts": {s.id: s.gantt for s in page.sections if s.gantt is not None},
-    }
-    html = environment.get_template("page.html.j2").render(
-        page=page, data=Markup(embed(data)), plotly=Markup(get_plotlyjs())
-    )
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(html, encoding="utf-8")
-    partial.replace(path)
-    return path
+    return environment.get_template("page.html.j2")
 
 
 def embed(data: Any) -> str:

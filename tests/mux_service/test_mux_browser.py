@@ -1,7 +1,6 @@
 """The dashboard in a real browser: a job from its submission to its end."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,33 +11,12 @@ import yaml
 from mux_fleet import Daemon, Link
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><b>x</b>"
-webdriver = pytest.importorskip("selenium.webdriver")
-DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
-pytestmark = pytest.mark.skipif(
-    DRIVER is None or BROWSER is None, reason="needs chromium and chromedriver"
-)
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    folder = f"--user-data-dir={tmp_path_factory.mktemp('browser') / 'profile'}"
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", folder):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield made
-    made.quit()
 
 
 @pytest.fixture
-def browser(started: Any) -> Any:
-    """One for all tests; each has a daemon, and with it an origin, of its own."""
-    started.get("about:blank")
-    for log in ("browser", "performance"):
-        started.get_log(log)
-    return started
+def browser(chromium: Any) -> Any:
+    """Each test has a daemon, and with it an origin, of its own."""
+    return chromium
 
 
 def serving(folder: Path, inventory: Any = None) -> Iterator[Daemon]:

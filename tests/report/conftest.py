@@ -7,8 +7,6 @@ import pytest
 from episode_runs import make_episodes
 from report_runs import MODES, make_run
 
-DRIVER, CHROMIUM = shutil.which("chromedriver"), shutil.which("chromium")
-
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> dict[str, Path]:
@@ -31,19 +29,3 @@ def copy(made, tmp_path):
 def episodes(tmp_path_factory) -> Path:
     """A run with an environment; read only."""
     return make_episodes(tmp_path_factory.mktemp("episodes") / "run")
-
-
-@pytest.fixture
-def chromium(tmp_path):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if DRIVER is None or CHROMIUM is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", folder):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield made
-    made.quit()

@@ -88,4 +88,4 @@ class Server(RuleBasedStateMachine):
 
 
 TestServer = Server.TestCase
-TestServer.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestServer.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
-from policy_world import World, settings
+from hypothesis import given, settings
+from policy_world import World
+from policy_world import settings as make_settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core.types import EngineId, ReplicaId
@@ -15,7 +16,7 @@ ROLLOUT = {"prompts_per_step": 6, "num_generations": 2, "streaming": {"group_tok
 
 
 def started(workers: int, replica_engines: int, layout: Layout = "colocated", below: int = 0):
-    given = settings(
+    given = make_settings(
         ROLLOUT,
         {"a": 30},
         consolidate_below=below,
@@ -68,6 +69,7 @@ def go_on(world: World, data: st.DataObject) -> None:
 lengths = st.integers(1, 2000)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     workers=st.integers(2, 6),
     replica_engines=st.integers(1, 3),

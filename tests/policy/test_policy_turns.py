@@ -290,6 +290,7 @@ class TurnsMachine(RuleBasedStateMachine):
 
 
 TurnsMachine.TestCase.settings = settings(
+    max_examples=settings().max_examples // 2,
     stateful_step_count=100,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -117,7 +117,7 @@ def predictable(seed: int) -> list[TraceJob]:
     ]
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_where_nothing_is_left_to_chance_a_run_ahead_is_what_happens(seed: int) -> None:
     """But for which job a free node was switched to last, which nobody keeps."""
     scheduler = Foreseeing(Settings(nodes="named", warm_s=0.0), range(60, 400, 11))

@@ -122,7 +122,14 @@ def test_its_journal_replays(exact: tuple[Path, str]) -> None:
     assert cli_here("journal", "replay", exact[0]).returncode == 0
 
 
-@pytest.mark.parametrize("mode", ["off", "race", "auto"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("off", marks=pytest.mark.slow),
+        "race",
+        pytest.param("auto", marks=pytest.mark.slow),
+    ],
+)
 def test_modes_sample_the_same_and_lose_no_prompt(
     shop: Talkshop, exact: tuple[Path, str], mode: str
 ) -> None:

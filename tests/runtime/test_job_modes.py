@@ -1,5 +1,6 @@
 """A whole job in each mode: what is trained, what is left behind, what a replay says."""
 
+import gc
 import json
 from collections import Counter
 from pathlib import Path
@@ -182,3 +183,13 @@ def decisions_by_step(folder: Path, kind: str) -> dict[int, list[dict[str, Any]]
             if decision["kind"] == kind:
                 found.setdefault(step, []).append(decision)
     return found
+
+
+def test_what_a_job_froze_it_thaws_and_nothing_else(shop: Workshop) -> None:
+    """``run`` looks whether the process is as it was, which tests begin with all of it frozen."""
+    gc.unfreeze()
+    try:
+        run(shop.config("thawed", epochs=1, steps=1))
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()

@@ -25,6 +25,7 @@ CPU = {"pin": False, "kind": "cpu"}
 ONE = CPU | {"per_node": 1}
 TWO_AND_ONE = CPU | {"per_node": 3, "layout": "separate", "training": 1}
 ONE_AND_TWO = CPU | {"per_node": 3, "layout": "separate", "training": 2}
+OFF, AUTO = (pytest.param(mode, marks=pytest.mark.slow) for mode in ("off", "auto"))
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,7 @@ def steps(folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "mode", ["off", "exact", "race", pytest.param("auto", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("mode", [OFF, "exact", "race", AUTO])
 def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
     folder = apart(mode)
     assert set(times_trained(folder).values()) == {1}
@@ -78,7 +77,7 @@ def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
     assert not found.differences
 
 
-@pytest.mark.parametrize("mode", ["off", "exact"])
+@pytest.mark.parametrize("mode", [OFF, "exact"])
 def test_it_samples_and_learns_what_colocated_engines_do(
     together: Any, apart: Any, mode: str
 ) -> None:

@@ -141,7 +141,7 @@ async def _train(order: _Order, resume: bool) -> None:
     parts = await Breaker().run(build(config, folder, progress, start, order.phases))
     phases = order.phases or OwnNodes()
     breaker = Breaker()
-    displaced, collected = False, gc.get_threshold()
+    displaced, collected, frozen = False, gc.get_threshold(), gc.get_freeze_count()
     try:
         job = BuiltJob(config, folder, parts, checkpoints, phases, signals, breaker)
         opening = phases.open(parts.pool, breaker.trip, parts.rollout.release_tail)
@@ -151,7 +151,8 @@ async def _train(order: _Order, resume: bool) -> None:
         raise
     finally:
         signals.react(first=lambda: None)
-        gc.unfreeze()  # another one may follow, or whatever the process does besides
+        if not frozen:  # by whoever called this, who may have much that is never garbage
+            gc.unfreeze()  # another one may follow, or whatever the process does besides
         gc.set_threshold(*collected)
         try:
             await phases.close(displaced=displaced)

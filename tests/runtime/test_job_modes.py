@@ -185,8 +185,9 @@ def decisions_by_step(folder: Path, kind: str) -> dict[int, list[dict[str, Any]]
     return found
 
 
-def test_what_a_job_froze_it_thaws_and_nothing_else(shop: Workshop) -> None:
-    """``run`` looks whether the process is as it was, which tests begin with all of it frozen."""
+def test_what_a_job_froze_it_thaws_and_nothing_else(shop: Workshop, exact: Any) -> None:
+    """Tests begin with all that was imported frozen, and ``exact`` has left it so."""
+    assert gc.get_freeze_count() > 100_000
     gc.unfreeze()
     try:
         run(shop.config("thawed", epochs=1, steps=1))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_sandbox_pool import children, descendants
@@ -67,22 +66,14 @@ def test_no_program_costs_the_grader(at_level: Sandbox) -> None:
     assert wrong(at_level, ((name, *each, 5.0, WRONG) for name, each in COSTLY.items())) == []
 
 
-def programs_of(cases: Iterable[dict[str, Any]]) -> Programs:
-    for case in cases:
-        name = case["name"]
-        budget_s = 0.1 if name in SLEEPERS else 2.0
-        yield name, case["program"], parse_test(case["test"]), budget_s, MAY_PASS
+def test_no_case_is_nobodys_fault_or_costs_the_grader(at_level: Sandbox) -> None:
+    def programs() -> Programs:
+        for case in CASES:
+            name = case["name"]
+            budget_s = 0.1 if name in SLEEPERS else 2.0
+            yield name, case["program"], parse_test(case["test"]), budget_s, MAY_PASS
 
-
-def test_no_case_is_nobodys_fault_or_costs_the_grader(at_level: Sandbox, level: Level) -> None:
-    """All of them at the strongest level, some of them at others."""
-    cases = CASES if at_level.level == level else CASES[::9]
-    assert wrong(at_level, programs_of(cases)) == []
-
-
-@pytest.mark.slow
-def test_no_case_is_so_at_any_level(at_level: Sandbox) -> None:
-    assert wrong(at_level, programs_of(CASES)) == []
+    assert wrong(at_level, programs()) == []
 
 
 def test_the_kernels_own_limit_is_out_of_reach(at_level: Sandbox) -> None:

@@ -8,10 +8,10 @@ import pytest
 from fuzzing import Child, kill
 from rollpacker.processes import supervised
 from rollpacker.processes.frames import Channel
-from rollpacker.processes.supervised import Member, SupervisedPool
+from rollpacker.processes.supervised import SupervisedPool, SupervisedProcess
 
 
-class Process(Member):
+class Process(SupervisedProcess):
     @property
     def busy(self) -> bool:
         return False
@@ -53,7 +53,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock."""
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(supervised.Member, "kill", kill)
+    monkeypatch.setattr(supervised.SupervisedProcess, "kill", kill)
     return clock
 
 

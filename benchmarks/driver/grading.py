@@ -37,9 +37,9 @@ class Pool(GradingPool):
 
     written = 0
 
-    def _write(self, process: GradingProcess, frames: Sequence[bytes]) -> None:
+    def _write(self, member: GradingProcess, frames: Sequence[bytes]) -> None:
         self.written += sum(map(len, frames))
-        super()._write(process, frames)
+        super()._write(member, frames)
 
     def numbers(self, field: int) -> int:
         """Of ``/proc/PID/stat``, from the third field on, summed."""

@@ -28,7 +28,7 @@ from rollpacker.runtime.cluster.nodes import Node, Nodes
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.placement import Post
+from rollpacker.runtime.pool.placement import ProcessSlot
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.pool.topology import Topology
@@ -60,9 +60,9 @@ class Simulated(Clock):
         return monotonic
 
 
-def alone(number: int) -> Post:
+def alone(number: int) -> ProcessSlot:
     """An engine and a replica on a device."""
-    return Post(
+    return ProcessSlot(
         place=("cpu", ()),
         device=Device(0, number),
         engine=EnginePart(engine=EngineId(number)),

@@ -25,7 +25,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
-from rollpacker.rollmux.service.commands.writer import Answer, Wait
+from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
@@ -41,8 +41,8 @@ class Crowd:
         self.core = core
         self.clock = clock
         self.random = random.Random(0)
-        self.numbers = count(len(core.brain.jobs))
-        self.keys = count(core.brain.seq)
+        self.numbers = count(len(core.leased.jobs))
+        self.keys = count(core.leased.seq)
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
         self.waiting: dict[str, tuple[str, str]] = {}
@@ -55,21 +55,21 @@ class Crowd:
 
     def run(self, entries: int) -> None:
         """Until so many entries were recorded."""
-        while self.core.brain.seq < entries:
+        while self.core.leased.seq < entries:
             for _ in range(BATCH):
                 at, _, act = heapq.heappop(self.due)
                 self.clock[0] = max(self.clock[0], at)
                 act()
             self.core.expire()
             self.core.commit()
-            touched = self.core.brain.touched
+            touched = self.core.leased.touched
             for job in sorted(touched & self.waiting.keys()):
                 self.answered(job, *self.waiting.pop(job))
             touched.clear()
-            self.snapshots += self.core.keeper.due(self.core.brain.seq)
+            self.snapshots += self.core.keeper.due(self.core.leased.seq)
             self.core.keep()
 
-    def asked(self) -> bodies.Asked:
+    def asked(self) -> bodies.Post:
         return bodies.asked(f"key-{next(self.keys)}", "POST /v1", {})
 
     def submit(self) -> None:
@@ -98,8 +98,8 @@ class Crowd:
     def answered(self, job: str, phase: str, key: str) -> None:
         self.told(job, phase, key, commands.poll(self.core, job, key))
 
-    def told(self, job: str, phase: str, key: str, outcome: Answer | Wait) -> None:
-        if isinstance(outcome, Wait):
+    def told(self, job: str, phase: str, key: str, outcome: Answer | NoPermitYet) -> None:
+        if isinstance(outcome, NoPermitYet):
             self.waiting[job] = (phase, key)
             return
         body = outcome.body or {}
@@ -107,21 +107,21 @@ class Crowd:
             number = body["move"]["id"]
             self.later(30.0, lambda: self.moved(job, number, phase, key))
             return
-        spec = self.core.brain.jobs[job].spec
+        spec = self.core.leased.jobs[job].spec
         worst = spec.worst_rollout_s if phase == "rollout" else spec.worst_train_s
         seconds = worst * self.random.uniform(0.4, 0.9)
         token = body["token"]
         self.later(seconds, lambda: self.finish(job, token, seconds))
 
     def moved(self, job: str, number: int, phase: str, key: str) -> None:
-        commands.moved(self.core, self.asked(), job, bodies.Moved(move=number))
+        commands.moved(self.core, self.asked(), job, bodies.MovedBody(move=number))
         if self.core.find(key) is None:
             self.ask(job, phase)
         else:
             self.answered(job, phase, key)
 
     def finish(self, job: str, token: int, seconds: float) -> None:
-        body = bodies.Finished(seconds=seconds)
+        body = bodies.FinishedBody(seconds=seconds)
         outcome = commands.finish(self.core, self.asked(), token, body)
         assert isinstance(outcome, Answer)
         assert outcome.body is not None
@@ -157,7 +157,7 @@ def start(folder: Path, verified: bool) -> Start:
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     store.close()
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Start(seconds, cpu_s, core.brain.seq - after, memory_mb)
+    return Start(seconds, cpu_s, core.leased.seq - after, memory_mb)
 
 
 def report(name: str, folder: Path, verified: bool = False) -> None:
@@ -178,14 +178,14 @@ def fill(folder: Path, entries: int, live: int) -> None:
     core = TransactionLog(store, Settings(), TTL, lambda: clock[0])
     crowd = Crowd(core, clock, live)
     began = time.process_time()
-    while core.brain.seq < entries:
-        crowd.run(min(core.brain.seq + STEP, entries))
-        left = len(core.brain.jobs) - len(core.brain.ended)
+    while core.leased.seq < entries:
+        crowd.run(min(core.leased.seq + STEP, entries))
+        left = len(core.leased.jobs) - len(core.leased.ended)
         seconds = time.process_time() - began
-        print(f"{core.brain.seq} entries, {left} live jobs, {seconds:.0f} CPU s", flush=True)
+        print(f"{core.leased.seq} entries, {left} live jobs, {seconds:.0f} CPU s", flush=True)
     size_mb = (folder / "mux.sqlite").stat().st_size / 1e6
     print(
-        f"{len(core.brain.ended)} jobs have ended; {size_mb:.0f} MB; {crowd.snapshots} snapshots,"
+        f"{len(core.leased.ended)} jobs have ended; {size_mb:.0f} MB; {crowd.snapshots} snapshots,"
         f" the longest took {core.keeper.longest_s:.3f} s;"
         f" {(time.process_time() - began) / entries * 1e3:.2f} ms of CPU an entry"
     )

@@ -22,7 +22,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Begin, EnvironmentAnswer, EnvironmentReady, ModelReplied
 from rollpacker.env.processes import pool as pool_module
 from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
-from rollpacker.env.processes.process import LARGEST, Member
+from rollpacker.env.processes.process import LARGEST, EnvironmentProcess
 from rollpacker.processes.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")
@@ -35,7 +35,7 @@ class Process(Child):
 
     def __init__(self) -> None:
         super().__init__()
-        self.member = Member(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
+        self.member = EnvironmentProcess(self, Channel(self.ours, LARGEST), time.monotonic())  # type: ignore[arg-type]
 
 
 class Pool:
@@ -45,14 +45,14 @@ class Pool:
         self.processes: list[Process] = []
         monkeypatch.setattr(pool_module, "start", self._start)
         monkeypatch.setattr("rollpacker.processes.supervised._LONGEST_PAUSE_S", 0.0)
-        monkeypatch.setattr(Member, "kill", kill)
+        monkeypatch.setattr(EnvironmentProcess, "kill", kill)
         config = EnvironmentConfig(kind="python", path=["x:y"], processes=processes)
         self.pool = EnvironmentPool(config, TOKENIZER, {})
         self.replies: list[EpisodeReply] = []
         self.pool._take = lambda replies: self.replies.extend(replies)
         self._last = 0
 
-    def _start(self, *_: Any) -> Member:
+    def _start(self, *_: Any) -> EnvironmentProcess:
         self.processes.append(Process())
         return self.processes[-1].member
 

@@ -70,13 +70,13 @@ class Chaos:
         self.histories: dict[tuple[str, int], list[tuple[str, int]]] = {}
 
     @property
-    def brain(self) -> Any:
-        return self.world.core.brain
+    def leased(self) -> Any:
+        return self.world.core.leased
 
     def restart(self, down_s: float) -> None:
-        before = encode(state_of(self.brain))
+        before = encode(state_of(self.leased))
         self.world.restart(down_s)
-        assert encode(state_of(self.brain)) == before
+        assert encode(state_of(self.leased)) == before
         self.waiting.clear()  # every lease has its full time again
 
     def run(self, seconds: float, faults: bool = True) -> None:
@@ -93,7 +93,7 @@ class Chaos:
         if (
             faults
             and self.rng.random() < STEP_S / 15.0
-            and len(self.brain.scheduler.cluster.jobs) < 12
+            and len(self.leased.scheduler.cluster.jobs) < 12
         ):
             self.submit()
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
@@ -133,7 +133,7 @@ class Chaos:
             mine = program.holding
             if mine is None or mine.until <= self.world.time:
                 continue
-            lease = self.brain.leases.get(mine.token)
+            lease = self.leased.leases.get(mine.token)
             assert lease is not None, (program, "works after its permit is over")
             for node in () if lease.tail else mine.nodes:
                 assert node not in held, (node, held[node], mine.token)
@@ -142,8 +142,8 @@ class Chaos:
     def _attempts_are_single(self) -> None:
         going = [p for n in self.nodes.values() if not n.frozen for p in n.live()]
         assert not [job for job, many in Counter(p.job for p in going).items() if many > 1]
-        for job in self.brain.jobs:
-            attempts = self.brain.jobs[job].program.attempts
+        for job in self.leased.jobs:
+            attempts = self.leased.jobs[job].program.attempts
             numbers = [each.number for each in attempts]
             assert (
                 numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
@@ -156,26 +156,26 @@ class Chaos:
 
     def _nobody_waits_for_ever(self) -> None:
         now, willing = self.world.time, {}
-        for job in self.brain.scheduler.cluster.jobs:
-            record, node = self.brain.jobs[job], self.brain.lead(job)
+        for job in self.leased.scheduler.cluster.jobs:
+            record, node = self.leased.jobs[job], self.leased.lead(job)
             if node is None or record.token is not None or self.disturbed(job):
                 continue
             willing[job] = self.waiting.get(job, now)
             waited = now - willing[job]
             self.longest_s = max(self.longest_s, waited)
-            assert waited < PATIENCE_S, (job, self.brain.state(job), record, self.world.time)
+            assert waited < PATIENCE_S, (job, self.leased.state(job), record, self.world.time)
         self.waiting = willing
 
     def disturbed(self, job: str) -> bool:
         """Whether a fault of this moment keeps it, or another one of its group, from working; or
         one of these has the nodes for itself until its promise is safe."""
-        cluster, now = self.brain.scheduler.cluster, self.world.time
+        cluster, now = self.leased.scheduler.cluster, self.world.time
         homes = [cluster.jobs[job].home, cluster.jobs[job].destination]
         seats = [s for home in homes if home is not None for s in cluster.groups[home.group].seats]
         if any(seat.alone and seat.job != job for seat in seats):
             return True
         members = {seat.job for seat in seats} | {job}
-        leads = [self.brain.lead(member) for member in members]
+        leads = [self.leased.lead(member) for member in members]
         nodes = [self.nodes[lead] for lead in leads if lead is not None]
         if None in leads or any(node.back_at > now or node.frozen for node in nodes):
             return True
@@ -186,22 +186,22 @@ class Chaos:
         self.wire.share = 0.0
         for node in list(self.nodes.values()):
             node.back_at = 0.0
-        for name in self.brain.slots:
-            if self.brain.slots[name].status != "down":
+        for name in self.leased.slots:
+            if self.leased.slots[name].status != "down":
                 self.world.post(node_commands.node_opened, name)
         deadline = self.world.time + 3600.0
-        while self.brain.scheduler.cluster.jobs or self.brain.programs.jobs:
+        while self.leased.scheduler.cluster.jobs or self.leased.programs.jobs:
             self.step(False)
-            down = [n for n, s in self.brain.slots.items() if s.status == "set_aside"]
+            down = [n for n, s in self.leased.slots.items() if s.status == "set_aside"]
             for name in down:
                 self.world.post(node_commands.node_opened, name)
-            assert self.world.time < deadline, self.brain.scheduler.cluster.jobs.keys()
+            assert self.world.time < deadline, self.leased.scheduler.cluster.jobs.keys()
 
     def state_from_the_log(self) -> tuple[str, str]:
         core = self.world.core
         saved = self.world.store.meta()
-        again = verify(self.world.store, core.settings, core.ttl, saved).brain
-        return encode(state_of(core.brain)), encode(state_of(again))
+        again = verify(self.world.store, core.settings, core.ttl, saved).leased
+        return encode(state_of(core.leased)), encode(state_of(again))
 
 
 def _any_program(chaos: Chaos) -> Program | None:
@@ -248,8 +248,8 @@ def _node_failed(chaos: Chaos) -> bool:
 def _closed(status: str) -> Callable[[Chaos], bool]:
     def close(chaos: Chaos) -> bool:
         name = _any_node(chaos).name
-        closed = sum(slot.status != "open" for slot in chaos.brain.slots.values())
-        if name not in chaos.brain.slots or closed > len(chaos.nodes) // 4:
+        closed = sum(slot.status != "open" for slot in chaos.leased.slots.values())
+        if name not in chaos.leased.slots or closed > len(chaos.nodes) // 4:
             return False
         body = {"status": status, "reason": "chaos"}
         return chaos.wire.post(node_commands.node_closed, name, body)[0] == 200
@@ -258,7 +258,7 @@ def _closed(status: str) -> Callable[[Chaos], bool]:
 
 
 def _opened(chaos: Chaos) -> bool:
-    closed = [n for n, s in chaos.brain.slots.items() if s.status not in ("open", "down")]
+    closed = [n for n, s in chaos.leased.slots.items() if s.status not in ("open", "down")]
     for name in closed:
         chaos.wire.post(node_commands.node_opened, name)
     return bool(closed)
@@ -266,7 +266,7 @@ def _opened(chaos: Chaos) -> bool:
 
 def _removed(chaos: Chaos) -> bool:
     """Drained nodes that are empty leave; their agents bring them back."""
-    for name, slot in list(chaos.brain.slots.items()):
+    for name, slot in list(chaos.leased.slots.items()):
         if slot.status in ("draining", "cordoned") and not slot.used:
             status, _ = chaos.wire.post(node_commands.node_removed, name)
             return status == 200
@@ -296,7 +296,7 @@ def _stopped(chaos: Chaos) -> bool:
 
 
 def _ended(chaos: Chaos) -> bool:
-    live = list(chaos.brain.scheduler.cluster.jobs)
+    live = list(chaos.leased.scheduler.cluster.jobs)
     if not live or chaos.rng.random() < 0.6:
         return False
     name = chaos.rng.choice(live)

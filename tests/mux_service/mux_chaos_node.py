@@ -190,7 +190,7 @@ class Program:
         self.holding = None
         if self.wire.rng.random() < 0.5:
             self.wire.faults["old token"] += 1
-            gone = mine.token not in self.wire.world.core.brain.leases
+            gone = mine.token not in self.wire.world.core.leased.leases
             status, _ = self.wire.world.beat(mine.token)
             assert not gone or status == 409
             if not gone:

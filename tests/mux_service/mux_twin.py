@@ -34,14 +34,14 @@ def twin(world: World, *, snapshots: bool) -> Iterator[TransactionLog]:
 
 def seen(core: TransactionLog) -> dict[str, Any]:
     """All views."""
-    nodes = [*core.brain.slots, *core.brain.scheduler.cluster.nodes, "nobody"]
+    nodes = [*core.leased.slots, *core.leased.scheduler.cluster.nodes, "nobody"]
     return {
         "status": views.status(core),
-        "jobs": [views.job(core, name) for name in core.brain.jobs],
+        "jobs": [views.job(core, name) for name in core.leased.jobs],
         "nodes": [views.node(core, name) for name in nodes],
         "timeline": views.timeline(core, 1e9),
         "queue": core.queue(),
-        "look": core.brain.scheduler.next_look(),
+        "look": core.leased.scheduler.next_look(),
     }
 
 

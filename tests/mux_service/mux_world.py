@@ -12,7 +12,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
-from rollpacker.rollmux.service.commands.writer import Answer, Wait
+from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store.sqlite import SqliteStore
 
@@ -76,7 +76,7 @@ class World:
             self.core.commit()
             return refused.status, refused.body
         self.core.commit()
-        if isinstance(outcome, Wait):
+        if isinstance(outcome, NoPermitYet):
             return 0, {}
         assert isinstance(outcome, Answer)
         return outcome.status, outcome.body or {}

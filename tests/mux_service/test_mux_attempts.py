@@ -41,7 +41,7 @@ def told(world: World, node: str, *seen: dict[str, Any]) -> list[dict[str, Any]]
 def started(world: World) -> str:
     """A job whose program runs; on which node."""
     assert world.submit("a", program=PROGRAM)[0] == 201
-    node = world.core.brain.lead("a")
+    node = world.core.leased.lead("a")
     assert node is not None
     assert [each["stop"] for each in told(world, node)] == [False]
     return node
@@ -50,7 +50,7 @@ def started(world: World) -> str:
 def drained(world: World, node: str) -> None:
     body = {"status": "draining"}
     assert world.post(node_commands.node_closed, node, body)[0] == 200
-    move = world.core.brain.jobs["a"].move
+    move = world.core.leased.jobs["a"].move
     assert move is not None
     assert world.post(commands.moved, "a", {"move": move.id})[0] == 200
 
@@ -62,11 +62,11 @@ def test_a_program_that_was_asked_to_end_has_not_failed_though_its_job_is_back(
     drained(world, here)
     assert [each["stop"] for each in told(world, here)] == [True]
     assert world.post(node_commands.node_opened, here)[0] == 200
-    drained(world, world.core.brain.lead("a"))
-    assert world.core.brain.lead("a") == here
+    drained(world, world.core.leased.lead("a"))
+    assert world.core.leased.lead("a") == here
     seen = {"job": "a", "number": 1, "code": 143, "stopped": True}
     assert [each["number"] for each in told(world, here, seen)] == [2]
-    assert world.core.brain.jobs["a"].ended is None
+    assert world.core.leased.jobs["a"].ended is None
 
 
 def test_a_node_is_not_removed_before_its_programs_have_ended(world: World) -> None:
@@ -85,11 +85,11 @@ def test_the_end_of_a_program_is_heard_from_a_rented_node_that_was_given_back(
     world = World(tmp_path)
     here = started(world)
     assert world.post(commands.end, "a")[0] == 200
-    assert here not in world.core.brain.scheduler.cluster.nodes
+    assert here not in world.core.leased.scheduler.cluster.nodes
     assert [each["stop"] for each in told(world, here, {"job": "a", "number": 1})] == [True]
     world.restart()
     assert told(world, here, {"job": "a", "number": 1, "code": 143}) == []
-    assert world.core.brain.jobs["a"].program.running is None
+    assert world.core.leased.jobs["a"].program.running is None
     assert world.post(node_commands.node_heartbeat, here)[0] == 404
     world.store.close()
 
@@ -99,9 +99,9 @@ def test_a_rented_node_that_falls_silent_with_a_program_has_failed(tmp_path: Pat
     started(world)
     assert world.post(commands.end, "a")[0] == 200
     world.wait(TTL + 1.0)
-    assert world.core.brain.jobs["a"].program.running is None
+    assert world.core.leased.jobs["a"].program.running is None
     world.restart()
-    assert world.core.brain.jobs["a"].program.running is None
+    assert world.core.leased.jobs["a"].program.running is None
     world.store.close()
 
 
@@ -114,9 +114,9 @@ def gang(tmp_path: Path) -> Iterator[World]:
     third = [Machine(name=f"{pool}-2", pool=pool) for pool in ("rollout", "train")]
     world = World(tmp_path, replace(SHARED, nodes="named"), [*MACHINES, *third])
     assert world.submit("a", rollout_nodes=2, train_nodes=2, program=GANG)[0] == 201
-    for node in world.core.brain.gang("a")[1:]:
+    for node in world.core.leased.gang("a")[1:]:
         assert told(world, node) == []
-    told(world, world.core.brain.gang("a")[0])
+    told(world, world.core.leased.gang("a")[0])
     yield world
     world.store.close()
 
@@ -130,7 +130,7 @@ def stops(world: World, nodes: tuple[str, ...]) -> list[bool]:
 
 
 def test_a_gang_has_a_process_on_each_of_its_nodes(gang: World) -> None:
-    nodes = gang.core.brain.gang("a")
+    nodes = gang.core.leased.gang("a")
     assert [node.partition("-")[0] for node in nodes] == ["rollout"] * 2 + ["train"] * 2
     for rank, node in enumerate(nodes):
         (each,) = told(gang, node)
@@ -141,7 +141,7 @@ def test_a_gang_has_a_process_on_each_of_its_nodes(gang: World) -> None:
 
 
 def test_one_that_fails_ends_the_attempt_which_has_failed(gang: World) -> None:
-    nodes = gang.core.brain.gang("a")
+    nodes = gang.core.leased.gang("a")
     told(gang, nodes[2], ended(1, 0))
     assert stops(gang, nodes) == [False] * 4
     told(gang, nodes[2], ended(1, 1))
@@ -152,24 +152,24 @@ def test_one_that_fails_ends_the_attempt_which_has_failed(gang: World) -> None:
     gang.wait(2.0)
     (again,) = told(gang, nodes[0])
     assert again["number"] == 2
-    assert gang.core.brain.jobs["a"].program.used == 1
+    assert gang.core.leased.jobs["a"].program.used == 1
     told(gang, nodes[1], ended(1, 137))  # of the one before
     assert stops(gang, nodes) == [False] * 4
 
 
 def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) -> None:
-    nodes = gang.core.brain.gang("a")
+    nodes = gang.core.leased.gang("a")
     assert gang.post(node_commands.node_failed, nodes[3])[0] == 200
-    assert gang.core.brain.programs.on(nodes[3]) == []
+    assert gang.core.leased.programs.on(nodes[3]) == []
     assert stops(gang, nodes[:3]) == [True, False, False]
     gang.restart()
-    assert gang.core.brain.programs.on(nodes[3]) == []
+    assert gang.core.leased.programs.on(nodes[3]) == []
     told(gang, nodes[0], ended(1, 143, stopped=True))
-    new = gang.core.brain.gang("a")
+    new = gang.core.leased.gang("a")
     assert nodes[3] not in new
     (again,) = told(gang, new[0])
     assert (again["number"], again["nodes"]) == (2, list(new))
-    assert gang.core.brain.jobs["a"].program.used == 0
+    assert gang.core.leased.jobs["a"].program.used == 0
 
 
 def test_nodes_on_which_nothing_runs_any_more_are_forgotten() -> None:
@@ -193,8 +193,8 @@ def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
     for name in "ab":
         # Both on one node, as jobs that share nodes are.
         assert world.submit(name, program=PROGRAM, rollout_memory_gb=1.0)[0] == 201
-    node = world.core.brain.lead("a")
-    assert node == world.core.brain.lead("b")
+    node = world.core.leased.lead("a")
+    assert node == world.core.leased.lead("b")
     assert [each["job"] for each in told(world, node)] == ["a", "b"]
 
     def odd(core: Any, record: Any, node: str) -> Any:
@@ -223,7 +223,7 @@ def test_texts_from_before_are_told_as_they_are(world: World) -> None:
     world.core.record(daemon_events.ProgramGiven(job="a", program=odd))
     world.core.commit()
     world.restart()
-    node = world.core.brain.lead("a")
+    node = world.core.leased.lead("a")
     assert node is not None
     (wanted,) = told(world, node)
     assert json.loads(dumps_finite(wanted)) == wanted

@@ -33,7 +33,7 @@ def judge(chaos: Chaos) -> dict[str, int]:
     lines = "".join(journal(chaos.world.store.reader())).splitlines()
     phases = finished([json.loads(line) for line in lines])
     for name in chaos.jobs:
-        record = chaos.brain.jobs[name]
+        record = chaos.leased.jobs[name]
         mine = phases[name]
         assert mine == ["rollout", "train"] * (len(mine) // 2) + ["rollout"] * (len(mine) % 2)
         assert record.done == mine.count("train") <= record.spec.iterations
@@ -52,7 +52,7 @@ def judge(chaos: Chaos) -> dict[str, int]:
     assert [each for each in broken if each.rule != "slo"] == []
     live, again = chaos.state_from_the_log()
     assert live == again
-    outcomes = Counter(chaos.brain.jobs[name].program.outcome for name in chaos.jobs)
+    outcomes = Counter(chaos.leased.jobs[name].program.outcome for name in chaos.jobs)
     return {
         "jobs": len(chaos.jobs),
         "phases": sum(map(len, phases.values())),

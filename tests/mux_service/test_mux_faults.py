@@ -195,7 +195,7 @@ def test_reading_again_gives_the_same(tmp_path: Path) -> None:
     before = list(world.store.entries())
     world.restart()
     assert list(world.store.entries()) == before
-    assert {name: job.done for name, job in world.core.brain.jobs.items()} == {
+    assert {name: job.done for name, job in world.core.leased.jobs.items()} == {
         "a": 2,
         "b": 2,
         "c": 2,
@@ -225,6 +225,6 @@ def test_a_database_whose_numbers_were_written_otherwise_is_read(tmp_path: Path)
     world.store.close()
     world.folder = tmp_path / "old"
     world.open()
-    assert world.core.brain.jobs["a"].spec.rollout_memory_gb == 1e-07
+    assert world.core.leased.jobs["a"].spec.rollout_memory_gb == 1e-07
     world.run("a", "train")
     world.store.close()

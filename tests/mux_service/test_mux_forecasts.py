@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def told_of(world: World, job: str) -> Any:
     """What is told of a job's start as soon as a run ahead that is due is over."""
     views.job(world.core, job)
-    if (running := world.core._lookout._running) is not None:
+    if (running := world.core._forecaster._running) is not None:
         while running.found is None:
             time.sleep(0.01)
     return views.job(world.core, job)["queue"]["starts_in_s"]
@@ -64,14 +64,14 @@ def test_a_process_that_has_ended_is_followed_by_another(world: World) -> None:
     alone(world, "a")
     alone(world, "b")
     assert told_of(world, "b") is not None
-    first = world.core._lookout._ahead
+    first = world.core._forecaster._ahead
     assert first is not None
     first.close()
     for _ in range(2):
         world.wait(100.0)
         told_of(world, "b")
     assert told_of(world, "b") is not None
-    assert world.core._lookout._ahead not in (None, first)
+    assert world.core._forecaster._ahead not in (None, first)
 
 
 def test_without_a_process_there_is_no_forecast_and_all_else(
@@ -97,7 +97,7 @@ def test_without_a_process_there_is_no_forecast_and_all_else(
 def test_a_process_says_what_the_scheduler_itself_does(world: World) -> None:
     for name in "abcd":
         alone(world, name)
-    scheduler, now = world.core.brain.scheduler, world.core.now()
+    scheduler, now = world.core.leased.scheduler, world.core.now()
     process = ForecastProcess(world.core.settings)
     for number in range(2):
         mine = forecast(scheduler, now, number=number, arrivals=lately(scheduler.cluster, now))

@@ -84,7 +84,7 @@ def test_what_never_fits_is_refused_and_not_recorded(world: World) -> None:
     status, told = world.submit("big", rollout_nodes=500)
     assert (status, told["code"]) == (409, "too_large")
     assert told["error"] == "job big: wants 500 rollout nodes, and there are 1"
-    assert "big" not in world.core.brain.jobs
+    assert "big" not in world.core.leased.jobs
     assert world.submit("big", rollout_nodes=500, too_large="wait")[0] == 201
     assert alone(world, "small")["state"] == "idle"
 
@@ -210,7 +210,7 @@ def test_one_agent_at_a_time_reports_a_node(
     assert world.post(node_commands.register, None, node)[0] == 200
     if way != "live":
         if way == "from a snapshot":
-            world.core.keeper.keep(world.core.brain, world.core._digest)
+            world.core.keeper.keep(world.core.leased, world.core._digest)
         world.restart()
         assert (world.core.keeper._seq > 0) == (way == "from a snapshot")
     second = world.post(node_commands.register, None, node | {"agent": "b" * 32})

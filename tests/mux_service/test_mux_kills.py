@@ -87,7 +87,7 @@ def test_kills_among_snapshots(tmp_path: Path) -> None:
     found = recovery.recover(store, SETTINGS, TTL, {})
     assert found.base == newest
     everything = recovery.verify(store, SETTINGS, TTL, {})
-    assert encode(state_of(everything.brain)) == encode(state_of(found.brain))
+    assert encode(state_of(everything.leased)) == encode(state_of(found.leased))
     store.close()
 
 
@@ -103,7 +103,7 @@ def die_in_a_snapshot(folder: Path, after: str) -> None:
         return rows
 
     world.store._db.run = last  # type: ignore[method-assign]
-    world.core.keeper.keep(world.core.brain, world.core._digest)
+    world.core.keeper.keep(world.core.leased, world.core._digest)
 
 
 @pytest.mark.parametrize("after", ["DELETE FROM snapshots", "INSERT INTO ended", "INSERT INTO sn"])
@@ -112,10 +112,10 @@ def test_a_kill_inside_a_snapshot_loses_nothing(tmp_path: Path, after: str) -> N
     for name in ("a", "b"):
         world.submit(name, iterations=1)
         world.run(name, "rollout")
-        world.core.keeper.keep(world.core.brain, world.core._digest)
+        world.core.keeper.keep(world.core.leased, world.core._digest)
         world.run(name, "train")
         world.post(commands.end, name)
-    before, kept = encode(state_of(world.core.brain)), world.store.snapshots()
+    before, kept = encode(state_of(world.core.leased)), world.store.snapshots()
     world.store.close()
     process = CONTEXT.Process(target=die_in_a_snapshot, args=(tmp_path, after))
     process.start()
@@ -124,8 +124,8 @@ def test_a_kill_inside_a_snapshot_loses_nothing(tmp_path: Path, after: str) -> N
     world.open()
     assert world.store.snapshots() == kept
     assert recovery.recover(world.store, SHARED, TTL, {}).base == kept[0]
-    assert encode(state_of(world.core.brain)) == before
-    world.core.keeper.keep(world.core.brain, world.core._digest)
+    assert encode(state_of(world.core.leased)) == before
+    world.core.keeper.keep(world.core.leased, world.core._digest)
     assert len(world.store.snapshots()) == 2
     recovery.verify(world.store, SHARED, TTL, {})
     world.store.close()

@@ -27,7 +27,10 @@ def two_jobs(world: World) -> None:
     """Both on r0 and t0."""
     for name in ("a", "b"):
         assert world.submit(name)[0] == 201
-    assert {node.name for node in world.core.brain.scheduler.cluster.nodes.values()} == {"r0", "t0"}
+    assert {node.name for node in world.core.leased.scheduler.cluster.nodes.values()} == {
+        "r0",
+        "t0",
+    }
 
 
 def test_a_job_runs_its_phases_in_order(world: World) -> None:
@@ -48,7 +51,7 @@ def test_a_retry_gets_the_same_permit_and_no_more_time(world: World) -> None:
     world.wait(4.0)
     status, again = world.ask("a", "rollout", "k")
     assert (status, again["token"], again["ttl_s"]) == (200, first["token"], TTL - 4.0)
-    assert world.core.brain.seq == 2
+    assert world.core.leased.seq == 2
 
 
 def test_a_heartbeat_extends_once_for_each_key(world: World) -> None:
@@ -127,10 +130,10 @@ def test_an_end_waits_for_the_permit_that_is_out(world: World) -> None:
     assert world.post(commands.end, "a") == (202, {"state": "ending"})
     assert world.beat(token)[1]["code"] == "lost"
     world.restart()
-    assert world.core.brain.state("a") == "ending"
+    assert world.core.leased.state("a") == "ending"
     assert world.ask("b", "rollout", "kb")[0] == 0
     world.wait(TTL)
-    assert world.core.brain.state("a") == "ended"
+    assert world.core.leased.state("a") == "ended"
     assert world.ask("b", "rollout", "kb")[0] == 200
 
 
@@ -140,7 +143,7 @@ def test_an_end_goes_through_once_its_holder_stops(world: World) -> None:
     world.ask("b", "rollout", "kb")
     world.post(commands.end, "a")
     assert world.finish(token)[1]["code"] == "lost"
-    assert world.core.brain.state("a") == "ended"
+    assert world.core.leased.state("a") == "ended"
     assert world.ask("b", "rollout", "kb")[0] == 200
 
 
@@ -153,9 +156,9 @@ def test_a_failed_node_is_fenced_before_its_jobs_move(world: World) -> None:
     assert world.ask("b", "rollout", "kb")[0] == 0
     assert world.post(node_commands.node_failed, "t0")[0] == 202
     world.restart()
-    assert world.core.brain.state("a") == "failing"
+    assert world.core.leased.state("a") == "failing"
     world.wait(TTL)
-    assert world.core.brain.state("a") == "moving"
+    assert world.core.leased.state("a") == "moving"
     status, told = world.ask("a", "rollout")
     assert status == 200
     move = told["move"]
@@ -181,13 +184,13 @@ def test_a_permit_on_a_failing_node_is_withheld(world: World) -> None:
     world.post(node_commands.node_failed, "r0")
     status, _ = world.ask("b", "rollout", "kb")
     assert status == 0
-    assert world.core.brain.jobs["b"].token is not None
+    assert world.core.leased.jobs["b"].token is not None
     world.restart()
     assert world.ask("b", "rollout", "kb")[0] == 0
     assert world.post(commands.abandon, token)[0] == 409
     world.wait(TTL)
-    assert world.core.brain.state("b") == "moving"
-    assert world.core.brain.leases == {}
+    assert world.core.leased.state("b") == "moving"
+    assert world.core.leased.leases == {}
     assert world.ask("b", "rollout", "kb")[1]["move"]["reason"] == "failure"
 
 
@@ -197,10 +200,10 @@ def test_a_silent_agent_is_a_failed_node(world: World) -> None:
     world.wait(TTL - 1)
     world.restart()
     world.wait(TTL - 1)
-    assert world.core.brain.state("a") == "idle"
+    assert world.core.leased.state("a") == "idle"
     assert world.post(node_commands.node_heartbeat, "r0")[0] == 200
     world.wait(TTL + 1)
-    assert world.core.brain.state("a") == "moving"
+    assert world.core.leased.state("a") == "moving"
     assert world.post(node_commands.node_heartbeat, "nowhere")[0] == 404
 
 
@@ -213,7 +216,7 @@ def test_a_key_belongs_to_one_request(world: World) -> None:
     assert world.finish(token, 6.0, "k")[0] == 422
     world.restart()
     assert world.finish(token, 5.0, "k") == first
-    assert world.core.brain.scheduler.cluster.jobs["a"].rollout_s == 5.0
+    assert world.core.leased.scheduler.cluster.jobs["a"].rollout_s == 5.0
 
 
 def test_draining_turns_new_jobs_away(world: World) -> None:
@@ -251,7 +254,7 @@ def test_a_bad_job_is_refused_with_its_field(
     )
     assert status == 400
     assert field in told["error"]
-    assert world.core.brain.seq == 0
+    assert world.core.leased.seq == 0
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 1e10, "5", None, True, 10**400])
@@ -368,10 +371,10 @@ def test_a_phase_on_a_gang_that_shrank_counts_as_of_the_whole_gang(tmp_path: Pat
     assert world.finish(permit["token"], 8.0)[0] == 200
     assert world.run("b", "train")["done"] == 1
     # What is expected, stretched to one node again, is what it took.
-    seat = world.core.brain.scheduler.cluster.jobs["b"].seat
+    seat = world.core.leased.scheduler.cluster.jobs["b"].seat
     assert seat is not None
     assert seat.stretch == (2.0, 1.0)
-    assert world.core.brain.jobs["b"].solo_s == 4.0 + 5.0
+    assert world.core.leased.jobs["b"].solo_s == 4.0 + 5.0
     world.store.close()
 
 
@@ -384,9 +387,9 @@ def test_agents_that_fall_silent_together_are_one_failure(world: World, down_s: 
     if down_s:
         world.restart(down_s)
     world.wait(TTL + 1.0)
-    assert world.core.brain.agents == {}
+    assert world.core.leased.agents == {}
     assert "move" in world.ask("a", "rollout")[1]
-    assert set(world.core.brain.scheduler.cluster.nodes).isdisjoint({"r0", "t0"})
+    assert set(world.core.leased.scheduler.cluster.nodes).isdisjoint({"r0", "t0"})
 
 
 def test_while_draining_a_live_job_may_come_again_and_a_new_one_may_not(world: World) -> None:

@@ -116,7 +116,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def restart(self, down_s: float) -> None:
         self.world.restart(down_s)
         # Leases that are not known to be over have their full time again.
-        for token in self.beliefs.keys() & self.world.core.brain.leases.keys():
+        for token in self.beliefs.keys() & self.world.core.leased.leases.keys():
             self.beliefs[token].until = self.world.time + TTL
 
     @precondition(lambda self: self.jobs)
@@ -126,7 +126,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def fail_node(self, pick: int) -> None:
-        nodes = sorted(self.world.core.brain.scheduler.cluster.nodes)
+        nodes = sorted(self.world.core.leased.scheduler.cluster.nodes)
         if nodes:
             status, _ = self.once(node_commands.node_failed, nodes[pick % len(nodes)], {})
             assert status in (200, 202)
@@ -139,21 +139,21 @@ class ServiceMachine(RuleBasedStateMachine):
         if self.world.store.find(key) is None:
             return  # it found that there was nothing to do
         self.world.wait(0.0)
-        before = self.world.core.brain.seq
+        before = self.world.core.leased.seq
         assert self.world.post(act, what, body, key) == found
-        assert self.world.core.brain.seq == before
+        assert self.world.core.leased.seq == before
 
     @invariant()
     def no_job_is_lost(self) -> None:
-        brain = self.world.core.brain
-        assert list(brain.jobs) == self.jobs
-        live = {name for name, record in brain.jobs.items() if record.ended is None}
-        assert live == set(brain.scheduler.cluster.jobs)
+        leased = self.world.core.leased
+        assert list(leased.jobs) == self.jobs
+        live = {name for name, record in leased.jobs.items() if record.ended is None}
+        assert live == set(leased.scheduler.cluster.jobs)
 
     @invariant()
     def permits_are_those_of_the_store(self) -> None:
-        brain = self.world.core.brain
-        assert self.world.store.live() == {token: x.job for token, x in brain.leases.items()}
+        leased = self.world.core.leased
+        assert self.world.store.live() == {token: x.job for token, x in leased.leases.items()}
 
     def teardown(self) -> None:
         self.world.store.close()

@@ -22,10 +22,10 @@ SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
 
 def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> None:
-    """The rest of its batch is kept; the brain is built again without it."""
+    """The rest of its batch is kept; the scheduler is built again without it."""
 
     def submit(name: str) -> Command:
-        asked, body = bodies.Asked(name, name), bodies.NewJob(id=name, **SPEC)
+        asked, body = bodies.Post(name, name), bodies.NewJob(id=name, **SPEC)
         return lambda core: commands.once(core, asked, lambda: commands.submit(core, asked, body))
 
     def poison(core: TransactionLog) -> Answer:
@@ -100,10 +100,10 @@ async def failing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 def permitted(core: TransactionLog, job: str) -> int:
     """The token of a new job's first permit."""
     alone = bodies.NewJob(id=job, **SPEC | {"slo": 1.0})
-    first, second = bodies.Asked(f"{job}/1", ""), bodies.Asked(f"{job}/2", "")
+    first, second = bodies.Post(f"{job}/1", ""), bodies.Post(f"{job}/2", "")
     commands.once(core, first, lambda: commands.submit(core, first, alone))
     commands.once(core, second, lambda: commands.permit(core, second, job, "rollout"))
-    token = core.brain.jobs[job].token
+    token = core.leased.jobs[job].token
     assert token is not None
     return token
 
@@ -117,11 +117,11 @@ def test_a_scheduler_that_fails_as_time_passes_stops_nothing_else(
         async with failing(tmp_path, monkeypatch) as world:
             writer = world.writer
             token = await writer.read(lambda core: permitted(core, "a"))
-            due = await writer.read(lambda core: core.brain.leases[token].deadline)
+            due = await writer.read(lambda core: core.leased.leases[token].deadline)
             monkeypatch.setattr(scheduler.Scheduler, "next_look", lambda _: 0.0)
             world.on(ev.TimePassed)
             await world.until(5.0)
-            assert await writer.read(lambda core: core.brain.leases[token].deadline) == due
+            assert await writer.read(lambda core: core.leased.leases[token].deadline) == due
             assert world.opened <= 1 + 3, "after 0, 1 and 3 seconds"
             assert writer.alive
             assert "the scheduler fails" in writer.ailing
@@ -129,7 +129,7 @@ def test_a_scheduler_that_fails_as_time_passes_stops_nothing_else(
             await asyncio.sleep(0.3)
             assert world.opened == opened, "nobody asks, and no time passes"
             await world.until(12.0)
-            assert await writer.read(lambda core: core.brain.leases) == {}
+            assert await writer.read(lambda core: core.leased.leases) == {}
             monkeypatch.undo()
             await world.until(80.0)
             assert writer.ailing == ""
@@ -154,7 +154,7 @@ def test_a_permit_whose_loss_the_scheduler_fails_on_keeps_no_other(
 
             monkeypatch.setitem(scheduler._HANDLERS, ev.PermitLost, lost)
             await world.until(12.0)
-            left = await world.writer.read(lambda core: list(core.brain.leases))
+            left = await world.writer.read(lambda core: list(core.leased.leases))
             assert left == [tokens[1]]
             assert "1 event" in world.writer.ailing
 
@@ -178,7 +178,7 @@ def test_the_end_of_one_job_that_fails_is_no_others(
 
             monkeypatch.setitem(scheduler._HANDLERS, ev.JobEnded, ended)
             for job in ("a", "b"):
-                asked = bodies.Asked(f"{job}/end", "")
+                asked = bodies.Post(f"{job}/end", "")
                 await world.writer.call(partial(commands.end, request=asked, job=job))
             with pytest.raises(Refused) as refused:
                 await given_back(world, tokens[0])
@@ -189,10 +189,10 @@ def test_the_end_of_one_job_that_fails_is_no_others(
                 await given_back(world, tokens[1])
             assert (refused.value.status, refused.value.body["code"]) == (409, "lost")
             assert world.opened == opened
-            assert await world.writer.read(lambda core: core.brain.state("b")) == "ended"
+            assert await world.writer.read(lambda core: core.leased.state("b")) == "ended"
 
     async def given_back(world: Failing, token: int) -> None:
-        asked = bodies.Asked(f"back/{token}", "")
+        asked = bodies.Post(f"back/{token}", "")
         await world.writer.call(partial(commands.abandon, request=asked, token=token))
 
     asyncio.run(main())
@@ -204,19 +204,19 @@ def test_a_node_whose_failure_the_scheduler_fails_on_is_silent_all_the_same(
     """Its agent was forgotten before, and came back with the log as one that has just reported."""
 
     def reported(core: TransactionLog) -> str:
-        alone, asked = bodies.NewJob(id="a", **SPEC), bodies.Asked("a", "")
+        alone, asked = bodies.NewJob(id="a", **SPEC), bodies.Post("a", "")
         commands.once(core, asked, lambda: commands.submit(core, asked, alone))
-        node = next(iter(core.brain.scheduler.cluster.nodes))
-        node_commands.node_heartbeat(core, bodies.Asked("b", ""), node, bodies.Alive())
+        node = next(iter(core.leased.scheduler.cluster.nodes))
+        node_commands.node_heartbeat(core, bodies.Post("b", ""), node, bodies.AliveBody())
         return node
 
     async def main() -> None:
         async with failing(tmp_path, monkeypatch) as world:
             node = await world.writer.read(reported)
-            seen = await world.writer.read(lambda core: core.brain.agents[node])
+            seen = await world.writer.read(lambda core: core.leased.agents[node])
             world.on(ev.NodeFailed)
             await world.until(30.0)
-            assert await world.writer.read(lambda core: core.brain.agents) == {node: seen}
+            assert await world.writer.read(lambda core: core.leased.agents) == {node: seen}
             assert world.opened <= 1 + 5, "after 10, 11, 13, 17 and 25 seconds"
 
     asyncio.run(main())

@@ -31,11 +31,11 @@ MACHINES = [
 
 def snapshot(core: TransactionLog) -> None:
     core.commit()
-    core.keeper.keep(core.brain, core._digest)
+    core.keeper.keep(core.leased, core._digest)
 
 
 class SnapshotMachine(ServiceMachine):
-    """Beside the daemon, brains that were restored at some point hear what happens after it."""
+    """Beside the daemon, schedulers that were restored at some point hear what happens after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,50 +47,50 @@ class SnapshotMachine(ServiceMachine):
         snapshot(core)
         found = recovery.recover(core.store, core.settings, TTL, {})
         assert found.replayed == 0
-        self.shadows = [*self.shadows[-2:], found.brain]
+        self.shadows = [*self.shadows[-2:], found.leased]
 
     @rule()
     def start_others(self) -> None:
         self.world.core.commit()
         with twin(self.world, snapshots=True) as short, twin(self.world, snapshots=False) as long:
-            assert short.brain.seq == long.brain.seq == self.world.core.brain.seq
+            assert short.leased.seq == long.leased.seq == self.world.core.leased.seq
             assert seen(short) == seen(long)
             assert lasting(seen(short)) == lasting(seen(self.world.core))
 
     @rule(pick=PICK, code=st.sampled_from([None, None, 0, 3]))
     def beat_of_agent(self, pick: int, code: int | None) -> None:
         """Of one that starts programs, all of which end with ``code``."""
-        brain = self.world.core.brain
-        nodes = sorted(brain.scheduler.cluster.nodes | dict(brain.slots))
+        leased = self.world.core.leased
+        nodes = sorted(leased.scheduler.cluster.nodes | dict(leased.slots))
         if nodes:
             node = nodes[pick % len(nodes)]
             there = [
                 {"job": job, "number": running.number, "code": code}
-                for job in brain.programs.on(node)
-                if (program := brain.jobs[job].program) and (running := program.running)
+                for job in leased.programs.on(node)
+                if (program := leased.jobs[job].program) and (running := program.running)
             ]
             self.world.post(node_commands.node_heartbeat, node, {"attempts": there})
 
     @invariant()
     def shadows_are_the_daemon(self) -> None:
         self.world.core.commit()
-        for brain in self.shadows:
-            for entry in self.world.store.entries(brain.seq):
-                effects = brain.apply(
+        for leased in self.shadows:
+            for entry in self.world.store.entries(leased.seq):
+                effects = leased.apply(
                     entry.seq, entry.t, daemon_events.decode(entry.event), entry.key
                 )
                 assert loads(daemon_events.encode(effects.decisions)) == loads(entry.decisions)
-            assert text_of(brain) == text_of(self.world.core.brain)
+            assert text_of(leased) == text_of(self.world.core.leased)
 
     def teardown(self) -> None:
         core = self.world.core
         found = recovery.verify(core.store, core.settings, TTL, {})
-        assert text_of(found.brain) == text_of(core.brain)
+        assert text_of(found.leased) == text_of(core.leased)
         super().teardown()
 
 
-def text_of(brain: LeasedScheduler) -> Any:
-    return loads(state_record.encode(state_record.state_of(brain)))
+def text_of(leased: LeasedScheduler) -> Any:
+    return loads(state_record.encode(state_record.state_of(leased)))
 
 
 class NamedMachine(SnapshotMachine):
@@ -162,9 +162,9 @@ def test_the_newest_two_are_kept_and_the_newest_is_used(world: World) -> None:
     assert begun_with(world) == second
     world.submit("more")
     snapshot(world.core)
-    assert [each.seq for each in world.store.snapshots()] == [world.core.brain.seq, second]
+    assert [each.seq for each in world.store.snapshots()] == [world.core.leased.seq, second]
     assert first not in {each.seq for each in world.store.snapshots()}
-    assert list(world.core.brain.jobs) == ["j0", "j1", "j2", "more"]
+    assert list(world.core.leased.jobs) == ["j0", "j1", "j2", "more"]
     world.store.close()
 
 
@@ -193,12 +193,12 @@ def test_a_snapshot_that_is_no_good_is_passed_over(world: World, how: str, spoil
         if put.seq != was.seq and was is older:
             continue
         world.store._db.run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", put)
-    before = text_of(world.core.brain)
+    before = text_of(world.core.leased)
     assert begun_with(world) == (older.seq if spoiled == 1 else 0)
-    assert text_of(world.core.brain) == before
+    assert text_of(world.core.leased) == before
     world.submit("more")
     snapshot(world.core)
-    assert begun_with(world) == world.core.brain.seq
+    assert begun_with(world) == world.core.leased.seq
     recovery.verify(world.store, world.core.settings, TTL, {})
     world.store.close()
 
@@ -225,13 +225,13 @@ def test_verifying_finds_an_entry_that_was_altered_before_a_snapshot(world: Worl
 
 
 def test_a_database_of_before_snapshots_opens_and_gets_some(world: World) -> None:
-    before = text_of(world.core.brain)
+    before = text_of(world.core.leased)
     for table in ("snapshots", "ended_jobs"):
         world.store._db.run(f"DROP TABLE {table}")
     world.restart()
-    assert text_of(world.core.brain) == before
+    assert text_of(world.core.leased) == before
     snapshot(world.core)
-    assert begun_with(world) == world.core.brain.seq
+    assert begun_with(world) == world.core.leased.seq
     world.store.close()
 
 
@@ -249,7 +249,7 @@ def test_a_full_disk_costs_a_snapshot_and_nothing_else(
     assert world.store.snapshots() == kept, "tried again only after more entries"
     world.submit("more")
     world.core.keep()
-    assert world.store.snapshots()[0].seq == world.core.brain.seq
+    assert world.store.snapshots()[0].seq == world.core.leased.seq
     world.store.close()
 
 
@@ -263,5 +263,5 @@ def test_one_is_due_after_entries_after_work_and_at_a_stop(
     assert keeper.due(seq + 10)
     monkeypatch.setattr(snaps, "AT_STOP", 1)
     world.core.leave()
-    assert world.store.snapshots()[0].seq == world.core.brain.seq
+    assert world.store.snapshots()[0].seq == world.core.leased.seq
     world.store.close()

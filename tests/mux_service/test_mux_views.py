@@ -158,10 +158,10 @@ def test_a_look_is_at_live_jobs_and_the_last_that_ended(tmp_path: Path) -> None:
             assert world.post(commands.end, name)[0] == 200
     for way in ("live", "restarted", "from a snapshot"):
         if way == "from a snapshot":
-            world.core.keeper.keep(world.core.brain, world.core._digest)
+            world.core.keeper.keep(world.core.leased, world.core._digest)
         if way != "live":
             world.restart()
-        world.core.brain.jobs = Unwalked(world.core.brain.jobs)
+        world.core.leased.jobs = Unwalked(world.core.leased.jobs)
         status = views.status(world.core, ended=2)
         assert [job["id"] for job in status["jobs"]] == ["live"]
         assert [job["id"] for job in status["ended"]] == ["old2", "old3"]
@@ -187,7 +187,7 @@ def test_a_job_that_ended_while_its_program_goes_on_is_among_the_ended(tmp_path:
     status = views.status(world.core)
     assert [job["id"] for job in status["ended"]] == ["a", "b"]
     assert status["counts"] == {"ended": 2}
-    assert world.core.brain.ended == ["b"]
+    assert world.core.leased.ended == ["b"]
     world.store.close()
 
 

@@ -11,7 +11,7 @@ from rollpacker.policy.engines.hardware import EngineProfile, measured
 from rollpacker.policy.engines.parallelism import PaperPlanner
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.lengths.lengths import LengthHistory
-from rollpacker.policy.regrouping import Engines
+from rollpacker.policy.regrouping import Regrouping
 
 
 def profile(kv_tokens: float, prefill_token_s: float = 1e-4) -> EngineProfile:
@@ -104,7 +104,7 @@ def test_a_machine_that_cannot_be_is_refused(build, message):
 def test_engines_are_smaller_when_none_of_the_planned_size_is_left():
     rollout = {"prompts_per_step": 1, "num_generations": 2, "planner": "paper"}
     told = settings(rollout, {}, stream=False, machine=node(1, 2, 4))
-    engines = Engines(told, LengthHistory(window=4), Ledger())
+    engines = Regrouping(told, LengthHistory(window=4), Ledger())
     state = {"full": {"tp": 4, "previous": 0, "calm": 0}}
     engines.load_state_dict({"planner": state, "prompt_tokens": {}, "rounds": {}})
     live = tuple(map(EngineId, (0, 1, 2, 5)))

@@ -14,7 +14,7 @@ from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.engines.device_split import engine_sizes, split
 from rollpacker.policy.engines.fleet import colocated, grid, separate
 from rollpacker.runtime.cluster.nodes import Node
-from rollpacker.runtime.pool.placement import Post, in_turns, lay_out
+from rollpacker.runtime.pool.placement import ProcessSlot, in_turns, lay_out
 from rollpacker.runtime.pool.topology import Topology
 
 FOLDER = Path("/meetings/unique")
@@ -41,7 +41,7 @@ def machine(tp: int, engines: int, shard: int, training: int, planner: str = "of
     )
 
 
-def laid_out(chosen: RunConfig, sizes: tuple[int, ...]) -> list[Post]:
+def laid_out(chosen: RunConfig, sizes: tuple[int, ...]) -> list[ProcessSlot]:
     return lay_out(chosen, nodes(1, chosen.devices.per_node), sizes, STORE)
 
 
@@ -70,24 +70,24 @@ def test_every_device_decodes_and_trains_as_the_layout_says(
     given: tuple[RunConfig, tuple[int, ...]],
 ) -> None:
     chosen, sizes = given
-    posts = laid_out(chosen, sizes)
+    slots = laid_out(chosen, sizes)
     decoding, training = split(chosen, range(chosen.devices.per_node))
     for size in sizes:
-        engines = [p for p in posts if p.engine is not None and p.engine.span.size == size]
+        engines = [p for p in slots if p.engine is not None and p.engine.span.size == size]
         assert [p.device.index for p in engines] == list(decoding)
         assert all(p.engine and p.engine.resting == (size > sizes[0]) for p in engines)
-    assert [p.device.index for p in posts if p.replica is not None] == list(training)
-    assert all(post.place == (f"cuda:{post.device.index}", (post.device.index,)) for post in posts)
+    assert [p.device.index for p in slots if p.replica is not None] == list(training)
+    assert all(slot.place == (f"cuda:{slot.device.index}", (slot.device.index,)) for slot in slots)
 
 
 @given(machines())
 def test_who_meets_are_neighbours_of_one_gang(given: tuple[RunConfig, tuple[int, ...]]) -> None:
     chosen, sizes = given
-    met: dict[str, list[tuple[Post, Any]]] = defaultdict(list)
-    for post in laid_out(chosen, sizes):
-        for part in (post.engine, post.replica):
+    met: dict[str, list[tuple[ProcessSlot, Any]]] = defaultdict(list)
+    for slot in laid_out(chosen, sizes):
+        for part in (slot.engine, slot.replica):
             if part is not None:
-                met[part.span.meeting].append((post, part))
+                met[part.span.meeting].append((slot, part))
     for meeting, found in met.items():
         assert meeting.startswith(f"{FOLDER}0/unique0-")
         assert [part.span.rank for _, part in found] == list(range(len(found)))
@@ -101,8 +101,8 @@ def test_who_meets_are_neighbours_of_one_gang(given: tuple[RunConfig, tuple[int,
 def test_its_fleet_is_that_of_the_policies(given: tuple[RunConfig, tuple[int, ...]]) -> None:
     """A colocated replica has the number of its first engine."""
     chosen, sizes = given
-    posts = laid_out(chosen, sizes)
-    gangs = Topology(posts)
+    slots = laid_out(chosen, sizes)
+    gangs = Topology(slots)
     devices = grid(chosen.devices.per_node, chosen.devices.per_node)
     shard = chosen.trainer.members(chosen.devices.training or len(devices))
     if chosen.devices.training:
@@ -110,22 +110,22 @@ def test_its_fleet_is_that_of_the_policies(given: tuple[RunConfig, tuple[int, ..
         expected = separate(*apart, tensor_parallel=sizes[0], replica=shard)
     else:
         expected = colocated(devices, tensor_parallel=sizes[0], replica=shard)
-    fleet = gangs.fleet(chosen.devices.layout, range(len(posts)))
+    fleet = gangs.fleet(chosen.devices.layout, range(len(slots)))
     assert dict(fleet.engines) == dict(expected.engines)
     assert dict(fleet.replicas) == dict(expected.replicas)
 
 
 def test_a_fleet_has_only_who_is_whole() -> None:
     chosen = machine(tp=2, engines=2, shard=2, training=2)
-    posts = laid_out(chosen, (2,))
-    fleet = Topology(posts).fleet("separate", {1, 2, 3, 4, 5})
+    slots = laid_out(chosen, (2,))
+    fleet = Topology(slots).fleet("separate", {1, 2, 3, 4, 5})
     assert fleet.engines == {EngineId(1): (Device(0, 2), Device(0, 3))}
     assert fleet.replicas == {ReplicaId(0): (Device(0, 4), Device(0, 5))}
 
 
 def test_what_shares_weights_shares_a_process() -> None:
-    posts = lay_out(config(devices={"per_node": 2}), nodes(1, 2), (1,))
-    assert [(p.engine.engine, p.replica.replica) for p in posts if p.engine and p.replica] == [
+    slots = lay_out(config(devices={"per_node": 2}), nodes(1, 2), (1,))
+    assert [(p.engine.engine, p.replica.replica) for p in slots if p.engine and p.replica] == [
         (0, 0),
         (1, 1),
     ]
@@ -166,21 +166,21 @@ def test_no_engine_leaves_its_node_and_a_replica_may(
     shard = data.draw(st.sampled_from([n for n in (tp, 2, devices, 2 * devices) if n % tp == 0]))
     assume(count * devices % shard == 0)
     chosen = machine(tp, devices // tp, shard, 0)
-    posts = lay_out(
+    slots = lay_out(
         chosen, nodes(count, devices), (tp, *([2 * tp] if 2 * tp <= devices else [])), STORE
     )
-    met: dict[str, list[Post]] = defaultdict(list)
-    for post in posts:
-        part = post.engine or post.replica
+    met: dict[str, list[ProcessSlot]] = defaultdict(list)
+    for slot in slots:
+        part = slot.engine or slot.replica
         assert part is not None
-        met[part.span.meeting].append(post)
+        met[part.span.meeting].append(slot)
     for meeting, found in met.items():
-        where = {post.device.node for post in found}
+        where = {slot.device.node for slot in found}
         assert not found[0].engine or len(where) == 1
         (first, *_) = sorted(where)
         within = f"{FOLDER}{first}/unique{first}-"
         assert meeting.startswith(within if len(where) == 1 else f"{STORE}unique{first}-")
-    fleet = Topology(posts).fleet("colocated", range(len(posts)))
+    fleet = Topology(slots).fleet("colocated", range(len(slots)))
     assert len(fleet.engines) == count * devices // tp
     assert len(fleet.replicas) == count * devices // shard
 

@@ -13,7 +13,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.sim.costs.costs import TrainCosts
-from rollpacker.sim.workload.turn_script import Course, ScriptedTurn, Turns
+from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns, TurnScript
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.decoding import SimulatedDecoding
 from rollpacker.sim.world.machines import WorldCosts
@@ -80,7 +80,7 @@ class Bench:
                     pass
 
     def start(self, id_: int = 0, turns: Turns = TWO_TURNS, engine: int = 0) -> SimulatedAttempt:
-        course = Course(AttemptId(id_), "p", 100, turns)
+        course = TurnScript(AttemptId(id_), "p", 100, turns)
         attempt = SimulatedAttempt(PromptId("p"), id_, EngineId(engine), course)
         self.step.attempts[AttemptId(id_)] = attempt
         self.decoding.start(attempt)

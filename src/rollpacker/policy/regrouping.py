@@ -32,7 +32,7 @@ from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.policy.settings import RolloutSettings
 
 
-class Engines:
+class Regrouping:
     """Puts engines together into larger ones.
 
     Args:

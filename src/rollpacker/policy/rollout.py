@@ -12,7 +12,7 @@ from rollpacker.policy.engines.speculation import Speculating
 from rollpacker.policy.gradients.streaming import Streaming
 from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.lengths.bias import Bias
-from rollpacker.policy.regrouping import Engines
+from rollpacker.policy.regrouping import Regrouping
 from rollpacker.policy.rounds.measure import Measurements
 from rollpacker.policy.rounds.tail_batching import TailBatching
 from rollpacker.policy.settings import RolloutSettings
@@ -30,9 +30,9 @@ class RolloutPolicy:
         self._streaming = Streaming(settings, ledger)
         self._measure = Measurements(settings, ledger, lambda: self._tail.audited())
         history = self._measure.history
-        self._engines: Engines | None = None
+        self._engines: Regrouping | None = None
         if settings.machine is not None:
-            self._engines = Engines(settings, history, ledger)
+            self._engines = Regrouping(settings, history, ledger)
         self._speculating = Speculating(settings.rollout, settings.rows, ledger)
         self._running: Sequence[EngineId] = ()
         self._tail = TailBatching(settings, history.predicted, ledger, self._lay_out)

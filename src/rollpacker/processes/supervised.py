@@ -30,7 +30,7 @@ _APART_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Member(ABC):
+class SupervisedProcess(ABC):
     """One process.
 
     Args:
@@ -64,7 +64,7 @@ class Member(ABC):
         return kill_child(self.popen)
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=SupervisedProcess)
 
 
 class SupervisedPool(ABC, Generic[M]):

@@ -38,7 +38,7 @@ class Unknown(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedOnCommandLine:
     """What the command line says of the job; it goes before the file. See ``init``."""
 
     model: str | None = None
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KeyRow:
     """What becomes of a key.
 
     Args:
@@ -130,16 +130,16 @@ def _chosen(values: Mapping[Any, Any]) -> Callable[[Any], Any]:
     return value
 
 
-def _row(to: str, how: Any = "same", default: Any = None, note: str = "") -> Row:
+def _row(to: str, how: Any = "same", default: Any = None, note: str = "") -> KeyRow:
     value = _chosen(cast(dict[Any, Any], how)) if isinstance(how, dict) else _CONVERSIONS[how]
-    return Row("set", to, value, default, note)
+    return KeyRow("set", to, value, default, note)
 
 
-def _by_hand(hint: str, same: str) -> Row:
+def _by_hand(hint: str, same: str) -> KeyRow:
     """``same`` are values that mean what happens here, such as ``true|1``."""
     off = tuple(yaml.safe_load(each) for each in same.split("|")) if same else ()
     # Where true is what happens here, it is false that differs.
-    return Row("hand", note=hint, off=off if "true" in same else (*_OFF, *off))
+    return KeyRow("hand", note=hint, off=off if "true" in same else (*_OFF, *off))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Table:
     """All rows of a framework; ``*`` in a key stands for anything. ``joints`` follow the rows."""
 
     framework: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, KeyRow]
     joints: Sequence[Callable[[Draft], None]]
 
     @classmethod
@@ -158,22 +158,22 @@ class Table:
             .joinpath(f"{framework.lower()}.yaml")
             .read_text(encoding="utf-8")
         )
-        rows: dict[str, Row] = {}
+        rows: dict[str, KeyRow] = {}
         for start, kinds in cast(
             dict[str, dict[str, dict[str, Any]]], yaml.safe_load(text)
         ).items():
             for why, keys in kinds.get("nothing", {}).items():
-                rows |= {f"{start}{key}": Row("nothing", note=why) for key in keys.split()}
+                rows |= {f"{start}{key}": KeyRow("nothing", note=why) for key in keys.split()}
             for hint, keys in kinds.get("hand", {}).items():
                 for key, _, same in (each.partition("=") for each in keys.split()):
                     rows[f"{start}{key}"] = _by_hand(hint, same)
             for key, default in kinds.get("read", {}).items():
-                rows[f"{start}{key}"] = Row("read", default=default)
+                rows[f"{start}{key}"] = KeyRow("read", default=default)
             for key, row in kinds.get("set", {}).items():
                 rows[f"{start}{key}"] = _row(*row)
         return cls(framework, rows, joints)
 
-    def row(self, key: str) -> Row | None:
+    def row(self, key: str) -> KeyRow | None:
         """The row of a key: its own, or that of the longest pattern."""
         if key in self.rows:
             return self.rows[key]
@@ -204,7 +204,7 @@ class Draft:
     table: Table
     file: str
     given: dict[str, Any]
-    asked: Asked
+    asked: AskedOnCommandLine
     settings: dict[str, Setting] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -334,7 +334,7 @@ def _rows(draft: Draft) -> None:
             draft.set(row.to, row.value(row.default), key, note=row.note)
 
 
-def _set(draft: Draft, key: str, row: Row, path: str) -> None:
+def _set(draft: Draft, key: str, row: KeyRow, path: str) -> None:
     if draft.asked.replaced(path):
         draft.set(path, None, key)
         return
@@ -357,7 +357,7 @@ def _prune(draft: Draft) -> None:
                 draft.drop(path, f"there is no {needed}")
 
 
-def _judge(draft: Draft, key: str, row: Row | None) -> None:
+def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
     """A key that nothing of ours has been made of."""
     value = draft.given[key]
     if row is None:

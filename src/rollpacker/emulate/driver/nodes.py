@@ -11,7 +11,7 @@ from rollpacker.emulate.agenda import Lateness
 from rollpacker.emulate.driver.draws import WorkloadDraws
 from rollpacker.emulate.messages import Punctual, forced
 from rollpacker.runtime.cluster.nodes import Node, Nodes
-from rollpacker.runtime.ipc.channel import Host, Line
+from rollpacker.runtime.ipc.channel import DriverChannel, Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import WorkerSpec
 
@@ -83,7 +83,7 @@ class EmulatedHost:
         link: to the worker.
     """
 
-    def __init__(self, host: Host, link: Line) -> None:
+    def __init__(self, host: Host, link: DriverChannel) -> None:
         self.link = link
         self._host = host
 
@@ -109,7 +109,9 @@ class _Told:
     """The driver's end of a channel to an emulated worker, which is told what requests stand for,
     and tells how late it was."""
 
-    def __init__(self, line: Line, draws: WorkloadDraws, late: dict[int, Lateness]) -> None:
+    def __init__(
+        self, line: DriverChannel, draws: WorkloadDraws, late: dict[int, Lateness]
+    ) -> None:
         self._line = line
         self._draws = draws
         self._late = late

@@ -21,7 +21,7 @@ from rollpacker.emulate.messages import Punctual
 from rollpacker.emulate.worker.responses import EmulatedResponses
 from rollpacker.emulate.worker.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
 from rollpacker.processes.shield import shielded
-from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
@@ -61,7 +61,7 @@ def main(ends: Sequence[End], orders: Orders) -> None:
             _die(ends, Fault(kind="crash", text=traceback.format_exc()))
 
 
-def _die(ends: Sequence[Channel], fault: Fault) -> None:
+def _die(ends: Sequence[WorkerChannel], fault: Fault) -> None:
     """None of the workers can go on."""
     for end in ends:
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class End(Wire):
         return pickle.loads(data) if len(data) <= _SHORT else _UNREAD
 
 
-class Inbox:
+class CommandInbox:
     """Messages of all workers with the time at which they came; None where an end is closed.
 
     Always reading: two processes that both write into full sockets would wait for ever.
@@ -133,14 +133,14 @@ class Process:
         specs = orders.specs
         self.responses = EmulatedResponses(orders.emulated, specs[0].max_length, orders.vocabulary)
         self._orders = orders
-        self._ends: dict[int, Channel] = dict(enumerate(ends))
+        self._ends: dict[int, WorkerChannel] = dict(enumerate(ends))
         self._touched: dict[int, SimWorker] = {}
         sizes = [spec.engine.span.size for spec in specs if spec.engine is not None]
         self._size = min(sizes, default=1)
         self._engines: list[EmulatedEngine] = []
         self._commands: list[dict[type, Callable[[Any], None]]] = [{} for _ in specs]
         self._build(specs)
-        self._inbox = Inbox(ends, {w for w in self._ends if not self._commands[w]})
+        self._inbox = CommandInbox(ends, {w for w in self._ends if not self._commands[w]})
         self._beat_s = specs[0].config.cluster.heartbeat_s / _ROUNDS
         self._beats: deque[int] = deque(self._ends)
         self._next_beat = time.monotonic() + self._beat_s

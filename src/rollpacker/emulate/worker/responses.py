@@ -15,7 +15,7 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.head import head_of
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Output, Request
-from rollpacker.sim.workload.turn_script import Course, at_most
+from rollpacker.sim.workload.turn_script import TurnScript, at_most
 from rollpacker.sim.workload.workload import DrawnWorkload
 
 _CORPUS = 1 << 20
@@ -26,7 +26,7 @@ class Coming(NamedTuple):
     """A response that is being decoded: its request, and what will come of it."""
 
     request: Request
-    course: Course
+    course: TurnScript
     reward: float
     grading_s: float
 
@@ -73,7 +73,7 @@ class EmulatedResponses:
             workload.place(prompt, draw.domain, number=draw.number, visits=draw.visits)
         index = self._index(step, prompt, request.seed)
         turns = at_most(workload.turns(step, prompt, index), self._cap)
-        course = Course(request.attempt, prompt, workload.prompt_tokens, turns)
+        course = TurnScript(request.attempt, prompt, workload.prompt_tokens, turns)
         course.generated = len(request.generated)
         reward = workload.reward(step, prompt, index)
         return Coming(request, course, reward, self._grading_s(step, prompt, index))

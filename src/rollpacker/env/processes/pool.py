@@ -30,7 +30,7 @@ from rollpacker.env.messages import (
     Fatal,
     ModelReplied,
 )
-from rollpacker.env.processes.process import Member, encode, read, start
+from rollpacker.env.processes.process import EnvironmentProcess, encode, read, start
 from rollpacker.env.tool_faults import PROMPTS
 from rollpacker.processes.supervised import SupervisedPool
 
@@ -65,12 +65,12 @@ class _Waits:
 class _Held:
     """An episode in a process; ``room``: the most token ids that may come."""
 
-    member: Member
+    member: EnvironmentProcess
     key: Hashable
     room: int
 
 
-class EnvironmentPool(SupervisedPool[Member]):
+class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
     """The processes of environments of one run.
 
     Args:
@@ -170,10 +170,10 @@ class EnvironmentPool(SupervisedPool[Member]):
         if self._working():
             self._check_later()
 
-    def _oldest(self) -> tuple[OrderedDict[int, _Waits], Member] | None:
+    def _oldest(self) -> tuple[OrderedDict[int, _Waits], EnvironmentProcess] | None:
         """The queue whose first episode is the next to begin, and where; None if none may now."""
         ready = [member for member in self._members if member.ready and not member.leaving]
-        places = list[tuple[OrderedDict[int, _Waits], Member]]()
+        places = list[tuple[OrderedDict[int, _Waits], EnvironmentProcess]]()
         if self._queue and (shared := [member for member in ready if not member.alone]):
             places.append((self._queue, min(shared, key=lambda member: len(member.episodes))))
         if self._alone and (own := [m for m in ready if m.alone and not m.episodes]):
@@ -201,7 +201,7 @@ class EnvironmentPool(SupervisedPool[Member]):
 
     # What the processes say --------------------------------------------------------------------
 
-    def _heard(self, member: Member, data: bytes) -> None:
+    def _heard(self, member: EnvironmentProcess, data: bytes) -> None:
         match report := read(data):
             case EnvironmentReady():
                 if not member.ready:
@@ -249,7 +249,7 @@ class EnvironmentPool(SupervisedPool[Member]):
 
     # Processes -----------------------------------------------------------------------------------
 
-    def _new(self) -> Member:
+    def _new(self) -> EnvironmentProcess:
         return start(self._config, self._tokenizer, self._template)
 
     def _missing(self) -> int:
@@ -257,7 +257,7 @@ class EnvironmentPool(SupervisedPool[Member]):
         staying = sum(not (member.leaving or member.alone) for member in self._members)
         return self._config.processes - staying
 
-    def _late(self, member: Member, now: float) -> str | None:
+    def _late(self, member: EnvironmentProcess, now: float) -> str | None:
         if not member.ready:
             limit = self._config.start_timeout_s
             late = f"did not start in {limit:g} s (environment.start_timeout_s)"
@@ -266,7 +266,7 @@ class EnvironmentPool(SupervisedPool[Member]):
         hang = any(s is not None and now - s > limit for s in member.episodes.values())
         return f"hung for {limit:g} s (environment.step_timeout_s)" if hang else None
 
-    def _lost(self, member: Member, why: str, ended: str) -> None:
+    def _lost(self, member: EnvironmentProcess, why: str, ended: str) -> None:
         """Who waits for an answer has none; who does not will know when it steps. Who acted may
         have done it; if nobody did, any of them."""
         acting = [episode for episode, since in member.episodes.items() if since is not None]
@@ -298,16 +298,16 @@ class EnvironmentPool(SupervisedPool[Member]):
         if came or self.broken is not None:
             self._take(came)
 
-    def _listen(self, member: Member) -> None:
+    def _listen(self, member: EnvironmentProcess) -> None:
         super()._listen(member)
         if self._loop is not None:
             self._loop.add_reader(member.channel, self._on_readable, member)
 
-    def _on_readable(self, member: Member) -> None:
+    def _on_readable(self, member: EnvironmentProcess) -> None:
         self._read(member)
         self._go_on()
 
-    def _tell(self, member: Member, command: Command) -> None:
+    def _tell(self, member: EnvironmentProcess, command: Command) -> None:
         self._write(member, [encode(command)])
 
 

@@ -13,7 +13,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
 from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import Channel, check_values, frame
-from rollpacker.processes.supervised import Member as Supervised
+from rollpacker.processes.supervised import EnvironmentProcess as Supervised
 
 _PRELOADED = (
     "rollpacker.env.processes.worker",
@@ -30,7 +30,7 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 
 
 @dataclass(slots=True, eq=False)
-class Member(Supervised):
+class EnvironmentProcess(Supervised):
     """One process and the episodes that it holds.
 
     Args:
@@ -63,7 +63,9 @@ def read(data: bytes) -> Report:
     return _decode(data)
 
 
-def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any]) -> Member:
+def start(
+    config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any]
+) -> EnvironmentProcess:
     """Start a process that loads the environment and then takes episodes.
 
     ``tokenizer`` is pickled; ``template`` has the chat template's own arguments.
@@ -71,4 +73,4 @@ def start(config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any])
     popen, ours = fork_child("rollpacker.env.processes.worker", _PRELOADED)
     channel = Channel(ours, LARGEST)
     channel.send(frame(pickle.dumps((config, tokenizer, template))))
-    return Member(popen, channel, time.monotonic())
+    return EnvironmentProcess(popen, channel, time.monotonic())

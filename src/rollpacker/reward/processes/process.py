@@ -13,7 +13,7 @@ from typing import Any
 
 from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import HEADER, Channel, frame
-from rollpacker.processes.supervised import Member
+from rollpacker.processes.supervised import SupervisedProcess
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.rows import LARGE, Row, SentRows
 
@@ -76,7 +76,7 @@ def _plain(r: GradeRequest, row: Row | int) -> tuple[Any, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class GradingProcess(Member):
+class GradingProcess(SupervisedProcess):
     """One process and the jobs that it holds, the running one first.
 
     Args:

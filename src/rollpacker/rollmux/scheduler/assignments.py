@@ -9,10 +9,10 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.placement import Site
 from rollpacker.rollmux.scheduler.permits import Permits
 from rollpacker.rollmux.scheduler.queue import Queue
-from rollpacker.rollmux.scheduler.reservations import Moves
+from rollpacker.rollmux.scheduler.reservations import Reservations
 
 
-class Homes:
+class Assignments:
     """Carries out what placement, repacking, guard and queue have chosen.
 
     Args:
@@ -23,14 +23,14 @@ class Homes:
         self,
         cluster: Cluster,
         settings: Settings,
-        moves: Moves,
+        moves: Reservations,
         permits: Permits,
         queue: Queue,
         made: list[do.Decision],
     ) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._moves = moves
+        self._reservations = moves
         self._permits = permits
         self._queue = queue
         self._made = made
@@ -39,15 +39,15 @@ class Homes:
         """A job that waited gets nodes: its first ones, or others than it had."""
         new, stood = not job.admitted, job.stopped_at is not None
         self._queue.take(job, now)
-        self._moves.reserve(job, site)
+        self._reservations.reserve(job, site)
         if not new:
             self.begin(job, now, "resume" if stood else "failure")
             return
         home = job.destination
         assert home is not None
-        self._acquire(self._moves.acquire(home))
-        memory = self._moves.memory(job, home)
-        self._moves.arrive(job, now + self._settings.cold_s)
+        self._acquire(self._reservations.acquire(home))
+        memory = self._reservations.memory(job, home)
+        self._reservations.arrive(job, now + self._settings.cold_s)
         group = self._cluster.groups[home.group]
         self._made.append(
             do.Place(
@@ -72,8 +72,8 @@ class Homes:
         assert home is not None
         job.going, job.went_at = True, now
         if job.seat is not None:
-            self._permits.rebase(self._moves.depart(job), now)
-        self._acquire(self._moves.acquire(home))
+            self._permits.rebase(self._reservations.depart(job), now)
+        self._acquire(self._reservations.acquire(home))
         self._made.append(
             do.Move(
                 job=job.spec.id,
@@ -81,7 +81,7 @@ class Homes:
                 epoch=self._cluster.groups[home.group].epoch,
                 rollout=home.nodes[0],
                 train=home.nodes[1],
-                memory_gb=self._moves.memory(job, home),
+                memory_gb=self._reservations.memory(job, home),
                 reason=reason,
             )
         )
@@ -95,7 +95,7 @@ class Homes:
 
     def arrive(self, job: Job, now: float) -> None:
         """A job's state is loaded where it was to go."""
-        self._release(self._moves.arrive(job, now + self._settings.cold_s))
+        self._release(self._reservations.arrive(job, now + self._settings.cold_s))
         assert job.home is not None
         self._permits.rebase(self._cluster.groups[job.home.group], now)
 
@@ -111,7 +111,7 @@ class Homes:
 
     def cancel(self, job: Job) -> None:
         """Undo a reservation."""
-        self._release(self._moves.cancel(job))
+        self._release(self._reservations.cancel(job))
 
     def forget(self, job: Job, now: float) -> None:
         """Take a job from all its nodes."""

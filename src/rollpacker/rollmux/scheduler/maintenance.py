@@ -9,16 +9,16 @@ from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import Fixed
 from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.placement.placement import Placement, Site
-from rollpacker.rollmux.scheduler.reservations import Moves
+from rollpacker.rollmux.scheduler.reservations import Reservations
 
 
-class Upkeep:
+class Maintenance:
     """What an owner does with named nodes. A cloud's nodes have no names to do this with."""
 
-    def __init__(self, cluster: Cluster, placement: Placement, moves: Moves) -> None:
+    def __init__(self, cluster: Cluster, placement: Placement, moves: Reservations) -> None:
         self._cluster = cluster
         self._placement = placement
-        self._moves = moves
+        self._reservations = moves
 
     def _fixed(self, node: str) -> Fixed:
         inventory = self._cluster.inventory
@@ -95,7 +95,7 @@ class Upkeep:
             offer = self._placement.best(job, now, below=inf, avoid=(job.home.group,))
             site = None if offer is None else offer.site
         if site is not None:
-            self._moves.reserve(job, site)
+            self._reservations.reserve(job, site)
             moved.append(job)
 
     def _others_instead(self, job: Job) -> Site:

@@ -11,7 +11,7 @@ from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, affordable, expected
 from rollpacker.rollmux.placement.placement import Offer, Placement
-from rollpacker.rollmux.scheduler.reservations import Moves
+from rollpacker.rollmux.scheduler.reservations import Reservations
 
 AMORTISED = 20.0
 """A job moves only if what is left of it is so many loads long."""
@@ -56,13 +56,13 @@ class Repack:
         settings: Settings,
         admission: Admission,
         placement: Placement,
-        moves: Moves,
+        moves: Reservations,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._admission = admission
         self._placement = placement
-        self._moves = moves
+        self._reservations = moves
         self.agenda: OrderedDict[RepackStep, None] = OrderedDict()
         """What is still to be tried, in order and each thing once."""
 
@@ -137,7 +137,7 @@ class Repack:
             offer = self._placement.best(job, now, below=saving - self._toll(job), avoid=avoid)
         if offer is None:
             return []
-        self._moves.reserve(job, offer.site)
+        self._reservations.reserve(job, offer.site)
         return [job]
 
     def _swap(self, task: RepackStep, job: Job, now: float) -> list[Job]:
@@ -193,11 +193,11 @@ class Repack:
     def _reserve_both(self, *moves: tuple[Job, Offer]) -> bool:
         """Unless the first one takes the free nodes that the second one needs."""
         (job, offer), (other, its) = moves
-        self._moves.reserve(job, offer.site)
+        self._reservations.reserve(job, offer.site)
         if not self._placement.still(its.site, other):
-            self._moves.cancel(job)
+            self._reservations.cancel(job)
             return False
-        self._moves.reserve(other, its.site)
+        self._reservations.reserve(other, its.site)
         return True
 
     def _dissolve(self, task: RepackStep, now: float) -> list[Job]:
@@ -212,10 +212,10 @@ class Repack:
             offer = self._placement.best(job, now, below=left, avoid=(group.id,))
             if offer is None:
                 for each in reversed(moved):
-                    self._moves.cancel(each)
+                    self._reservations.cancel(each)
                 return []
             left -= offer.cost
-            self._moves.reserve(job, offer.site)
+            self._reservations.reserve(job, offer.site)
             moved.append(job)
         return moved
 

@@ -8,7 +8,7 @@ from rollpacker.rollmux.placement.admission import Admission
 from rollpacker.rollmux.placement.placement import Site
 
 
-class Moves:
+class Reservations:
     """The only place where jobs get, reserve and leave homes."""
 
     def __init__(self, cluster: Cluster, admission: Admission) -> None:

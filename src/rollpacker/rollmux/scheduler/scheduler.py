@@ -16,12 +16,12 @@ from rollpacker.rollmux.model.seat import IDLE, OUT, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, expected
 from rollpacker.rollmux.placement.placement import Placement, Site
-from rollpacker.rollmux.scheduler.assignments import Homes, between_iterations
-from rollpacker.rollmux.scheduler.maintenance import Upkeep
+from rollpacker.rollmux.scheduler.assignments import Assignments, between_iterations
+from rollpacker.rollmux.scheduler.maintenance import Maintenance
 from rollpacker.rollmux.scheduler.permits import Permits
 from rollpacker.rollmux.scheduler.queue import Choose, Queue, why_never
 from rollpacker.rollmux.scheduler.repack import Repack
-from rollpacker.rollmux.scheduler.reservations import Moves
+from rollpacker.rollmux.scheduler.reservations import Reservations
 from rollpacker.rollmux.scheduler.slo_guard import SloGuard
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
 
@@ -60,11 +60,13 @@ class Scheduler:
         self._choose = choose or self._cheapest
         self.queue = Queue(cluster, settings, self._choose)
         self._permits = Permits(cluster, settings, self._made)
-        self._moves = Moves(cluster, self.admission)
-        self._homes = Homes(cluster, settings, self._moves, self._permits, self.queue, self._made)
-        self._repack = Repack(cluster, settings, self.admission, self.placement, self._moves)
+        self._reservations = Reservations(cluster, self.admission)
+        self._assignments = Assignments(
+            cluster, settings, self._reservations, self._permits, self.queue, self._made
+        )
+        self._repack = Repack(cluster, settings, self.admission, self.placement, self._reservations)
         self._guard = SloGuard(cluster, settings, self.admission)
-        self._upkeep = Upkeep(cluster, self.placement, self._moves)
+        self._maintenance = Maintenance(cluster, self.placement, self._reservations)
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them.
@@ -134,7 +136,7 @@ class Scheduler:
         if why is not None and spec.too_large == "refuse":
             raise ValueError(f"job {spec.id}: {why}")
         self.cluster.jobs[spec.id] = job
-        self._homes.wait(job, now, clock_runs=spec.slo_since == "submission")
+        self._assignments.wait(job, now, clock_runs=spec.slo_since == "submission")
         self._serve(now)
         if job.waits_since is not None:
             self._made.append(do.Wait(job=spec.id))
@@ -146,17 +148,17 @@ class Scheduler:
             if job.destination is not None:
                 self.queue.urge(job, urgent=False)
             elif (site := self.placement.isolated(job, now, at_once=True)) is not None:
-                self._moves.reserve(job, site)
+                self._reservations.reserve(job, site)
                 self.queue.urge(job, urgent=False)
-                self._homes.begin_if_idle(job, now, "guard")
+                self._assignments.begin_if_idle(job, now, "guard")
         if not self.queue.jobs:
             return
         for job, site in self.queue.offers(now):
-            self._homes.admit(job, site, now)
+            self._assignments.admit(job, site, now)
         for job in self.queue.to_reclaim(now):
             job.leaves = True
             if between_iterations(job) and job.destination is None:
-                self._homes.suspend(job, now)
+                self._assignments.suspend(job, now)
 
     def _time_passed(self, now: float, _: ev.TimePassed) -> None:
         self._permits.time_passed(now)
@@ -209,9 +211,11 @@ class Scheduler:
         assert job.seat is not None
         if job.destination is not None:
             self.queue.urge(job, urgent=False)
-            self._homes.begin(job, now, "drain" if self._upkeep.to_empty(job) else "repack")
+            self._assignments.begin(
+                job, now, "drain" if self._maintenance.to_empty(job) else "repack"
+            )
         elif job.leaves:
-            self._homes.suspend(job, now)
+            self._assignments.suspend(job, now)
             self._serve(now)
         elif self.settings.lifetime and self._guard.must_leave(job, now):
             site = self.placement.isolated(job, now, at_once=True) or self._elsewhere(job, now)
@@ -219,8 +223,8 @@ class Scheduler:
             if site is None:
                 self._leave_alone(job, now)
             if site is not None:
-                self._moves.reserve(job, site)
-                self._homes.begin(job, now, "guard")
+                self._reservations.reserve(job, site)
+                self._assignments.begin(job, now, "guard")
         elif self.settings.lifetime:
             job.seat.go_alone(False)
             self.queue.urge(job, urgent=self.admission.few and self._guard.crowded(job, now))
@@ -250,17 +254,17 @@ class Scheduler:
 
     def _rearrange(self, now: float) -> None:
         """Moves that save money, and moves away from nodes that are to be emptied."""
-        for job in self._upkeep.move_out(now):
-            self._homes.begin_if_idle(job, now, "drain")
+        for job in self._maintenance.move_out(now):
+            self._assignments.begin_if_idle(job, now, "drain")
         for job in self._repack.work(now):
-            self._homes.begin_if_idle(job, now, "repack")
+            self._assignments.begin_if_idle(job, now, "repack")
 
     def _moved(self, now: float, event: ev.MoveFinished) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None or not job.going:
             return
         old = job.home
-        self._homes.arrive(job, now)
+        self._assignments.arrive(job, now)
         if old is not None and old.group in self.cluster.groups:
             self._repack.suggest(old.group)
         self._serve(now)
@@ -288,7 +292,7 @@ class Scheduler:
         group = None if home is None else home.group
         if group is None:
             self.queue.take(job, now)
-        self._homes.forget(job, now)
+        self._assignments.forget(job, now)
         del self.cluster.jobs[event.job]
         self._made.append(do.Depart(job=event.job, group=group))
         self._serve(now)
@@ -298,7 +302,7 @@ class Scheduler:
 
     def _failed(self, now: float, event: ev.NodeFailed) -> None:
         node = self.cluster.nodes.get(event.node)
-        self._upkeep.failed(event.node, now)
+        self._maintenance.failed(event.node, now)
         if node is None:
             return
         node.held = False
@@ -306,36 +310,36 @@ class Scheduler:
         for job in [self.cluster.jobs[name] for name in list(node.pins)]:
             stays = job.home is None or event.node not in job.home.names
             if job.destination is not None and not job.going and stays:
-                self._homes.cancel(job)
+                self._assignments.cancel(job)
             else:
-                self._homes.forget(job, now)
+                self._assignments.forget(job, now)
                 stranded.append(job)
         # Not before: a group has its dead node as long as anyone is pinned there.
         for job in stranded:
-            self._homes.wait(job, now, clock_runs=True)
+            self._assignments.wait(job, now, clock_runs=True)
         self._serve(now)
         for job in stranded:
             if job.waits_since is not None:
                 self._made.append(do.Wait(job=job.spec.id))
 
     def _node_joined(self, now: float, event: ev.NodeJoined) -> None:
-        self._upkeep.joined(now, event)
+        self._maintenance.joined(now, event)
         self._serve(now)
         self._rearrange(now)
 
     def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
-        self._upkeep.closed(event)
-        for job in self._upkeep.bound_for(event.node):
-            self._homes.cancel(job)
+        self._maintenance.closed(event)
+        for job in self._maintenance.bound_for(event.node):
+            self._assignments.cancel(job)
         self._rearrange(now)
 
     def _node_opened(self, now: float, event: ev.NodeOpened) -> None:
-        self._upkeep.opened(event)
+        self._maintenance.opened(event)
         self._serve(now)
         self._rearrange(now)
 
     def _node_removed(self, _: float, event: ev.NodeRemoved) -> None:
-        self._upkeep.removed(event)
+        self._maintenance.removed(event)
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Channel(Protocol):
+class WorkerChannel(Protocol):
     """A worker's end: whole messages, in order, none lost while both ends live (``Wire``)."""
 
     def send(self, obj: Any, /) -> None:
@@ -24,7 +24,7 @@ class Channel(Protocol):
         ...
 
 
-class Line(Protocol):
+class DriverChannel(Protocol):
     """The driver's end, which never waits (``Link``)."""
 
     def open(
@@ -55,7 +55,7 @@ class Host(Protocol):
     """What a worker runs in, from the driver's side."""
 
     @property
-    def link(self) -> Line:
+    def link(self) -> DriverChannel:
         """To the worker."""
         ...
 

@@ -16,7 +16,7 @@ from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class ProcessSlot:
     """One process: its device, and its parts in an engine, a replica or both."""
 
     place: Place
@@ -35,7 +35,7 @@ def lay_out(
     sizes: Sequence[int],
     store: str = "",
     generation: int = 0,
-) -> list[Post]:
+) -> list[ProcessSlot]:
     """All processes; a process's number is its place in the list.
 
     Args:
@@ -54,15 +54,15 @@ def lay_out(
     # A colocated replica has the number of its first engine.
     step = sizes[0] if config.devices.layout == "colocated" else shard
     replicas = [
-        _post(seat, replica=ReplicaPart(replica=ReplicaId(start // step), span=span))
+        _slot(seat, replica=ReplicaPart(replica=ReplicaId(start // step), span=span))
         for start, seat, span in _spans(training, shard, f"{generation}-replica", store)
     ]
     if not apart(config):
         return [
-            replace(post, engine=EnginePart(engine=EngineId(n))) for n, post in enumerate(replicas)
+            replace(slot, engine=EnginePart(engine=EngineId(n))) for n, slot in enumerate(replicas)
         ]
     engines = [
-        _post(
+        _slot(
             seat,
             engine=EnginePart(
                 engine=EngineId(start // sizes[0]), span=span, resting=size > sizes[0]
@@ -74,45 +74,45 @@ def lay_out(
     return [*engines, *replicas]
 
 
-def in_turns(config: RunConfig, posts: Sequence[Post]) -> list[set[int]]:
+def in_turns(config: RunConfig, slots: Sequence[ProcessSlot]) -> list[set[int]]:
     """Who starts together, by number: one group after the other.
 
     A vLLM engine that is not told its KV budget measures what memory of its GPU is left, so nobody
     else may be taking it: replicas are there before, and engines of one size before the next.
     """
-    everybody = {*range(len(posts))}
+    everybody = {*range(len(slots))}
     engine = config.engine
     measures = engine.kind == "vllm" and not engine.kv_tokens
-    if not measures or all(post.place[0] == "cpu" for post in posts):
+    if not measures or all(slot.place[0] == "cpu" for slot in slots):
         return [everybody]
-    sizes = {n: post.engine.span.size if post.engine else 0 for n, post in enumerate(posts)}
+    sizes = {n: slot.engine.span.size if slot.engine else 0 for n, slot in enumerate(slots)}
     return [{n for n in everybody if sizes[n] == size} for size in sorted({*sizes.values()})]
 
 
 def worker_specs(
-    config: RunConfig, posts: Sequence[Post], max_length: int, total_updates: int
+    config: RunConfig, slots: Sequence[ProcessSlot], max_length: int, total_updates: int
 ) -> dict[int, list[WorkerSpec]]:
     """What each process is told that it is, by node.
 
     Args:
         config: the run's.
-        posts: of all processes, by number.
+        slots: of all processes, by number.
         max_length: longest response in tokens.
         total_updates: of the whole run.
     """
     specs: dict[int, list[WorkerSpec]] = defaultdict(list)
-    for rank, post in enumerate(posts):
+    for rank, slot in enumerate(slots):
         spec = WorkerSpec(
             config=config,
             rank=rank,
-            cores=post.place[1],
-            device=post.place[0],
+            cores=slot.place[1],
+            device=slot.place[0],
             max_length=max_length,
             total_updates=total_updates,
-            engine=post.engine,
-            replica=post.replica,
+            engine=slot.engine,
+            replica=slot.replica,
         )
-        specs[post.device.node].append(spec)
+        specs[slot.device.node].append(spec)
     return specs
 
 
@@ -129,12 +129,12 @@ def _per_node(seats: Sequence[_Seat]) -> list[int]:
     return [*Counter(node.number for node, _ in seats).values()]
 
 
-def _post(
+def _slot(
     seat: _Seat, engine: EnginePart | None = None, replica: ReplicaPart | None = None
-) -> Post:
+) -> ProcessSlot:
     node, number = seat
     device = Device(node.number, number)
-    return Post(place=node.places[number], device=device, engine=engine, replica=replica)
+    return ProcessSlot(place=node.places[number], device=device, engine=engine, replica=replica)
 
 
 def _spans(

@@ -22,7 +22,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool.placement import (
-    Post,
+    ProcessSlot,
     decoding_devices,
     in_turns,
     lay_out,
@@ -64,12 +64,12 @@ class WorkerPool:
         self._sizes = sizes or (config.engine.tensor_parallel,)
         self._machines = nodes or ThisMachine(config)
         self._nodes: list[Node] = []
-        self._crew = Supervisor(
+        self._supervisor = Supervisor(
             self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose
         )
         self._newcomers: set[int] = set()
         self._generation = 0
-        self._gangs = Topology()
+        self._topology = Topology()
         self._formed: dict[EngineId, int] = {}
         self._version = 0
         self._weights: Mapping[int, SharedWeights] | None = None
@@ -89,7 +89,7 @@ class WorkerPool:
     @property
     def engines(self) -> tuple[EngineId, ...]:
         """The live ones, of the smallest size."""
-        return self._gangs.decoding(self._crew.live)
+        return self._topology.decoding(self._supervisor.live)
 
     @property
     def node_size(self) -> int:
@@ -104,35 +104,35 @@ class WorkerPool:
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
         """The live ones."""
-        return self._gangs.whole(self._crew.live)
+        return self._topology.whole(self._supervisor.live)
 
     @property
     def fleet(self) -> Fleet:
         """What is live, by devices."""
-        return self._gangs.fleet(self._config.devices.layout, self._crew.live)
+        return self._topology.fleet(self._config.devices.layout, self._supervisor.live)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Those of this machine's workers, of those that are being started too."""
-        return self._crew.pids
+        return self._supervisor.pids
 
     def fence(self, stop_at: float | None) -> None:
         """Workers on other nodes may run until then, in monotonic seconds; None: they are idle. A
         time that is over stops them all, as somebody else does here."""
-        self._crew.frozen = stop_at is not None and stop_at <= time.monotonic()
+        self._supervisor.frozen = stop_at is not None and stop_at <= time.monotonic()
         self._machines.fence(stop_at)
 
     async def offload(self, phase: Phase) -> int:
         """Who runs that phase alone leaves the devices; the most bytes that a host has of them."""
         kept = Counter[int]()
-        answers = await self._crew.ask(self._gangs.only(phase), msg.Offload())
+        answers = await self._supervisor.ask(self._topology.only(phase), msg.Offload())
         for worker, done in answers.items():
-            kept[self._gangs.node(worker)] += done.host_bytes
+            kept[self._topology.node(worker)] += done.host_bytes
         return max(kept.values(), default=0)
 
     async def onload(self, phase: Phase) -> None:
         """They come back."""
-        await self._crew.ask(self._gangs.only(phase), msg.Onload())
+        await self._supervisor.ask(self._topology.only(phase), msg.Onload())
 
     async def start(self) -> None:
         """Start all workers and wait for their models.
@@ -140,28 +140,28 @@ class WorkerPool:
         Raises ``ValueError`` for the user's mistakes (a wrong model), ``WorkerError`` otherwise.
         """
         self._nodes = [*await self._machines.gather()]
-        posts = self._posts()
-        self._gangs = Topology(posts)
-        await self._begin(posts, self._gangs.workers)
-        self._crew.admit()
+        slots = self._slots()
+        self._topology = Topology(slots)
+        await self._begin(slots, self._topology.workers)
+        self._supervisor.admit()
         self.meet()
 
-    def _posts(self) -> list[Post]:
+    def _slots(self) -> list[ProcessSlot]:
         """Who is where; processes of different calls never meet."""
         self._generation += 1
         return lay_out(self._config, self._nodes, self._sizes, self._store(), self._generation)
 
-    async def _begin(self, posts: Sequence[Post], which: Collection[int]) -> None:
+    async def _begin(self, slots: Sequence[ProcessSlot], which: Collection[int]) -> None:
         """Start some workers and wait for their models; engines are taken for what the least of
         them is able to do."""
-        for turn in in_turns(self._config, posts):
-            specs = worker_specs(self._config, posts, self._max_length, self._total_updates)
+        for turn in in_turns(self._config, slots):
+            specs = worker_specs(self._config, slots, self._max_length, self._total_updates)
             chosen = {
                 node: [spec for spec in those if spec.rank in which and spec.rank in turn]
                 for node, those in specs.items()
             }
             some = {node: those for node, those in chosen.items() if those}
-            for ready in await self._crew.start(some) if some else ():
+            for ready in await self._supervisor.start(some) if some else ():
                 assert isinstance(ready, msg.Ready)
                 if (info := ready.info) is not None:
                     size = info.tensor_parallel[0]
@@ -177,16 +177,16 @@ class WorkerPool:
 
     def lost(self) -> set[int]:
         """Workers that are gone and can be started: others wait for a node."""
-        gone = self._gangs.workers - self._crew.live
-        absent = {n for n in gone if self._gangs.node(n) in self._machines.lost}
-        for part in self._gangs.replicas.values():
+        gone = self._topology.workers - self._supervisor.live
+        absent = {n for n in gone if self._topology.node(n) in self._machines.lost}
+        for part in self._topology.replicas.values():
             if absent & {*part}:
                 absent |= {*part}
         return gone - absent
 
     async def start_again(self, workers: Collection[int]) -> None:
         """Start these anew, and wait for their models. Raises as ``start`` does."""
-        await self._begin(self._posts(), workers)
+        await self._begin(self._slots(), workers)
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
         """Those that were started again take part; the engines and replicas that are back, whose
@@ -195,7 +195,7 @@ class WorkerPool:
         Raises ``WorkerError`` when one has gone meanwhile.
         """
         engines, replicas = {*self.engines}, {*self.replicas}
-        self._newcomers = self._crew.admit()
+        self._newcomers = self._supervisor.admit()
         return (
             tuple(engine for engine in self.engines if engine not in engines),
             tuple(replica for replica in self.replicas if replica not in replicas),
@@ -203,8 +203,8 @@ class WorkerPool:
 
     def give_up(self) -> None:
         """Those that were admitted last cannot take part after all."""
-        self._crew.dismiss(self._newcomers, "it was given up")
-        self._gangs.forget(self._newcomers)
+        self._supervisor.dismiss(self._newcomers, "it was given up")
+        self._topology.forget(self._newcomers)
         self._newcomers = set()
 
     def _store(self) -> str:
@@ -237,10 +237,12 @@ class WorkerPool:
         self._met = self.replicas
         place = self._meeting()
         for rank, replica in enumerate(self._met):
-            for part, number in enumerate(self._gangs.replicas[replica]):
+            for part, number in enumerate(self._topology.replicas[replica]):
                 rendezvous = f"{place}-{part}"
                 world = len(self._met)
-                self._crew.send(number, msg.Reform(rank=rank, world=world, rendezvous=rendezvous))
+                self._supervisor.send(
+                    number, msg.Reform(rank=rank, world=world, rendezvous=rendezvous)
+                )
 
     def _meeting(self) -> str:
         """A place where workers of any nodes have never met."""
@@ -253,7 +255,7 @@ class WorkerPool:
         self._lead(self._formed.get(engine, self._sizes[0]), engine, command)
 
     def _lead(self, size: int, engine: EngineId, command: msg.EngineCommand) -> None:
-        self._crew.send(self._gangs.engines[size, engine][0], command)
+        self._supervisor.send(self._topology.engines[size, engine][0], command)
 
     def share(self) -> ReplicaId:
         """Let a replica share its weights with engines of other processes; which one."""
@@ -265,19 +267,19 @@ class WorkerPool:
 
     def home(self, replica: ReplicaId) -> int:
         """The node of a replica's lead, which shares its weights there."""
-        return self._gangs.node(self._gangs.replicas[replica][0])
+        return self._topology.node(self._topology.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:
         """That an engine is on."""
-        return self._gangs.node(self._gangs.engines[self._sizes[0], engine][0])
+        return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
         """Bring weights of so many bytes, that a replica shares, to the other nodes: an engine of
         each receives them."""
-        sender = self._gangs.replicas[replica][0]
+        sender = self._topology.replicas[replica][0]
         first = {self.node(engine): engine for engine in reversed(self.engines)}
         receivers = [engine for node, engine in first.items() if node != self.home(replica)]
-        workers = [self._gangs.engines[self._sizes[0], engine][0] for engine in receivers]
+        workers = [self._topology.engines[self._sizes[0], engine][0] for engine in receivers]
         if not workers:
             return ()
         if self._carriers != (sender, *workers):
@@ -288,9 +290,9 @@ class WorkerPool:
                 rank=rank,
                 world=len(self._carriers),
                 size=size,
-                name=f"{self._name(self._gangs.node(worker))}-weights",
+                name=f"{self._name(self._topology.node(worker))}-weights",
             )
-            self._crew.send(worker, command)
+            self._supervisor.send(worker, command)
         return receivers
 
     def part(self) -> None:
@@ -299,9 +301,9 @@ class WorkerPool:
 
     def abandon(self, kept: Sequence[int], why: str) -> None:
         """Go on with the engines of these nodes only; the others' loss is reported."""
-        for number in sorted(self._crew.live):
-            if self._gangs.decodes(number) and self._gangs.node(number) not in kept:
-                self._crew.put_down(number, why)
+        for number in sorted(self._supervisor.live):
+            if self._topology.decodes(number) and self._topology.node(number) not in kept:
+                self._supervisor.put_down(number, why)
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
         """Tell all engines of the smallest size, and any that is formed later, to take these, given
@@ -331,13 +333,13 @@ class WorkerPool:
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
-        lead, *others = self._gangs.replicas[replica]
+        lead, *others = self._topology.replicas[replica]
         if not others:
-            self._crew.send(lead, command)
+            self._supervisor.send(lead, command)
             return
         data = encode(command)
         for number in (lead, *others):
-            self._crew.send_encoded(number, data)
+            self._supervisor.send_encoded(number, data)
 
     async def ask(self, command: msg.Save | msg.Load, replicas: Sequence[ReplicaId]) -> None:
         """Send a command and wait until it is done.
@@ -346,14 +348,14 @@ class WorkerPool:
         """
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
-        workers = [n for r in replicas for n in self._gangs.replicas[r]]
-        nodes = {self._gangs.node(worker) for worker in workers}
+        workers = [n for r in replicas for n in self._topology.replicas[r]]
+        nodes = {self._topology.node(worker) for worker in workers}
         given = await for_nodes(self._machines, command, nodes)
-        if not {*workers} <= self._crew.live:
+        if not {*workers} <= self._supervisor.live:
             raise WorkerError("a worker died before it could be asked")
-        answers = self._crew.expect(workers)
+        answers = self._supervisor.expect(workers)
         for worker in workers:
-            self._crew.send(worker, given[self._gangs.node(worker)])
+            self._supervisor.send(worker, given[self._topology.node(worker)])
         for done in await asyncio.gather(*answers):
             assert isinstance(done, msg.Done)
             if done.fault is not None:
@@ -363,21 +365,21 @@ class WorkerPool:
     def _dispatch(self, number: int, report: msg.Report) -> None:
         match report:
             case msg.Finished() | msg.Aborted() | msg.Failed() | msg.WeightsLoaded() | msg.Slept():
-                self._listener.engine(self._gangs.engine(number), report)
-            case msg.Carried() if self._gangs.decodes(number):
-                self._listener.engine(self._gangs.engine(number), report)
+                self._listener.engine(self._topology.engine(number), report)
+            case msg.Carried() if self._topology.decodes(number):
+                self._listener.engine(self._topology.engine(number), report)
             case msg.Carried():
-                self._listener.replica(self._gangs.replica(number), report)
+                self._listener.replica(self._topology.replica(number), report)
             case msg.Accumulated() | msg.ScoredSamples() | msg.Applied() | msg.Shared():
-                of_all = self._gangs.hear(number, self._timed(number, report))
+                of_all = self._topology.hear(number, self._timed(number, report))
                 if of_all is not None:
-                    self._listener.replica(self._gangs.replica(number), of_all)
+                    self._listener.replica(self._topology.replica(number), of_all)
             case _:
                 raise AssertionError(report)
 
     def _timed(self, number: int, report: msg.ReplicaReport) -> msg.ReplicaReport:
         """With times of the driver's clock: it took as long, and ended when it was heard."""
-        if not self._nodes[self._gangs.node(number)].elsewhere:
+        if not self._nodes[self._topology.node(number)].elsewhere:
             return report
         now = time.monotonic()
         return replace(report, start_s=now - (report.end_s - report.start_s), end_s=now)
@@ -385,9 +387,9 @@ class WorkerPool:
     def _lose(self, number: int, text: str) -> None:
         """A worker is gone, and others are of no use without it."""
         formed = [(size, engine) for engine, size in self._formed.items()]
-        workers, engines, replicas = self._gangs.without(number, formed)
-        self._crew.dismiss(workers, text)
-        self._gangs.forget(workers)
+        workers, engines, replicas = self._topology.without(number, formed)
+        self._supervisor.dismiss(workers, text)
+        self._topology.forget(workers)
         if workers & {*self._carriers}:
             self.part()
         if replicas:
@@ -398,5 +400,5 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""
-        self._crew.close()
+        self._supervisor.close()
         self._machines.close()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.policy.engines.fleet import Fleet, Layout
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.placement import Post
+from rollpacker.runtime.pool.placement import ProcessSlot
 
 _Engine = tuple[int, EngineId]
 """Devices that it spans, and its number: that of the first of the smallest that it covers."""
@@ -19,19 +19,19 @@ class Topology:
     """Workers by what they are a part of; the first of an engine, or a replica, leads it.
 
     Args:
-        posts: by number.
+        slots: by number.
     """
 
-    def __init__(self, posts: Sequence[Post] = ()) -> None:
-        self._posts = posts
+    def __init__(self, slots: Sequence[ProcessSlot] = ()) -> None:
+        self._posts = slots
         self.engines: dict[_Engine, tuple[int, ...]] = {}
         self.replicas: dict[ReplicaId, tuple[int, ...]] = {}
-        for number, post in enumerate(posts):
-            if post.engine is not None:
-                key = (post.engine.span.size, post.engine.engine)
+        for number, slot in enumerate(slots):
+            if slot.engine is not None:
+                key = (slot.engine.span.size, slot.engine.engine)
                 self.engines[key] = (*self.engines.get(key, ()), number)
-            if post.replica is not None:
-                replica = post.replica.replica
+            if slot.replica is not None:
+                replica = slot.replica.replica
                 self.replicas[replica] = (*self.replicas.get(replica, ()), number)
         self.size = min((size for size, _ in self.engines), default=1)
         """Devices of the smallest engines."""
@@ -67,7 +67,7 @@ class Topology:
         if phase == "rollout":
             leads = {part[0] for part in self.engines.values()}
             return [n for n in sorted(leads) if self._posts[n].replica is None]
-        return [n for n, post in enumerate(self._posts) if post.engine is None]
+        return [n for n, slot in enumerate(self._posts) if slot.engine is None]
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
         """Replicas all of whose workers live."""
@@ -87,7 +87,7 @@ class Topology:
 
     def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
         """What is live, by devices."""
-        of = [post.device for post in self._posts]
+        of = [slot.device for slot in self._posts]
         engines = {e: self.engines[self.size, e] for e in self.decoding(live)}
         replicas = {r: self.replicas[r] for r in self.whole(live)}
         return Fleet(

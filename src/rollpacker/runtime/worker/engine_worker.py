@@ -12,7 +12,7 @@ from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.relay import Lead, follow, join, meet
 from rollpacker.engine.requests import check_room
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.worker.weight_relay import Carrier
+from rollpacker.runtime.worker.weight_relay import WeightRelay
 from rollpacker.runtime.worker.worker import Commands, Role, Send, WorkerSpec, prepare, prepared
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class EngineWorker:
         self._asleep = resting
         self._away = False
         self._newest: msg.LoadWeights | None = None
-        self._carrier = Carrier()
+        self._carrier = WeightRelay()
         self._times = StepTimes()
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,

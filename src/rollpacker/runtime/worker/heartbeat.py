@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any
 
-from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 
 
@@ -20,7 +20,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, channel: Channel, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
+        self, channel: WorkerChannel, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
     ) -> None:
         self._channel = channel
         self._make = beat

@@ -13,7 +13,7 @@ from rollpacker.durable import disk_full
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import WeightsOut
-from rollpacker.runtime.worker.weight_relay import Carrier
+from rollpacker.runtime.worker.weight_relay import WeightRelay
 from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec, prepared
 from rollpacker.train.configured import build_trainer
 
@@ -45,7 +45,7 @@ class TrainWorker:
         self._crowded = crowded
         self._tasks: deque[msg.Accumulate] = deque()
         self._out: WeightsOut | None = None
-        self._carrier = Carrier()
+        self._carrier = WeightRelay()
         here: Commands = {
             msg.Accumulate: self._tasks.append if alone else self._accumulate,
             msg.Score: self._score,

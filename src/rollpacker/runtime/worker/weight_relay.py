@@ -18,7 +18,7 @@ _PATIENCE = timedelta(seconds=60)
 """For the others to come, and for each piece."""
 
 
-class Carrier:
+class WeightRelay:
     """Sends or receives the bytes of a file of weights, once for a node, and once over the link
     between the node that has them and the others (``plan_publish``)."""
 

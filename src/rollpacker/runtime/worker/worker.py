@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import ALONE, Span
-from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.heartbeat import Heartbeat
 
@@ -123,7 +123,7 @@ class Server:
         heartbeat_s: seconds between two signs of life.
     """
 
-    def __init__(self, channel: Channel, heartbeat_s: float) -> None:
+    def __init__(self, channel: WorkerChannel, heartbeat_s: float) -> None:
         self._channel = channel
         self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
         self._beating = Heartbeat(channel, heartbeat_s)

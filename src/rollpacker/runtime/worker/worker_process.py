@@ -7,7 +7,7 @@ import traceback
 
 from rollpacker.processes.children import keep_to_itself
 from rollpacker.processes.shield import shielded
-from rollpacker.runtime.ipc.channel import Channel
+from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.worker.colocated_worker import ColocatedWorker
@@ -17,7 +17,7 @@ from rollpacker.runtime.worker.worker import Role, Send, Server, WorkerSpec
 from rollpacker.train.base import NotFiniteError
 
 
-def main(channel: Channel, spec: WorkerSpec) -> None:
+def main(channel: WorkerChannel, spec: WorkerSpec) -> None:
     """Entry point of the process: serve until told to stop or the driver is gone."""
     environment = spec.config.environment
     if environment is not None and environment.kind == "agent":

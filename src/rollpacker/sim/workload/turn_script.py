@@ -56,7 +56,7 @@ def at_most(turns: Turns, tokens: int) -> Turns:
 
 
 @dataclass(slots=True, eq=False)
-class Course:
+class TurnScript:
     """How far an attempt has come, on whatever engine.
 
     Args:

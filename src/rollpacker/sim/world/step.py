@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.sim.workload.turn_script import Course
+from rollpacker.sim.workload.turn_script import TurnScript
 from rollpacker.sim.world.result import StepResult
 from rollpacker.sim.world.worker import StepWork
 
@@ -19,7 +19,7 @@ class SimulatedAttempt:
     prompt: PromptId
     index: int
     engine: EngineId
-    course: Course
+    course: TurnScript
     reward: float = 0.0
     decoding: bool = True
     """An engine has it, or will."""

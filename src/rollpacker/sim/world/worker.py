@@ -11,7 +11,7 @@ from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, GroupPart, Repl
 from rollpacker.sim.costs.ahead import Rule
 from rollpacker.sim.costs.costs import EngineCosts
 from rollpacker.sim.workload.sequences import ToolKv
-from rollpacker.sim.workload.turn_script import Course
+from rollpacker.sim.workload.turn_script import TurnScript
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.decoder import Decoder
 
@@ -79,7 +79,7 @@ class SimWorker:
         self._tool_kv: ToolKv = tool_kv
         self._on_ended = on_ended
         self._on_accumulated = on_accumulated
-        self._attempts: dict[AttemptId, Course] = {}
+        self._attempts: dict[AttemptId, TurnScript] = {}
         self._at_tools: set[AttemptId] = set()
         self._quiet_since: float | None = None
         self._stopping: list[AttemptId] = []
@@ -162,7 +162,7 @@ class SimWorker:
         self._told = now
         return Drafted(*(new - old for new, old in zip(now, told, strict=True)))
 
-    def submit(self, course: Course) -> None:
+    def submit(self, course: TurnScript) -> None:
         """Decode an attempt, from where it is."""
         if self.training or self._forming:
             self._inbox.append(lambda: self.submit(course))

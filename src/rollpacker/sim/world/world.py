@@ -13,7 +13,7 @@ from rollpacker.core.types import AttemptId, GroupPart, RoundKind
 from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.costs.ahead import Rule
-from rollpacker.sim.workload.turn_script import Course, at_most
+from rollpacker.sim.workload.turn_script import TurnScript, at_most
 from rollpacker.sim.workload.workload import Workload
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.decoding import SimulatedDecoding
@@ -185,7 +185,7 @@ class World:
     def _start(self, decision: do.StartAttempt) -> None:
         turns = self._workload.turns(self._now.number, decision.prompt, decision.index)
         turns = at_most(turns, self._cap)
-        course = Course(decision.attempt, decision.prompt, self._workload.prompt_tokens, turns)
+        course = TurnScript(decision.attempt, decision.prompt, self._workload.prompt_tokens, turns)
         self._now.longest_tool_s = max(self._now.longest_tool_s, course.tool_s)
         if self._now.kind is not RoundKind.LONG:
             self._true["samples"] += 1

@@ -45,7 +45,7 @@ class Submitted(Told):
     """``queued`` where it waits for nodes."""
 
 
-class Permit(Told):
+class PermitView(Told):
     """A lease of nodes for one phase."""
 
     token: int
@@ -58,7 +58,7 @@ class Permit(Told):
     """Seconds of a full lease."""
 
 
-class Move(Told):
+class MoveView(Told):
     """Where a job has to go."""
 
     id: int
@@ -72,10 +72,10 @@ class Move(Told):
 class Moving(Told):
     """In place of a permit: the job has to change nodes first."""
 
-    move: Move
+    move: MoveView
 
 
-class Beat(Told):
+class BeatAnswer(Told):
     """A lease that has its full time again."""
 
     ttl_s: float
@@ -84,7 +84,7 @@ class Beat(Told):
     """Another job has the nodes of a rollout's tail: the rest goes to a quarter of the workers."""
 
 
-class Done(Told):
+class DoneAnswer(Told):
     """A phase that is over."""
 
     job: str
@@ -108,7 +108,7 @@ class TailTold(Told):
     release_tail: bool
 
 
-class Ended(Told):
+class EndedAnswer(Told):
     """A job that is over, or will be when its permit is."""
 
     state: Literal["ended", "ending"]
@@ -160,7 +160,7 @@ class StartedProgram(Told):
     """When it may start; null while it runs, and where it does not start again."""
 
 
-class Job(Told):
+class JobView(Told):
     """A job, also one that has ended."""
 
     id: str
@@ -182,8 +182,8 @@ class Job(Told):
     group: int | None
     rollout_nodes: list[str]
     train_nodes: list[str]
-    permit: Permit | None
-    move: Move | None
+    permit: PermitView | None
+    move: MoveView | None
     program: StartedProgram | None
     """Null where agents start nothing."""
     solo_s: float
@@ -200,10 +200,10 @@ class Job(Told):
 class Jobs(Told):
     """All jobs."""
 
-    jobs: list[Job]
+    jobs: list[JobView]
 
 
-class Node(Told):
+class NodeView(Told):
     """A node; one that nobody knows has state ``unknown``."""
 
     name: str
@@ -234,7 +234,7 @@ class NodeChanged(Told):
     """On it now."""
 
 
-class NodeRemoved(Told):
+class NodeRemovedAnswer(Told):
     """A node that left the inventory."""
 
     node: str
@@ -262,7 +262,7 @@ class WantedAttempt(Told):
     """It is to end there."""
 
 
-class Alive(Told):
+class AliveAnswer(Told):
     """An agent that was heard."""
 
     ttl_s: float
@@ -271,7 +271,7 @@ class Alive(Told):
     """All that is to be there, where the agent starts programs."""
 
 
-class Printed(Told):
+class PrintedAnswer(Told):
     """What the daemon has of a log."""
 
     have: int
@@ -322,7 +322,7 @@ class TeamJobs(Told):
     waiting: int
 
 
-class Team(Told):
+class TeamView(Told):
     """What a team has of each pool, in nodes; shared ones count in part."""
 
     name: str
@@ -339,7 +339,7 @@ class Team(Told):
     """The highest of its jobs that wait."""
 
 
-class Group(Told):
+class GroupView(Told):
     """Jobs that share nodes."""
 
     id: int
@@ -367,13 +367,13 @@ class Status(Told):
     lease_s: float
     cost_per_h: Cost
     counts: dict[JobState, int]
-    nodes: list[Node]
-    teams: list[Team]
-    groups: list[Group]
+    nodes: list[NodeView]
+    teams: list[TeamView]
+    groups: list[GroupView]
     memory_cap_gb: float
-    jobs: list[Job]
+    jobs: list[JobView]
     """Live ones."""
-    ended: list[Job]
+    ended: list[JobView]
     """The last fifty."""
 
 

@@ -73,7 +73,7 @@ class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
 
 
 class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
-    """A node as its agent describes it, field by field ``Machine``; ``agent``: see ``Alive``."""
+    """A node as its agent describes it: the fields of ``Machine``; ``agent``: see ``AliveBody``."""
 
     agent: Annotated[str, Field(max_length=64)] = ""
 
@@ -92,25 +92,25 @@ class Ask(Empty):
     wait_s: float = Field(20.0, ge=0, le=60)
 
 
-class Finished(Empty):
+class FinishedBody(Empty):
     """A phase that took ``seconds`` on its nodes."""
 
     seconds: float = Field(ge=1e-6, lt=1e9)
 
 
-class Tail(Empty):
+class TailBody(Empty):
     """Of the rollout with this permit."""
 
     token: int
 
 
-class Moved(Empty):
+class MovedBody(Empty):
     """The number of the move that is done."""
 
     move: int
 
 
-class Gate(Empty):
+class GateBody(Empty):
     """Where the driver of an attempt is to be found."""
 
     host: str = Field(max_length=255)
@@ -133,7 +133,7 @@ class SeenAttempt(Empty):
     stopped: bool = False
 
 
-class Alive(Empty):
+class AliveBody(Empty):
     """A node lives; ``attempts``: what its agent has started, None where it starts nothing.
 
     ``agent``: its identity. While one is heard, another one of the same node is refused.
@@ -143,14 +143,14 @@ class Alive(Empty):
     agent: Annotated[str, Field(max_length=64)] = ""
 
 
-class Printed(Empty):
+class PrintedBody(Empty):
     """What an attempt printed from its byte ``at`` on, in base64."""
 
     at: int = Field(ge=0)
     data: str = Field(max_length=48 * 1024)
 
 
-class Failed(Empty):
+class FailedBody(Empty):
     """A node, for people: why."""
 
     reason: str = ""
@@ -163,7 +163,7 @@ class Drain(Empty):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Post:
     """A POST: its idempotency key, a fingerprint of what it asks, and who asks.
 
     Args:
@@ -184,7 +184,7 @@ class Asked:
 async def _asked(
     request: Request,
     key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
-) -> Asked:
+) -> Post:
     line = f"{request.method} {request.url.path}"
     found = asked(key, line, await request.json())
     owner = request.scope["route"].access.owner
@@ -192,15 +192,15 @@ async def _asked(
     return replace(found, by=request.scope[BY], **about)
 
 
-Key = Annotated[Asked, Depends(_asked)]
+Key = Annotated[Post, Depends(_asked)]
 
 
-def asked(key: str, line: str, body: object) -> Asked:
+def asked(key: str, line: str, body: object) -> Post:
     """A POST of ``body``; how long it may wait for its answer is not what it asks."""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "wait_s"}
     text = f"{line} {json.dumps(body, sort_keys=True)}"
-    return Asked(key, blake2b(text.encode(), digest_size=16).hexdigest())
+    return Post(key, blake2b(text.encode(), digest_size=16).hexdigest())
 
 
 def problem(errors: Sequence[Any]) -> str:

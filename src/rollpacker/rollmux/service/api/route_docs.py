@@ -62,11 +62,11 @@ SUBMIT = _route(
     "together are too few",
 )
 JOBS = _route("jobs", answers.Jobs)
-JOB = _route("jobs", answers.Job, r404=_NO_JOB)
+JOB = _route("jobs", answers.JobView, r404=_NO_JOB)
 PERMITS = _or(
     _route(
         "jobs",
-        answers.Permit | answers.Moving,
+        answers.PermitView | answers.Moving,
         r404=_NO_JOB,
         r409="`held`: another process of this job has a live permit (`token`): ask again after "
         "`ttl_s`; `superseded`: a newer request took this one's place, you are the old process: "
@@ -80,29 +80,28 @@ PERMITS = _or(
 )
 TAIL = _route("jobs", answers.TailTold, r404=_NO_JOB, r409=_LOST)
 MOVED = _route("jobs", answers.Nothing, r404=_NO_JOB, r409="another move is current: `move`")
-END = _or(
-    _route("jobs", answers.Ended, r404=_NO_JOB), 202, answers.Ended, "while a permit is out"
-)  # fmt: skip
+_ENDED = _route("jobs", answers.EndedAnswer, r404=_NO_JOB)
+END = _or(_ENDED, 202, answers.EndedAnswer, "while a permit is out")
 
 _NO_ATTEMPT = "`unknown`: no such job; `no_attempt`: no such start of its program"
-PRINTED = _route("jobs", answers.Printed, r404=_NO_ATTEMPT)
+PRINTED = _route("jobs", answers.PrintedAnswer, r404=_NO_ATTEMPT)
 LOG = _route("jobs", answers.Log, r404=_NO_ATTEMPT)
 _NO_RUN = "`unknown`: no such job; `no_attempt`: agents run nothing of it"
 GATE_OPENED = _route("jobs", answers.Nothing, r404=_NO_RUN)
-GATE = _route("jobs", bodies.Gate, r404=f"{_NO_RUN}; `no_gate`: not yet")
+GATE = _route("jobs", bodies.GateBody, r404=f"{_NO_RUN}; `no_gate`: not yet")
 
-HEARTBEAT = _route("permits", answers.Beat, r404=_NO_PERMIT, r409=_LOST)
-FINISH = _route("permits", answers.Done, r404=_NO_PERMIT, r409=_LOST)
+HEARTBEAT = _route("permits", answers.BeatAnswer, r404=_NO_PERMIT, r409=_LOST)
+FINISH = _route("permits", answers.DoneAnswer, r404=_NO_PERMIT, r409=_LOST)
 ABANDON = _route("permits", answers.GivenBack, r404=_NO_PERMIT, r409=_LOST)
 
-NODE = _route("nodes", answers.Node)
+NODE = _route("nodes", answers.NodeView)
 REGISTER = _route("nodes", answers.Registered, r409=f"`cloud`: nodes are not named here; {_TAKEN}")
 CLOSE = _route("nodes", answers.NodeChanged, r404=_NO_NODE)
 OPEN = _route("nodes", answers.NodeChanged, r404=_NO_NODE, r409="`failed`: its agent has to report")
-REMOVE = _route("nodes", answers.NodeRemoved, r404=_NO_NODE, r409="`used`: jobs are on it")
+REMOVE = _route("nodes", answers.NodeRemovedAnswer, r404=_NO_NODE, r409="`used`: jobs are on it")
 NODE_BEAT = _route(
     "nodes",
-    answers.Alive,
+    answers.AliveAnswer,
     r404=_NOT_HERE,
     r409=_TAKEN,
     r410="`failed`: stop its processes; a cloud's name is never used again, a named node may "

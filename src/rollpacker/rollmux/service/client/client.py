@@ -99,7 +99,7 @@ class MuxClient(DaemonLink):
         """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
         self.call("POST", "/v1/jobs", plain(spec), new_key())
 
-    def job(self, job: str) -> answers.Job:
+    def job(self, job: str) -> answers.JobView:
         """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
         return self.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
 
@@ -123,7 +123,7 @@ class MuxClient(DaemonLink):
         """
         body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
-        answer: answers.Permit | answers.Moving | None
+        answer: answers.PermitView | answers.Moving | None
         sent, answer = self.call("POST", path, body, key, wait_s=wait_s)
         if not answer:
             return None
@@ -144,7 +144,7 @@ class MuxClient(DaemonLink):
             The new ``stop_at``, and whether another job has the nodes of a rollout's tail.
         """
         patience = permit.stop_at - time.monotonic()
-        answer: answers.Beat
+        answer: answers.BeatAnswer
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
         return sent + SAFE_SHARE * answer["ttl_s"], answer["release_tail"]
 
@@ -161,7 +161,7 @@ class MuxClient(DaemonLink):
         except MuxError as error:
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
-    def finish(self, permit: PhasePermit, seconds: float, key: str) -> answers.Done:
+    def finish(self, permit: PhasePermit, seconds: float, key: str) -> answers.DoneAnswer:
         """The phase is over; ``seconds`` is what it took alone. Raises ``LeaseLostError``."""
         return self._for_permit(permit, "finish", {"seconds": seconds}, None, key)[1]
 
@@ -189,7 +189,7 @@ class MuxClient(DaemonLink):
         *,
         agent: str = "",
         patience_s: float | None = None,
-    ) -> tuple[float, answers.Alive]:
+    ) -> tuple[float, answers.AliveAnswer]:
         """Report a node, with the programs that are there where its agent starts some.
 
         Args:
@@ -211,7 +211,7 @@ class MuxClient(DaemonLink):
         whether it takes no more."""
         path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
         body = {"at": at, "data": base64.b64encode(data).decode()}
-        answer: answers.Printed
+        answer: answers.PrintedAnswer
         _, answer = self.call("POST", path, body, new_key(), patience_s=patience_s)
         return answer["have"], answer["full"]
 
@@ -250,7 +250,7 @@ class MuxClient(DaemonLink):
         _, answer = self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)
         return answer["ttl_s"]
 
-    def node(self, node: str) -> answers.Node:
+    def node(self, node: str) -> answers.NodeView:
         """The daemon's view of a node."""
         return self.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
 

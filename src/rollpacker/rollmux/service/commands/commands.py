@@ -1,4 +1,4 @@
-"""What each request does: checked against the brain first, then recorded."""
+"""What each request does: checked against the state first, then recorded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
 from rollpacker.rollmux.service.api import answers, bodies
-from rollpacker.rollmux.service.api.bodies import Asked
+from rollpacker.rollmux.service.api.bodies import Post
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.commands.writer import Answer, Outcome, Wait
+from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet, Outcome
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.records import JobRecord, Lease
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
@@ -30,7 +30,7 @@ _SHORTEST_S = 1e-3
 """Of a phase: forecasts tell times apart."""
 
 
-def once(core: TransactionLog, request: Asked, act: Callable[[], Outcome]) -> Outcome:
+def once(core: TransactionLog, request: Post, act: Callable[[], Outcome]) -> Outcome:
     """Carry out a request unless its key is known: then it gets the answer of the first time."""
     own_job(core, request)
     entry = core.find(request.key)
@@ -44,42 +44,45 @@ def once(core: TransactionLog, request: Asked, act: Callable[[], Outcome]) -> Ou
     return Answer(entry.status, loads(entry.answer))
 
 
-def own_job(core: TransactionLog, request: Asked) -> None:
+def own_job(core: TransactionLog, request: Post) -> None:
     """Raises ``Refused`` where the job is of a team that is not the sender's."""
-    name, lease = request.job, core.brain.leases.get(-1 if request.token is None else request.token)
-    record = core.brain.jobs.get((lease.job if lease else "") if name is None else name)
+    name, lease = (
+        request.job,
+        core.leased.leases.get(-1 if request.token is None else request.token),
+    )
+    record = core.leased.jobs.get((lease.job if lease else "") if name is None else name)
     if record is not None:
         own_team(request, record.spec.team)
 
 
-def own_team(request: Asked, team: str) -> None:
+def own_team(request: Post, team: str) -> None:
     """Raises ``Refused`` where the sender's token is for another team."""
     if not request.by.may_touch(team):
         text = f"the token of {request.by} is not for jobs of team {team!r}"
         raise Refused(403, text, code="forbidden")
 
 
-def submit(core: TransactionLog, request: Asked, body: bodies.NewJob) -> Outcome:
+def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
     spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
     own_team(request, spec.team)
-    if spec.id in core.brain.jobs:
-        over = core.brain.jobs[spec.id].ended is not None
+    if spec.id in core.leased.jobs:
+        over = core.leased.jobs[spec.id].ended is not None
         text = (
             f"was a job {spec.id}: ids are not used again"
             if over
             else f"is a job {spec.id} already"
         )
         raise Refused(409, f"id: there {text}", code="exists")
-    if core.brain.draining:
+    if core.leased.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
-    seq = core.brain.seq + 1
-    never = why_never(core.brain.scheduler.cluster.inventory, Job(spec, core.now()))
+    seq = core.leased.seq + 1
+    never = why_never(core.leased.scheduler.cluster.inventory, Job(spec, core.now()))
     if never is not None and spec.too_large == "refuse":
         raise Refused(409, f"job {spec.id}: {never}", code="too_large")
 
     def told() -> answers.Submitted:
-        return {"id": spec.id, "seq": seq, "state": core.brain.state(spec.id)}
+        return {"id": spec.id, "seq": seq, "state": core.leased.state(spec.id)}
 
     answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
     if program is not None:
@@ -119,15 +122,15 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     return spec
 
 
-def permit(core: TransactionLog, request: Asked, job: str, phase: Phase) -> Outcome:
+def permit(core: TransactionLog, request: Post, job: str, phase: Phase) -> Outcome:
     """Ask for a permit."""
     record = job_record(core, job)
     if record.ended is not None or record.ending:
-        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+        raise Refused(409, f"job {job} is {core.leased.state(job)}", code="ended")
     if record.move is not None:
         return Answer(200, move_body(record))
     if record.token is not None:
-        lease = core.brain.leases[record.token]
+        lease = core.leased.leases[record.token]
         left = _left(core, lease)
         raise Refused(
             409,
@@ -136,7 +139,7 @@ def permit(core: TransactionLog, request: Asked, job: str, phase: Phase) -> Outc
             token=lease.token,
             ttl_s=left,
         )
-    wanted = core.brain.next_phase(job)
+    wanted = core.leased.next_phase(job)
     if wanted is None:
         raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
     if phase != wanted:
@@ -147,27 +150,27 @@ def permit(core: TransactionLog, request: Asked, job: str, phase: Phase) -> Outc
 
 def poll(core: TransactionLog, job: str, key: str) -> Outcome:
     """What became of a recorded permit request."""
-    record = core.brain.jobs[job]
+    record = core.leased.jobs[job]
     if record.ended is not None or record.ending:
-        raise Refused(409, f"job {job} is {core.brain.state(job)}", code="ended")
+        raise Refused(409, f"job {job} is {core.leased.state(job)}", code="ended")
     if record.move is not None:
         return Answer(200, move_body(record))
     if record.request == key:
-        return Wait(job, key)
-    lease = None if record.token is None else core.brain.leases[record.token]
+        return NoPermitYet(job, key)
+    lease = None if record.token is None else core.leased.leases[record.token]
     if lease is not None and lease.key == key:
-        return Wait(job, key) if lease.fenced else Answer(200, permit_body(core, lease))
+        return NoPermitYet(job, key) if lease.fenced else Answer(200, permit_body(core, lease))
     if lease is not None or record.request is not None:
         raise Refused(409, "a newer request took this one's place", code="superseded")
     raise Refused(
         409,
         "the permit of this request is over: ask with a new Idempotency-Key",
         code="over",
-        next=core.brain.next_phase(job),
+        next=core.leased.next_phase(job),
     )
 
 
-def permit_body(core: TransactionLog, lease: Lease) -> answers.Permit:
+def permit_body(core: TransactionLog, lease: Lease) -> answers.PermitView:
     """A permit, with what is left of it now."""
     return {
         "token": lease.token,
@@ -197,45 +200,45 @@ def _left(core: TransactionLog, lease: Lease) -> float:
     return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
 
 
-def heartbeat(core: TransactionLog, token: int, request: Asked) -> Outcome:
+def heartbeat(core: TransactionLog, token: int, request: Post) -> Outcome:
     """Give a lease its full time again; a repeated key does not."""
     own_job(core, request)
     lease = _lease(core, token)
     if lease.beat != request.key:
         lease.deadline, lease.beat = core.now() + core.ttl, request.key
     left = _left(core, lease)
-    beat = answers.Beat(ttl_s=left, lease_s=core.ttl, release_tail=lease.tail)
+    beat = answers.BeatAnswer(ttl_s=left, lease_s=core.ttl, release_tail=lease.tail)
     return Answer(200, beat)
 
 
-def finish(core: TransactionLog, request: Asked, token: int, body: bodies.Finished) -> Outcome:
+def finish(core: TransactionLog, request: Post, token: int, body: bodies.FinishedBody) -> Outcome:
     """A phase is over."""
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
 
-    def answer() -> answers.Done:
-        done = core.brain.jobs[job].done
-        return {"job": job, "phase": phase, "done": done, "next": core.brain.next_phase(job)}
+    def answer() -> answers.DoneAnswer:
+        done = core.leased.jobs[job].done
+        return {"job": job, "phase": phase, "done": done, "next": core.leased.next_phase(job)}
 
-    gang = core.brain.jobs[job].spec.gangs[POOL_NAMES.index(phase)]
+    gang = core.leased.jobs[job].spec.gangs[POOL_NAMES.index(phase)]
     # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
     alone = body.seconds * len(lease.nodes) / gang
     event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
     return recorded(core, request, event, answer)
 
 
-def abandon(core: TransactionLog, request: Asked, token: int) -> Outcome:
+def abandon(core: TransactionLog, request: Post, token: int) -> Outcome:
     """A phase was given up: it has to be asked for again."""
     lease = _over_if_fenced(core, token)
     job = lease.job
 
     def answer() -> answers.GivenBack:
-        return {"job": job, "next": core.brain.next_phase(job)}
+        return {"job": job, "next": core.leased.next_phase(job)}
 
     return recorded(core, request, ev.PermitLost(job=job, token=token), answer)
 
 
-def tail(core: TransactionLog, request: Asked, job: str, body: bodies.Tail) -> Outcome:
+def tail(core: TransactionLog, request: Post, job: str, body: bodies.TailBody) -> Outcome:
     """Most responses of a running rollout are there."""
     record, token = job_record(core, job), body.token
     lease = _lease(core, token)
@@ -248,7 +251,7 @@ def tail(core: TransactionLog, request: Asked, job: str, body: bodies.Tail) -> O
     return recorded(core, request, ev.TailReached(job=job), answer)
 
 
-def moved(core: TransactionLog, request: Asked, job: str, body: bodies.Moved) -> Outcome:
+def moved(core: TransactionLog, request: Post, job: str, body: bodies.MovedBody) -> Outcome:
     """A job is loaded on its new nodes."""
     record = job_record(core, job)
     if record.move is None or record.move.id != body.move:
@@ -257,12 +260,12 @@ def moved(core: TransactionLog, request: Asked, job: str, body: bodies.Moved) ->
     return recorded(core, request, ev.MoveFinished(job=job), answers.Nothing)
 
 
-def end(core: TransactionLog, request: Asked, job: str) -> Outcome:
+def end(core: TransactionLog, request: Post, job: str) -> Outcome:
     """A job is done, or cancelled."""
     record = job_record(core, job)
-    told, status = answers.Ended(state="ended"), 200
+    told, status = answers.EndedAnswer(state="ended"), 200
     if record.ending or (record.ended is None and record.token is not None):
-        told, status = answers.Ended(state="ending"), 202
+        told, status = answers.EndedAnswer(state="ending"), 202
     if record.ended is not None or record.ending:
         return Answer(status, told)
     return recorded(core, request, the_end(record), lambda: told, status=status)
@@ -275,18 +278,18 @@ def the_end(record: JobRecord) -> daemon_events.Recorded:
     return daemon_events.EndFenced(job=record.spec.id, token=record.token)
 
 
-def drain(core: TransactionLog, request: Asked, body: bodies.Drain) -> Outcome:
+def drain(core: TransactionLog, request: Post, body: bodies.Drain) -> Outcome:
     """Turn new jobs away, or no longer."""
 
     def answer() -> answers.Drained:
-        return {"draining": body.draining, "jobs": len(core.brain.scheduler.cluster.jobs)}
+        return {"draining": body.draining, "jobs": len(core.leased.scheduler.cluster.jobs)}
 
     return recorded(core, request, daemon_events.DrainSet(draining=body.draining), answer)
 
 
 def recorded(
     core: TransactionLog,
-    request: Asked,
+    request: Post,
     event: daemon_events.Recorded,
     answer: Callable[[], Mapping[str, Any]],
     status: int = 200,
@@ -298,16 +301,16 @@ def recorded(
 
 def job_record(core: TransactionLog, job: str) -> JobRecord:
     """What is known of a job. Raises ``Refused`` where there is none."""
-    record = core.brain.jobs.get(job)
+    record = core.leased.jobs.get(job)
     if record is None:
         raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
     return record
 
 
 def _lease(core: TransactionLog, token: int) -> Lease:
-    lease = core.brain.leases.get(token)
+    lease = core.leased.leases.get(token)
     if lease is None or lease.fenced:
-        if lease is None and token >= core.brain.issued:
+        if lease is None and token >= core.leased.issued:
             raise Refused(404, f"there is no permit {token}", code="unknown")
         raise Refused(409, f"permit {token} is lost: stop, then ask again", code="lost")
     return lease
@@ -315,8 +318,8 @@ def _lease(core: TransactionLog, token: int) -> Lease:
 
 def _over_if_fenced(core: TransactionLog, token: int) -> Lease:
     """The lease of a permit whose holder stops now; what waited for it goes on at once."""
-    lease = core.brain.leases.get(token)
+    lease = core.leased.leases.get(token)
     if lease is not None and lease.fenced:
-        core.brain.over(token)
+        core.leased.over(token)
         core.release_fences(token)
     return _lease(core, token)

@@ -10,7 +10,7 @@ from rollpacker.core.codec import dumps, loads, plain
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
 from rollpacker.rollmux.service.api import answers, bodies
-from rollpacker.rollmux.service.api.bodies import Asked
+from rollpacker.rollmux.service.api.bodies import Post
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands.commands import recorded, the_end
 from rollpacker.rollmux.service.commands.writer import Answer, Outcome
@@ -23,7 +23,7 @@ _ROUNDED = 0.97
 """A node may report so much of what the inventory says: firmware and kernel take some."""
 
 
-def register(core: TransactionLog, request: Asked, body: bodies.NewNode) -> Outcome:
+def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outcome:
     """A node's agent says what the node is; what is less than the inventory says is set aside."""
     try:
         machine = Machine(**body.model_dump(exclude={"agent"}))
@@ -36,10 +36,10 @@ def register(core: TransactionLog, request: Asked, body: bodies.NewNode) -> Outc
             409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
         )
     _only_agent(core, machine.name, body.agent)
-    slot = core.brain.slots.get(machine.name)
+    slot = core.leased.slots.get(machine.name)
     if slot is None or slot.status == "down":
         core.record(ev.NodeJoined(machine=machine if slot is None else slot.machine))
-        slot = core.brain.slots[machine.name]
+        slot = core.leased.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
     told = answers.Registered(status=slot.status, ttl_s=core.ttl)
@@ -49,9 +49,9 @@ def register(core: TransactionLog, request: Asked, body: bodies.NewNode) -> Outc
 
 def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
     """Raises ``Refused`` where another one is heard: both would start the same programs."""
-    if (known := core.brain.agent(node)) in (None, "", agent):
+    if (known := core.leased.agent(node)) in (None, "", agent):
         return
-    ago = core.now() - core.brain.agents[node]
+    ago = core.now() - core.leased.agents[node]
     text = (
         f"node {node[:64]}: another agent reports it, last {ago:.1f} s ago: stop one of them, or "
         "give it a --node of its own"
@@ -72,55 +72,57 @@ def _lacks(listed: Machine, reported: Machine) -> str:
     return f"its agent reports {' and '.join(found)}" if found else ""
 
 
-def node_closed(core: TransactionLog, request: Asked, node: str, body: bodies.Closed) -> Outcome:
+def node_closed(core: TransactionLog, request: Post, node: str, body: bodies.Closed) -> Outcome:
     """Nothing new comes to a node; a drained one is emptied too."""
     _named(core, node)
     event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
     return recorded(core, request, event, lambda: _on(core, node))
 
 
-def node_opened(core: TransactionLog, request: Asked, node: str) -> Outcome:
+def node_opened(core: TransactionLog, request: Post, node: str) -> Outcome:
     """A node is used again."""
     if _named(core, node).status == "down":
         raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
     return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
 
 
-def node_removed(core: TransactionLog, request: Asked, node: str) -> Outcome:
+def node_removed(core: TransactionLog, request: Post, node: str) -> Outcome:
     """A node leaves the inventory."""
     if _named(core, node).used:
         raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
-    if jobs := core.brain.programs.on(node):
+    if jobs := core.leased.programs.on(node):
         text = f"node {node}: the program of job {jobs[0]} is about to end there"
         raise Refused(409, text, code="used")
-    told = answers.NodeRemoved(node=node)
+    told = answers.NodeRemovedAnswer(node=node)
     return recorded(core, request, ev.NodeRemoved(node=node), lambda: told)
 
 
 def _on(core: TransactionLog, node: str) -> answers.NodeChanged:
-    held = core.brain.scheduler.cluster.nodes.get(node)
+    held = core.leased.scheduler.cluster.nodes.get(node)
     jobs = [] if held is None else sorted(held.pins)
-    return {"node": node, "status": core.brain.slots[node].status, "jobs": jobs}
+    return {"node": node, "status": core.leased.slots[node].status, "jobs": jobs}
 
 
 def _named(core: TransactionLog, node: str) -> Slot:
-    slot = core.brain.slots.get(node)
+    slot = core.leased.slots.get(node)
     if slot is None:
         raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unknown")
     return slot
 
 
-def node_heartbeat(core: TransactionLog, request: Asked, node: str, body: bodies.Alive) -> Outcome:
+def node_heartbeat(
+    core: TransactionLog, request: Post, node: str, body: bodies.AliveBody
+) -> Outcome:
     """A node's agent lives, and is told which programs belong there."""
     _node(core, node)
     _only_agent(core, node, body.agent)
-    told: answers.Alive = {"ttl_s": core.ttl}
+    told: answers.AliveAnswer = {"ttl_s": core.ttl}
     if body.attempts is not None:
         told["attempts"] = settled(core, node, body.attempts)
-    if core.brain.agent(node) != body.agent:
+    if core.leased.agent(node) != body.agent:
         note = daemon_events.AgentJoined(node=node, agent=body.agent)
         return recorded(core, request, note, lambda: told)
-    core.brain.agents[node] = core.now()
+    core.leased.agents[node] = core.now()
     return Answer(200, told)
 
 
@@ -128,37 +130,37 @@ def settled(
     core: TransactionLog, node: str, seen: Sequence[bodies.SeenAttempt]
 ) -> list[answers.WantedAttempt]:
     """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
-    brain = core.brain
+    leased = core.leased
     for each in seen:
         if each.code is not None:
             _seen_end(core, node, each, each.code)
-    held = brain.scheduler.cluster.nodes.get(node)
+    held = leased.scheduler.cluster.nodes.get(node)
     for job in sorted(held.pins) if held is not None else ():
-        started = brain.jobs[job].program
+        started = leased.jobs[job].program
         ready_at = None if started is None else started.ready_at()
         if started is None or ready_at is None or ready_at > core.now():
             continue
-        if brain.lead(job) == node:
+        if leased.lead(job) == node:
             last = started.attempts[-1].number if started.attempts else 0
-            _, *others = brain.gang(job)
+            _, *others = leased.gang(job)
             begun = daemon_events.AttemptBegun(
                 job=job, number=last + 1, node=node, members=(*others,)
             )
             core.record(begun)
-    told = (_told(core, brain.jobs[job], node) for job in brain.programs.on(node))
+    told = (_told(core, leased.jobs[job], node) for job in leased.programs.on(node))
     return [each for each in told if each is not None]
 
 
 def _seen_end(core: TransactionLog, node: str, seen: bodies.SeenAttempt, code: int) -> None:
     """A process of an attempt is over; the driver's is the attempt's own."""
-    record = core.brain.jobs.get(seen.job)
+    record = core.leased.jobs.get(seen.job)
     running = None if record is None else record.running
     if running is None or running.number != seen.number:
         return
     if node == running.node:
         # Its job may be back here by now.
         stopped = seen.stopped and not running.broken
-        told = stopped or core.brain.gang(seen.job) != running.nodes
+        told = stopped or core.leased.gang(seen.job) != running.nodes
         _ended(core, seen.job, code, told=told)
     elif node in running.members and code and not running.broken:
         core.record(daemon_events.MemberFailed(job=seen.job, node=node, code=code))
@@ -184,7 +186,7 @@ def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.Wante
     running, program = started.running, started.program
     if node != running.node:
         program = replace(program, command=program.members)
-    ends = running.broken or core.brain.gang(record.spec.id) != running.nodes
+    ends = running.broken or core.leased.gang(record.spec.id) != running.nodes
     return {
         "job": record.spec.id,
         "number": running.number,
@@ -198,21 +200,21 @@ def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.Wante
 def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
     """A program is over; where it does not start again, so is its job."""
     core.record(daemon_events.AttemptEnded(job=job, code=code, told=told))
-    record = core.brain.jobs[job]
+    record = core.leased.jobs[job]
     over = record.program is not None and record.program.outcome
     if over and record.ended is None and not record.ending:
         core.record(the_end(record))
 
 
-def node_failed(core: TransactionLog, request: Asked, node: str) -> Outcome:
+def node_failed(core: TransactionLog, request: Post, node: str) -> Outcome:
     """A node is gone with all that was on it."""
-    if node in core.brain.failed:
+    if node in core.leased.failed:
         return Answer(200, answers.NodeGone(state="failed", jobs=[]))
     _node(core, node, failing_too=True)
-    jobs = core.brain.hit_by(node)
+    jobs = core.leased.hit_by(node)
 
     def answer() -> answers.NodeGone:
-        state = "failed" if node in core.brain.failed else "failing"
+        state = "failed" if node in core.leased.failed else "failing"
         return {"state": state, "jobs": jobs}
 
     entry = core.fail_node(node, **request.known(), answer=answer)
@@ -222,11 +224,11 @@ def node_failed(core: TransactionLog, request: Asked, node: str) -> Outcome:
 
 
 def _node(core: TransactionLog, node: str, failing_too: bool = False) -> None:
-    brain = core.brain
-    failing = any(fence.node == node for fence in brain.fences)
-    if node in brain.failed or (failing and not failing_too):
+    leased = core.leased
+    failing = any(fence.node == node for fence in leased.fences)
+    if node in leased.failed or (failing and not failing_too):
         raise Refused(410, f"node {node[:64]} has failed", code="failed")
-    if not (node in brain.slots or brain.needs(node)):
+    if not (node in leased.slots or leased.needs(node)):
         if core.settings.nodes == "named":
             raise Refused(404, f"the inventory has no node {node[:64]!r}", code="unlisted")
         raise Refused(404, f"there is no node {node[:64]!r} in use", code="unknown")

@@ -32,14 +32,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NoPermitYet:
     """There is no permit yet."""
 
     job: str
     key: str
 
 
-Outcome = Answer | Wait
+Outcome = Answer | NoPermitYet
 Command = Callable[[TransactionLog], Outcome]
 Poll = Callable[[TransactionLog, str, str], Outcome]
 """Asks again for a job's request, by its key; may raise ``Refused``."""
@@ -233,7 +233,7 @@ class Writer:
     def _expire(self) -> None:
         looked, self._looked = self._looked, time.monotonic()
         if self._looked - looked > 2 * self.core.ttl / _LOOKS:
-            self.core.brain.renew_agents(self.core.now())
+            self.core.leased.renew_agents(self.core.now())
         try:
             self.core.expire()
         except (UnavailableError, StoreError):
@@ -252,7 +252,7 @@ class Writer:
         self.core.keep_times(before, max(self.core.now() - began, 0.0))
 
     def _outcome(self, call: _Call) -> Outcome | Refused:
-        seq = self.core.brain.seq
+        seq = self.core.leased.seq
         try:
             return call.command(self.core)
         except Refused as refused:
@@ -260,7 +260,7 @@ class Writer:
         except (Poisoned, UnavailableError, StoreError):
             raise
         except Exception as error:
-            if self.core.brain.seq != seq:
+            if self.core.leased.seq != seq:
                 raise Poisoned(f"{type(error).__name__}: {error}") from error
             return self._failed(error)
 
@@ -285,7 +285,7 @@ class Writer:
 
     def _settle(self, outcomes: list[tuple[_Call, Outcome | Refused]]) -> None:
         for call, outcome in outcomes:
-            if not isinstance(outcome, Wait):
+            if not isinstance(outcome, NoPermitYet):
                 self._results.append((call.future, outcome))
                 continue
             waiting = self._waiting.setdefault(outcome.job, {})
@@ -296,13 +296,13 @@ class Writer:
 
     def _answer_waiting(self) -> None:
         """Ask again for those whose jobs something happened to; only after the commit."""
-        touched = self.core.brain.touched
+        touched = self.core.leased.touched
         for job in touched & self._waiting.keys():
             for key, call in list(self._waiting[job].items()):
                 outcome = self._polled(job, key)
-                if not isinstance(outcome, Wait) or call.future.done():
+                if not isinstance(outcome, NoPermitYet) or call.future.done():
                     del self._waiting[job][key]
-                if not isinstance(outcome, Wait):
+                if not isinstance(outcome, NoPermitYet):
                     self._results.append((call.future, outcome))
             if not self._waiting[job]:
                 del self._waiting[job]
@@ -342,7 +342,7 @@ class Writer:
         before.store.close()
         self.core = self._timed_open()
         self.core.follow(before)
-        self.core.brain.touched.update(self._waiting)
+        self.core.leased.touched.update(self._waiting)
 
     def _deliver(self) -> None:
         results, self._results = self._results, []

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api import route_docs as docs
-from rollpacker.rollmux.service.api.bodies import Asked, Key
+from rollpacker.rollmux.service.api.bodies import Key, Post
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands import commands, node_commands
@@ -31,7 +31,12 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-_EMPTY, _WHY, _DRAIN, _ALIVE = bodies.Empty(), bodies.Failed(), bodies.Drain(), bodies.Alive()
+_EMPTY, _WHY, _DRAIN, _ALIVE = (
+    bodies.Empty(),
+    bodies.FailedBody(),
+    bodies.Drain(),
+    bodies.AliveBody(),
+)
 
 
 def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
@@ -84,7 +89,7 @@ def _add_errors(app: FastAPI) -> None:
 
 async def _post(
     writer: Writer,
-    asked: Asked,
+    asked: Post,
     act: Callable[..., Outcome],
     *what: object,
     wait_s: float | None = None,
@@ -127,12 +132,12 @@ def _add_jobs(app: FastAPI, writer: Writer) -> None:
         return await post(asked, commands.permit, job, body.phase, wait_s=wait_s)
 
     @app.post("/v1/jobs/{job}/tail", **docs.TAIL)
-    async def tail(job: str, body: bodies.Tail, asked: Key) -> Response:
+    async def tail(job: str, body: bodies.TailBody, asked: Key) -> Response:
         """About 80% of the responses of the running rollout are done."""
         return await post(asked, commands.tail, job, body)
 
     @app.post("/v1/jobs/{job}/moved", **docs.MOVED)
-    async def moved(job: str, body: bodies.Moved, asked: Key) -> Response:
+    async def moved(job: str, body: bodies.MovedBody, asked: Key) -> Response:
         """The state is loaded on the new nodes."""
         return await post(asked, commands.moved, job, body)
 
@@ -156,7 +161,7 @@ def _add_permits(app: FastAPI, writer: Writer) -> None:
         return answered(answer.status, answer.body)
 
     @app.post("/v1/permits/{token}/finish", **docs.FINISH)
-    async def finish(token: int, body: bodies.Finished, asked: Key) -> Response:
+    async def finish(token: int, body: bodies.FinishedBody, asked: Key) -> Response:
         """The phase is over."""
         return await post(asked, commands.finish, token, body)
 
@@ -202,7 +207,7 @@ def _add_nodes(app: FastAPI, writer: Writer) -> None:
         return await post(asked, node_commands.node_removed, node)
 
     @app.post("/v1/nodes/{node}/heartbeat", **docs.NODE_BEAT)
-    async def heartbeat(node: str, asked: Key, body: bodies.Alive = _ALIVE) -> Response:
+    async def heartbeat(node: str, asked: Key, body: bodies.AliveBody = _ALIVE) -> Response:
         """The node's agent lives; once it has reported, its silence is a failure.
 
         Where it starts programs it is told which belong there.
@@ -210,7 +215,7 @@ def _add_nodes(app: FastAPI, writer: Writer) -> None:
         return await post(asked, node_commands.node_heartbeat, node, body)
 
     @app.post("/v1/nodes/{node}/failed", **docs.FAILED)
-    async def failed(node: str, asked: Key, _: bodies.Failed = _WHY) -> Response:
+    async def failed(node: str, asked: Key, _: bodies.FailedBody = _WHY) -> Response:
         """The node is gone with all that was on it."""
         return await post(asked, node_commands.node_failed, node)
 

@@ -25,7 +25,7 @@ def add(app: FastAPI, writer: Writer) -> None:
     gates: dict[str, tuple[int, dict[str, Any]]] = {}
 
     @app.post("/v1/jobs/{job}/gate", **docs.GATE_OPENED)
-    async def opened(job: str, body: bodies.Gate, asked: bodies.Key) -> Response:
+    async def opened(job: str, body: bodies.GateBody, asked: bodies.Key) -> Response:
         """The driver of a job's running attempt says where its other processes find it."""
 
         def running(core: TransactionLog) -> ProgramRun:

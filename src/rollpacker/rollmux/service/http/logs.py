@@ -67,7 +67,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
     """The routes."""
 
     @app.post("/v1/jobs/{job}/attempts/{number}/log", **docs.PRINTED)
-    async def printed(job: str, number: int, body: bodies.Printed, _: bodies.Key) -> Response:
+    async def printed(job: str, number: int, body: bodies.PrintedBody, _: bodies.Key) -> Response:
         """What a program printed, from its agent; what is there already is taken once."""
         await writer.read(lambda core: _attempt(core, job, number))
         try:
@@ -75,7 +75,7 @@ def add(app: FastAPI, writer: Writer, logs: Logs) -> None:
         except binascii.Error as error:
             raise Refused(400, f"data: no base64: {error}") from error
         have = logs.add(job, number, body.at, data)
-        return answered(200, answers.Printed(have=have, full=have >= MOST))
+        return answered(200, answers.PrintedAnswer(have=have, full=have >= MOST))
 
     @app.get("/v1/jobs/{job}/log", **docs.LOG)
     async def log(

@@ -57,7 +57,7 @@ class _Look:
             self.found = found
 
 
-class Lookout:
+class Forecaster:
     """Is asked by one thread only, which never waits for a run.
 
     Args:
@@ -114,7 +114,7 @@ class Lookout:
         request = asked(scheduler, now, self._number)
         self._running = _Look(self._ahead, request, now, nodes)
         self._number += 1
-        Thread(target=self._running.run, name="mux-lookout", daemon=True).start()
+        Thread(target=self._running.run, name="mux-forecaster", daemon=True).start()
 
     def _knows(self, nodes: frozenset[str]) -> bool:
         """Whether any run knows that these are open."""

@@ -1,4 +1,4 @@
-"""The brain at a start: from the newest good snapshot and the entries after it, or from all."""
+"""The scheduler at a start: from the newest good snapshot and the entries after it, or from all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ContradictionError(StoreError):
 
 @dataclass(slots=True)
 class Recovered:
-    """A brain, and how it came to be.
+    """A leased scheduler, and how it came to be.
 
     Args:
         digest: of the last entry.
@@ -34,7 +34,7 @@ class Recovered:
         worked_s: seconds that this took.
     """
 
-    brain: LeasedScheduler
+    leased: LeasedScheduler
     digest: str = ""
     base: StoredSnapshot | None = None
     counted: int = 0
@@ -43,7 +43,7 @@ class Recovered:
 
 
 def recover(store: Store, settings: Settings, ttl: float, saved: Mapping[str, str]) -> Recovered:
-    """The brain that the store's entries lead to, by as little reading as will do.
+    """The scheduler that the store's entries lead to, by as little reading as will do.
 
     A snapshot that is no good, or that entries after it contradict, is passed over for the one
     before it, and at last for the whole log.
@@ -85,10 +85,10 @@ def _restored(store: Store, snapshot: StoredSnapshot, settings: Settings, ttl: f
         raise _PassedOverError(why)
     try:
         state = state_record.decode(snapshot.state)
-        brain = state_record.restored(state, ended_before(store, snapshot), settings, ttl)
+        leased = state_record.restored(state, ended_before(store, snapshot), settings, ttl)
     except (ValueError, LookupError, StoreError) as error:
         raise _PassedOverError(f"{type(error).__name__}: {error}") from error
-    return Recovered(brain, snapshot.digest, snapshot, len(brain.ended))
+    return Recovered(leased, snapshot.digest, snapshot, len(leased.ended))
 
 
 def _replayed(
@@ -98,25 +98,25 @@ def _replayed(
     snapshots: Mapping[int, StoredSnapshot] | None = None,
 ) -> Recovered:
     """With the entries after it, and each decision compared."""
-    began, brain = time.perf_counter(), found.brain
-    for entry in chained(store.entries(brain.seq), found.digest, brain.seq):
-        _apply(brain, entry, saved)
+    began, leased = time.perf_counter(), found.leased
+    for entry in chained(store.entries(leased.seq), found.digest, leased.seq):
+        _apply(leased, entry, saved)
         found.digest = entry.digest
         found.replayed += 1
         if snapshots and entry.seq in snapshots:
-            _compare(store, snapshots[entry.seq], brain)
-    live = {token: lease.job for token, lease in brain.leases.items()}
+            _compare(store, snapshots[entry.seq], leased)
+    live = {token: lease.job for token, lease in leased.leases.items()}
     if live != store.live():
         raise ContradictionError("the permits in the database are not those of its entries")
-    brain.touched.clear()
+    leased.touched.clear()
     found.worked_s = time.perf_counter() - began
     return found
 
 
-def _apply(brain: LeasedScheduler, entry: Entry, saved: Mapping[str, str]) -> None:
+def _apply(leased: LeasedScheduler, entry: Entry, saved: Mapping[str, str]) -> None:
     event = daemon_events.decode(entry.event)
     try:
-        effects = brain.apply(entry.seq, entry.t, event, entry.key)
+        effects = leased.apply(entry.seq, entry.t, event, entry.key)
         made = daemon_events.encode(effects.decisions)
         same = loads(made) == loads(entry.decisions)
     except Exception as error:
@@ -131,8 +131,8 @@ def _apply(brain: LeasedScheduler, entry: Entry, saved: Mapping[str, str]) -> No
         )
 
 
-def _compare(store: Store, snapshot: StoredSnapshot, brain: LeasedScheduler) -> None:
-    state = loads(state_record.encode(state_record.state_of(brain)))
-    gone = [brain.jobs[name] for name in brain.ended]
+def _compare(store: Store, snapshot: StoredSnapshot, leased: LeasedScheduler) -> None:
+    state = loads(state_record.encode(state_record.state_of(leased)))
+    gone = [leased.jobs[name] for name in leased.ended]
     if state != loads(snapshot.state) or gone != ended_before(store, snapshot):
         raise StoreError(f"the snapshot of entry {snapshot.seq} is not what entries lead to")

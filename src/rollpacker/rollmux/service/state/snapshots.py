@@ -1,4 +1,4 @@
-"""Snapshots of the brain in the store: when one is due, how it is sealed, whether it is good."""
+"""Snapshots of the scheduler: when one is due, how it is sealed, whether it is good."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def ended_before(store: Store, snapshot: StoredSnapshot) -> list[JobRecord]:
 
 
 class SnapshotWriter:
-    """Writes snapshots of one brain as it goes on.
+    """Writes snapshots of one scheduler as it goes on.
 
     Args:
-        base: the last snapshot of what this brain was; None for none.
+        base: the last snapshot of what this one was; None for none.
         count: jobs that it knew to have ended.
         worked_s: seconds of work of the scheduler since.
     """
@@ -91,25 +91,25 @@ class SnapshotWriter:
         """Whether one is worth it when the daemon stops."""
         return seq - self._seq >= AT_STOP
 
-    def keep(self, brain: LeasedScheduler, digest: str) -> None:
-        """Write one of a brain after a committed entry; what cannot be written is left out."""
-        if brain.seq == self._seq:
+    def keep(self, leased: LeasedScheduler, digest: str) -> None:
+        """Write one of a scheduler after a committed entry; what cannot be written is left out."""
+        if leased.seq == self._seq:
             return
         began = time.perf_counter()
-        self._tried, self.worked_s = brain.seq, 0.0
+        self._tried, self.worked_s = leased.seq, 0.0
         try:
-            self._write(brain, digest)
+            self._write(leased, digest)
         except Exception:
             # The log is whole without it.
-            _log.exception("no snapshot of entry %d", brain.seq)
+            _log.exception("no snapshot of entry %d", leased.seq)
         self._last_s = time.perf_counter() - began
         self.longest_s = max(self.longest_s, self._last_s)
 
-    def _write(self, brain: LeasedScheduler, digest: str) -> None:
-        count = len(brain.ended)
-        new = state_record.ended_since(brain, self._count)
+    def _write(self, leased: LeasedScheduler, digest: str) -> None:
+        count = len(leased.ended)
+        new = state_record.ended_since(leased, self._count)
         ended = chain([new], self._ended)
-        state = state_record.encode(state_record.state_of(brain))
-        made = sealed(brain.seq, digest, ended, state)
+        state = state_record.encode(state_record.state_of(leased))
+        made = sealed(leased.seq, digest, ended, state)
         self._store.add_snapshot(made, new, self._seq, KEPT)
-        self._seq, self._ended, self._count = brain.seq, ended, count
+        self._seq, self._ended, self._count = leased.seq, ended, count

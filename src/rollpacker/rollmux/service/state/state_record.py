@@ -1,4 +1,4 @@
-"""All that a brain is, as a record: the same whether it was live or was read from the log."""
+"""All that a leased scheduler is, as a record: the same live and read from the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SavedFence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrainState:
+class LeasedState:
     """What entries have led to, and nothing besides.
 
     Heartbeats are in no entry: leases and agents are without their times, which begin anew at
@@ -53,47 +53,47 @@ class BrainState:
     identities: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def state_of(brain: LeasedScheduler) -> BrainState:
-    """The state of a brain after its last entry; it shares what it holds with the brain."""
-    return BrainState(
-        seq=brain.seq,
-        now=brain.now,
-        jobs=[brain.jobs[name] for name in brain.unsettled_jobs()],
-        ended=len(brain.ended),
-        leases=[replace(lease, deadline=0.0, beat="") for lease in brain.leases.values()],
-        fences=[_saved(fence, brain) for fence in brain.fences],
-        agents=list(brain.agents),
-        failed=sorted(brain.failed),
-        tokens=brain.tokens,
-        issued=brain.issued,
-        draining=brain.draining,
-        timeline=list(brain.timeline),
-        running=[lease.stretch() for lease in brain.leases.values()],
-        outcomes=[(*kind, count) for kind, count in sorted(brain.outcomes.items())],
-        scheduler=brain.scheduler.snapshot(),
-        identities={node: who for node in brain.agents if (who := brain.agent(node))},
+def state_of(leased: LeasedScheduler) -> LeasedState:
+    """The state of a scheduler after its last entry; it shares what it holds with it."""
+    return LeasedState(
+        seq=leased.seq,
+        now=leased.now,
+        jobs=[leased.jobs[name] for name in leased.unsettled_jobs()],
+        ended=len(leased.ended),
+        leases=[replace(lease, deadline=0.0, beat="") for lease in leased.leases.values()],
+        fences=[_saved(fence, leased) for fence in leased.fences],
+        agents=list(leased.agents),
+        failed=sorted(leased.failed),
+        tokens=leased.tokens,
+        issued=leased.issued,
+        draining=leased.draining,
+        timeline=list(leased.timeline),
+        running=[lease.stretch() for lease in leased.leases.values()],
+        outcomes=[(*kind, count) for kind, count in sorted(leased.outcomes.items())],
+        scheduler=leased.scheduler.snapshot(),
+        identities={node: who for node in leased.agents if (who := leased.agent(node))},
     )
 
 
-def _saved(fence: Fence, brain: LeasedScheduler) -> SavedFence:
+def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
     """A permit that ran out is out of ``tokens`` before there is an entry of it."""
-    tokens = sorted(fence.fenced & brain.leases.keys())
+    tokens = sorted(fence.fenced & leased.leases.keys())
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node)
 
 
-def encode(state: BrainState) -> str:
+def encode(state: LeasedState) -> str:
     """As JSON."""
     return dumps_finite(state).decode()
 
 
-def decode(text: str) -> BrainState:
+def decode(text: str) -> LeasedState:
     """The inverse of ``encode``. Raises ``ValueError`` on what is no such state."""
-    return load(loads(text), BrainState)
+    return load(loads(text), LeasedState)
 
 
-def ended_since(brain: LeasedScheduler, count: int) -> str:
+def ended_since(leased: LeasedScheduler, count: int) -> str:
     """As JSON: the jobs that ended, after the first ``count`` of them."""
-    return dumps_finite([brain.jobs[name] for name in brain.ended[count:]]).decode()
+    return dumps_finite([leased.jobs[name] for name in leased.ended[count:]]).decode()
 
 
 def ended_jobs(text: str) -> list[JobRecord]:
@@ -102,28 +102,28 @@ def ended_jobs(text: str) -> list[JobRecord]:
 
 
 def restored(
-    state: BrainState, ended: Sequence[JobRecord], settings: Settings, ttl: float
+    state: LeasedState, ended: Sequence[JobRecord], settings: Settings, ttl: float
 ) -> LeasedScheduler:
-    """A brain in a state; ``ended`` are the jobs that were settled, in that order."""
-    brain = LeasedScheduler(settings, ttl)
-    brain.seq, brain.now = state.seq, state.now
-    brain.ended = [record.spec.id for record in ended]
-    brain.gone.update(record.spec.team for record in ended)
+    """A leased scheduler in a state; ``ended`` are the jobs that were settled, in that order."""
+    leased = LeasedScheduler(settings, ttl)
+    leased.seq, leased.now = state.seq, state.now
+    leased.ended = [record.spec.id for record in ended]
+    leased.gone.update(record.spec.team for record in ended)
     records = sorted([*state.jobs, *ended], key=lambda record: record.number)
-    brain.jobs = {record.spec.id: record for record in records}
+    leased.jobs = {record.spec.id: record for record in records}
     for lease in state.leases:
-        brain.leases[lease.token] = replace(lease, deadline=lease.granted + ttl)
-    brain.fences = [Fence(set(f.tokens), job=f.job, node=f.node) for f in state.fences]
-    brain.agents = dict.fromkeys(state.agents, state.now)
-    brain.identities = dict(state.identities)
-    brain.failed = set(state.failed)
-    brain.tokens = state.tokens
-    brain.issued = state.issued
-    brain.draining = state.draining
-    brain.timeline.extend(state.timeline)
-    brain.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
+        leased.leases[lease.token] = replace(lease, deadline=lease.granted + ttl)
+    leased.fences = [Fence(set(f.tokens), job=f.job, node=f.node) for f in state.fences]
+    leased.agents = dict.fromkeys(state.agents, state.now)
+    leased.identities = dict(state.identities)
+    leased.failed = set(state.failed)
+    leased.tokens = state.tokens
+    leased.issued = state.issued
+    leased.draining = state.draining
+    leased.timeline.extend(state.timeline)
+    leased.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
     for record in state.jobs:
         if (running := record.running) is not None:
-            brain.programs.add(record.spec.id, running.left)
-    brain.scheduler.restore(state.scheduler)
-    return brain
+            leased.programs.add(record.spec.id, running.left)
+    leased.scheduler.restore(state.scheduler)
+    return leased

@@ -1,4 +1,4 @@
-"""One writer's view of the store and the brain: events go into both, in one transaction."""
+"""One writer's view of the store and the scheduler: events go into both, in one transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollpacker.rollmux.model.seat import NEVER
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.clock import ClusterClock
-from rollpacker.rollmux.service.state.forecaster import Lookout
+from rollpacker.rollmux.service.state.forecaster import Forecaster
 from rollpacker.rollmux.service.state.records import Fence, Lease
 from rollpacker.rollmux.service.state.recovery import recover, verify
 from rollpacker.rollmux.service.state.snapshots import SnapshotWriter
@@ -41,7 +41,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
-    """The scheduler failed on an event: it was not recorded, the brain must be built again."""
+    """The scheduler failed on an event: it was not recorded, the scheduler must be built again."""
 
 
 @dataclass(slots=True)
@@ -81,27 +81,27 @@ class TransactionLog:
         self.ttl = ttl
         self.setbacks: dict[Due, Setback] = {}
         found = (verify if verified else recover)(store, self.settings, ttl, saved)
-        self.brain, self._digest = found.brain, found.digest
+        self.leased, self._digest = found.leased, found.digest
         self.keeper = SnapshotWriter(store, found.base, found.counted, found.worked_s)
         self._entries: list[Entry] = []
         self._keys: dict[str, Entry] = {}
         self._grants: list[Grant] = []
         self._ends: dict[int, int] = {}
-        self._lookout = Lookout(self.settings)
+        self._forecaster = Forecaster(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
-        self.clock = ClusterClock(saved, self.brain.now, monotonic)
-        self.brain.renew(self.now())
+        self.clock = ClusterClock(saved, self.leased.now, monotonic)
+        self.leased.renew(self.now())
         store.set_meta(self.clock.save())
         store.set_closed(False)
         for machine in machines:
-            if machine.name not in self.brain.slots:
+            if machine.name not in self.leased.slots:
                 self.record(ev.NodeJoined(machine=machine))
         self.commit()
         self.keep()
 
     def now(self) -> float:
         """Seconds of the cluster; never before the last entry."""
-        return max(self.clock.now(), self.brain.now)
+        return max(self.clock.now(), self.leased.now)
 
     def find(self, key: str) -> Entry | None:
         """The entry of an idempotency key, committed or about to be."""
@@ -120,10 +120,10 @@ class TransactionLog:
 
         Raises ``Poisoned`` where the scheduler fails on it.
         """
-        seq, now = self.brain.seq + 1, self.now()
+        seq, now = self.leased.seq + 1, self.now()
         try:
             began = time.perf_counter()
-            effects = self.brain.apply(seq, now, event, key)
+            effects = self.leased.apply(seq, now, event, key)
             self.keeper.worked_s += time.perf_counter() - began
         except Exception as error:
             raise Poisoned(f"{type(event).__name__}: {type(error).__name__}: {error}") from error
@@ -163,15 +163,15 @@ class TransactionLog:
         What the scheduler fails on is put off, longer each time, so that the next call sees to the
         rest. Raises what it failed with.
         """
-        now, brain = self.now(), self.brain
+        now, leased = self.now(), self.leased
         due = set[Due]()
-        for lease in [each for each in brain.leases.values() if each.deadline <= now]:
+        for lease in [each for each in leased.leases.values() if each.deadline <= now]:
             self._try(due, now, ("permit", lease.token), partial(self._run_out, lease))
-        for node in [n for n, seen in brain.agents.items() if seen + self.ttl <= now]:
+        for node in [n for n, seen in leased.agents.items() if seen + self.ttl <= now]:
             self._try(due, now, ("node", node), partial(self.fail_node, node))
-        while fence := next((f for f in brain.fences if f.ready and _name(f) not in due), None):
+        while fence := next((f for f in leased.fences if f.ready and _name(f) not in due), None):
             self._try(due, now, _name(fence), partial(self._release, fence))
-        if brain.scheduler.next_look() <= now:
+        if leased.scheduler.next_look() <= now:
             self._try(due, now, _TIME, partial(self.record, ev.TimePassed()))
         self.setbacks = {what: each for what, each in self.setbacks.items() if what in due}
 
@@ -194,41 +194,41 @@ class TransactionLog:
 
     def _run_out(self, lease: Lease) -> None:
         if lease.fenced:
-            self.brain.over(lease.token)
+            self.leased.over(lease.token)
         else:
             self.record(ev.PermitLost(job=lease.job, token=lease.token))
 
     def follow(self, before: TransactionLog) -> None:
         """Take over from a core that is closed what no log holds."""
         self.setbacks = before.setbacks
-        self._lookout = before._lookout
+        self._forecaster = before._forecaster
 
     def keep_times(self, before: TransactionLog, stood_s: float) -> None:
         """The log was read again, but jobs and nodes were heard all the time, apart from the last
         ``stood_s``: nobody has more time than before."""
-        for token, lease in self.brain.leases.items():
-            if (old := before.brain.leases.get(token)) is not None:
+        for token, lease in self.leased.leases.items():
+            if (old := before.leased.leases.get(token)) is not None:
                 lease.deadline, lease.beat = old.deadline + stood_s, old.beat
                 if lease.deadline == inf:
-                    self.brain.over(token)
-        for node in self.brain.agents.keys() & before.brain.agents.keys():
-            self.brain.agents[node] = before.brain.agents[node] + stood_s
+                    self.leased.over(token)
+        for node in self.leased.agents.keys() & before.leased.agents.keys():
+            self.leased.agents[node] = before.leased.agents[node] + stood_s
 
     def forecast(self) -> dict[str, ExpectedStart]:
         """When jobs that wait are expected to start; looked into now and then."""
-        return self._lookout.look(self.brain.scheduler, self.now())
+        return self._forecaster.look(self.leased.scheduler, self.now())
 
     def queue(self) -> list[str]:
         """Jobs that wait for nodes, the next one first; the same until something happens."""
-        if self._queue[0] != self.brain.seq:
-            waiting = self.brain.scheduler.queue.waiting(self.now())
-            self._queue = self.brain.seq, [job.spec.id for job in waiting]
+        if self._queue[0] != self.leased.seq:
+            waiting = self.leased.scheduler.queue.waiting(self.now())
+            self._queue = self.leased.seq, [job.spec.id for job in waiting]
         return self._queue[1]
 
     def release_fences(self, token: int) -> None:
         """Tell the scheduler of what waited for this permit, which is over now, and for no other;
         what waited for others comes in time (``expire``)."""
-        waited = [f for f in self.brain.fences if token in f.fenced and f.ready]
+        waited = [f for f in self.leased.fences if token in f.fenced and f.ready]
         for fence in waited:
             self._release(fence)
 
@@ -240,24 +240,24 @@ class TransactionLog:
 
     def fail_node(self, node: str, **request: Any) -> Entry | None:
         """A node is gone. None where this is known already, or the node was given back."""
-        slot = self.brain.slots.get(node)
+        slot = self.leased.slots.get(node)
         down = slot is not None and slot.status == "down"
-        given_back = slot is None and not self.brain.needs(node)
-        if given_back or down or self.brain.fails(node):
-            self.brain.forget_agent(node)
+        given_back = slot is None and not self.leased.needs(node)
+        if given_back or down or self.leased.fails(node):
+            self.leased.forget_agent(node)
             return None
-        jobs = self.brain.hit_by(node)
-        tokens = [token for job in jobs if (token := self.brain.jobs[job].token) is not None]
+        jobs = self.leased.hit_by(node)
+        tokens = [token for job in jobs if (token := self.leased.jobs[job].token) is not None]
         if tokens:
             return self.record(daemon_events.NodeFenced(node=node, tokens=tuple(tokens)), **request)
         return self.record(ev.NodeFailed(node=node), **request)
 
     def next_deadline(self) -> float | None:
         """Seconds from now until something runs out or is to be looked at; None for never."""
-        times = [self._when(("permit", n), x.deadline) for n, x in self.brain.leases.items()]
-        times.extend(self._when(("node", n), t + self.ttl) for n, t in self.brain.agents.items())
-        times.extend(self._when(_name(fence), 0.0) for fence in self.brain.fences if fence.ready)
-        if (look := self.brain.scheduler.next_look()) < NEVER:
+        times = [self._when(("permit", n), x.deadline) for n, x in self.leased.leases.items()]
+        times.extend(self._when(("node", n), t + self.ttl) for n, t in self.leased.agents.items())
+        times.extend(self._when(_name(fence), 0.0) for fence in self.leased.fences if fence.ready)
+        if (look := self.leased.scheduler.next_look()) < NEVER:
             times.append(self._when(_TIME, look))
         return max(min(times) - self.now(), 0.0) if times else None
 
@@ -267,18 +267,18 @@ class TransactionLog:
 
     def keep(self) -> None:
         """Write a snapshot if one is due; everything recorded is committed."""
-        if self.keeper.due(self.brain.seq):
-            self.keeper.keep(self.brain, self._digest)
+        if self.keeper.due(self.leased.seq):
+            self.keeper.keep(self.leased, self._digest)
 
     def close(self) -> None:
         """Let go of the store and of the process that looks ahead."""
-        self._lookout.close()
+        self._forecaster.close()
         self.store.close()
 
     def leave(self) -> None:
         """An orderly end: the next start finds a snapshot."""
-        if self.keeper.due_at_stop(self.brain.seq):
-            self.keeper.keep(self.brain, self._digest)
+        if self.keeper.due_at_stop(self.leased.seq):
+            self.keeper.keep(self.leased, self._digest)
         self.store.set_closed(True)
 
 

@@ -29,27 +29,27 @@ Values = Mapping[tuple[str, ...], float]
 
 def numbers(core: TransactionLog) -> dict[str, Any]:
     """What the gauges are made of: the status, and some that nobody else asks for."""
-    brain = core.brain
+    leased = core.leased
     listed = {team.name for team in core.settings.teams}
 
     def team(name: str) -> str:
         return name if name in listed else OTHER
 
     states = Counter(
-        (brain.state(name), team(record.spec.team)) for name, record in views.unsettled(brain)
+        (leased.state(name), team(record.spec.team)) for name, record in views.unsettled(leased)
     )
-    for name, count in brain.gone.items():
+    for name, count in leased.gone.items():
         states["ended", team(name)] += count
     found = views.status(core, ended=0)
     jobs = [{**job, "team": team(job["spec"]["team"])} for job in found["jobs"]]
-    busy = {node for lease in brain.leases.values() for node in lease.nodes}
+    busy = {node for lease in leased.leases.values() for node in lease.nodes}
     return {
         **found,
         "jobs": jobs,
         "listed": [*sorted(listed), OTHER],
         "states": dict(states),
         "busy": busy,
-        "phases": dict(brain.outcomes),
+        "phases": dict(leased.outcomes),
     }
 
 

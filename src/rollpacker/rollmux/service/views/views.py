@@ -70,7 +70,7 @@ class QueueView:
         """Jobs that ask for the same wait for the same."""
         wanted = _wanted(job.spec)
         if wanted not in self._reasons:
-            self._reasons[wanted] = why_it_waits(self._core.brain.scheduler.cluster, job)
+            self._reasons[wanted] = why_it_waits(self._core.leased.scheduler.cluster, job)
         return self._reasons[wanted]
 
 
@@ -80,19 +80,19 @@ def _wanted(spec: JobSpec) -> tuple[object, ...]:
     return spec.gangs, memory, spec.node_devices, labels
 
 
-def job(core: TransactionLog, name: str) -> answers.Job:
+def job(core: TransactionLog, name: str) -> answers.JobView:
     """One job. Raises ``Refused`` where there is none."""
     record = job_record(core, name)
-    live = core.brain.scheduler.cluster.jobs.get(name)
+    live = core.leased.scheduler.cluster.jobs.get(name)
     recent = [] if live is None else list(live.observed.ring)
     return {**_job(core, name, record, QueueView(core)), "recent_s": recent}
 
 
 def _jobs(
     core: TransactionLog, records: Iterable[tuple[str, JobRecord]], queue: QueueView
-) -> list[answers.Job]:
+) -> list[answers.JobView]:
     """Several; one that cannot be told of is left out: the others have not done it."""
-    found: list[answers.Job] = []
+    found: list[answers.JobView] = []
     for name, record in records:
         try:
             found.append(_job(core, name, record, queue))
@@ -101,25 +101,25 @@ def _jobs(
     return found
 
 
-def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -> answers.Job:
-    brain = core.brain
-    live = brain.scheduler.cluster.jobs.get(name)
+def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -> answers.JobView:
+    leased = core.leased
+    live = leased.scheduler.cluster.jobs.get(name)
     home = None if live is None else live.home
-    lease = None if record.token is None else brain.leases[record.token]
+    lease = None if record.token is None else leased.leases[record.token]
     slack, standing, slowdown = _slo(core, record, live)
     return {
         "id": name,
         "number": record.number,
-        "state": brain.state(name),
+        "state": leased.state(name),
         "spec": plain(record.spec),
         "arrived_s": record.arrived,
         "ended_s": record.ended,
         "outcome": record.outcome,
         "elapsed_s": (core.now() if record.ended is None else record.ended) - record.arrived,
-        "uncounted_s": brain.uncounted_s(name, core.now()),
+        "uncounted_s": leased.uncounted_s(name, core.now()),
         "queue": queue.of(live),
         "done": record.done,
-        "next": brain.next_phase(name),
+        "next": leased.next_phase(name),
         "group": None if home is None else home.group,
         "rollout_nodes": [] if home is None else list(home.nodes[ROLLOUT]),
         "train_nodes": [] if home is None else list(home.nodes[TRAIN]),
@@ -142,7 +142,7 @@ def _program(core: TransactionLog, record: JobRecord) -> answers.StartedProgram 
     del told["program"]["environment"]
     for part in ("command", "members"):
         told["program"][part] = masked_command(told["program"][part])
-    lead = core.brain.lead(record.spec.id)
+    lead = core.leased.lead(record.spec.id)
     return answers.StartedProgram(**told, lead=lead, ready_at=started.ready_at())
 
 
@@ -159,7 +159,7 @@ def _slo(
     ``kept``.
     """
     now = core.now() if record.ended is None else record.ended
-    elapsed = now - record.arrived - core.brain.uncounted_s(record.spec.id, now)
+    elapsed = now - record.arrived - core.leased.uncounted_s(record.spec.id, now)
     rest, worked, left = 0.0, 0.0, None
     if live is not None:
         left = live.spec.left(live.done)
@@ -178,8 +178,8 @@ def _slo(
 def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
     """Seconds alone of what the running iteration has done so far."""
     name = record.spec.id
-    done = live.rollout_s if core.brain.next_phase(name) == "train" else 0.0
-    lease = None if record.token is None else core.brain.leases.get(record.token)
+    done = live.rollout_s if core.leased.next_phase(name) == "train" else 0.0
+    lease = None if record.token is None else core.leased.leases.get(record.token)
     if lease is None:
         return done
     pool = POOL_NAMES.index(lease.phase)
@@ -191,30 +191,30 @@ async def all_jobs(
     read: Callable[[Callable[[TransactionLog], Any]], Awaitable[Any]],
 ) -> answers.Jobs:
     """All jobs, those that ended too; ``read`` is the writer's."""
-    found: list[answers.Job] = []
-    count = await read(lambda core: len(core.brain.jobs))
+    found: list[answers.JobView] = []
+    count = await read(lambda core: len(core.leased.jobs))
     for first in range(0, count, _AT_ONCE):
         found += await read(partial(_some_jobs, first=first))
     return {"jobs": found}
 
 
-def _some_jobs(core: TransactionLog, first: int) -> list[answers.Job]:
+def _some_jobs(core: TransactionLog, first: int) -> list[answers.JobView]:
     """By arrival, from number ``first`` on."""
-    queue, records = QueueView(core), core.brain.jobs.items()
+    queue, records = QueueView(core), core.leased.jobs.items()
     some = islice(records, first, first + _AT_ONCE)
     return _jobs(core, some, queue)
 
 
-def unsettled(brain: LeasedScheduler) -> list[tuple[str, JobRecord]]:
+def unsettled(leased: LeasedScheduler) -> list[tuple[str, JobRecord]]:
     """Jobs of which there is still something to tell anew, by arrival."""
-    return [(name, brain.jobs[name]) for name in brain.unsettled_jobs()]
+    return [(name, leased.jobs[name]) for name in leased.unsettled_jobs()]
 
 
-def _last_ended(brain: LeasedScheduler, count: int) -> list[tuple[str, JobRecord]]:
+def _last_ended(leased: LeasedScheduler, count: int) -> list[tuple[str, JobRecord]]:
     """The last one at the end."""
-    settled = brain.ended[max(len(brain.ended) - count, 0) :]
-    found = [(name, brain.jobs[name]) for name in settled]
-    found += [(name, record) for name, record in unsettled(brain) if record.ended is not None]
+    settled = leased.ended[max(len(leased.ended) - count, 0) :]
+    found = [(name, leased.jobs[name]) for name in settled]
+    found += [(name, record) for name, record in unsettled(leased) if record.ended is not None]
     return nlargest(count, found, key=lambda pair: pair[1].ended or 0.0)[::-1]
 
 
@@ -223,22 +223,22 @@ def status(core: TransactionLog, ended: int = 50) -> answers.Status:
 
     Whoever looks looks again soon: of jobs that ended before there are counts only.
     """
-    brain = core.brain
-    left = unsettled(brain)
+    leased = core.leased
+    left = unsettled(leased)
     live = {name: record for name, record in left if record.ended is None}
-    counts: Counter[JobState] = Counter(brain.state(name) for name, _ in left)
-    if brain.ended:
-        counts["ended"] += len(brain.ended)
-    cluster, queue = brain.scheduler.cluster, QueueView(core)
+    counts: Counter[JobState] = Counter(leased.state(name) for name, _ in left)
+    if leased.ended:
+        counts["ended"] += len(leased.ended)
+    cluster, queue = leased.scheduler.cluster, QueueView(core)
     return {
         "now": core.now(),
-        "seq": brain.seq,
-        "draining": brain.draining,
+        "seq": leased.seq,
+        "draining": leased.draining,
         "named": core.settings.nodes == "named",
         "lease_s": core.ttl,
         "cost_per_h": cost(core),
         "counts": dict(counts),
-        "nodes": [_node(core, name) for name in brain.slots or cluster.nodes],
+        "nodes": [_node(core, name) for name in leased.slots or cluster.nodes],
         "teams": teams(core),
         "groups": [
             {
@@ -252,16 +252,16 @@ def status(core: TransactionLog, ended: int = 50) -> answers.Status:
         ],
         "memory_cap_gb": core.settings.memory_cap_gb,
         "jobs": _jobs(core, live.items(), queue),
-        "ended": _jobs(core, _last_ended(brain, ended), queue),
+        "ended": _jobs(core, _last_ended(leased, ended), queue),
     }
 
 
-def teams(core: TransactionLog) -> list[answers.Team]:
+def teams(core: TransactionLog) -> list[answers.TeamView]:
     """Those with a guarantee, in their order, then others that have live jobs, by name.
 
     ``""`` are the jobs of no team; without any team there is nothing to tell of them.
     """
-    cluster, listed = core.brain.scheduler.cluster, [team.name for team in core.settings.teams]
+    cluster, listed = core.leased.scheduler.cluster, [team.name for team in core.settings.teams]
     jobs: dict[str, list[Job]] = defaultdict(list)
     for job in cluster.jobs.values():
         jobs[job.spec.team].append(job)
@@ -272,7 +272,7 @@ def teams(core: TransactionLog) -> list[answers.Team]:
     return [_team(name, jobs[name], shares) for name in names]
 
 
-def _team(name: str, jobs: Iterable[Job], shares: Shares) -> answers.Team:
+def _team(name: str, jobs: Iterable[Job], shares: Shares) -> answers.TeamView:
     used, guaranteed = shares.used(name), shares.guaranteed(name)
     borrowed = [max(have - own, 0.0) for have, own in zip(used, guaranteed, strict=True)]
     placed = [job for job in jobs if job.waits_since is None]
@@ -295,22 +295,22 @@ def _by_pool(values: Iterable[float]) -> dict[Phase, float]:
 
 def cost(core: TransactionLog) -> answers.Cost:
     """Dollars per hour: of the nodes that are held, and of every live job alone."""
-    prices, brain = core.settings.prices, core.brain
+    prices, leased = core.settings.prices, core.leased
     each = (prices.rollout, prices.train)
-    held = sum(each[node.pool] for node in brain.scheduler.cluster.nodes.values() if node.held)
-    live = [job.spec for job in brain.scheduler.cluster.jobs.values()]
+    held = sum(each[node.pool] for node in leased.scheduler.cluster.nodes.values() if node.held)
+    live = [job.spec for job in leased.scheduler.cluster.jobs.values()]
     solo = sum(prices.of(spec.gangs) for spec in live)
     return {"now": held, "solo": solo}
 
 
-def node(core: TransactionLog, name: str) -> answers.Node:
+def node(core: TransactionLog, name: str) -> answers.NodeView:
     """One node, also one that nobody knows."""
-    if name in core.brain.slots or name in core.brain.scheduler.cluster.nodes:
+    if name in core.leased.slots or name in core.leased.scheduler.cluster.nodes:
         return _node(core, name)
     return {
         "name": name,
         "pool": None,
-        "state": "failed" if name in core.brain.failed else "unknown",
+        "state": "failed" if name in core.leased.failed else "unknown",
         "group": None,
         "memory_gb": {},
         "total_gb": 0.0,
@@ -320,25 +320,25 @@ def node(core: TransactionLog, name: str) -> answers.Node:
     }
 
 
-def _node(core: TransactionLog, name: str) -> answers.Node:
-    brain = core.brain
-    found, slot = brain.scheduler.cluster.nodes.get(name), brain.slots.get(name)
+def _node(core: TransactionLog, name: str) -> answers.NodeView:
+    leased = core.leased
+    found, slot = leased.scheduler.cluster.nodes.get(name), leased.slots.get(name)
     state: answers.NodeState
     state = "free" if found is None else "held" if found.held else "reserved"
-    if any(fence.node == name for fence in brain.fences):
+    if any(fence.node == name for fence in leased.fences):
         state = "failing"
     elif found is None and slot is not None and slot.status == "down":
         state = "failed"
-    told: answers.Node = {
+    told: answers.NodeView = {
         "name": name,
         "pool": slot.machine.pool if slot else POOL_NAMES[found.pool] if found else None,
         "state": state,
         "group": None if found is None else found.group,
         "memory_gb": {} if found is None else dict(found.pins),
-        "total_gb": brain.scheduler.cluster.inventory.memory_gb(name),
-        "token": brain.tokens.get(name, -1),
-        "agent": name in brain.agents,
-        "reported_s": max(core.now() - brain.agents[name], 0.0) if name in brain.agents else None,
+        "total_gb": leased.scheduler.cluster.inventory.memory_gb(name),
+        "token": leased.tokens.get(name, -1),
+        "agent": name in leased.agents,
+        "reported_s": max(core.now() - leased.agents[name], 0.0) if name in leased.agents else None,
     }
     if slot is not None:
         machine = plain(slot.machine)
@@ -355,9 +355,9 @@ def timeline(
         return (not job or stretch.job == job) and (not node or node in stretch.nodes)
 
     since = core.now() - window_s
-    running = [lease.stretch() for lease in core.brain.leases.values()]
+    running = [lease.stretch() for lease in core.leased.leases.values()]
     found = [stretch for stretch in running if asked_for(stretch)]
-    for stretch in reversed(core.brain.timeline):
+    for stretch in reversed(core.leased.timeline):
         if len(found) >= most or (stretch.end or 0.0) < since:
             break
         if asked_for(stretch):
@@ -369,7 +369,7 @@ def timeline(
 def _stretch(core: TransactionLog, stretch: Stretch) -> answers.PhaseRun:
     return {
         "job": stretch.job,
-        "number": core.brain.jobs[stretch.job].number,
+        "number": core.leased.jobs[stretch.job].number,
         "phase": stretch.phase,
         "nodes": list(stretch.nodes),
         "start": stretch.start,

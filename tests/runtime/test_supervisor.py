@@ -91,7 +91,9 @@ def with_crew(talk: Talk) -> None:
 
 
 def test_others_are_heard_while_a_process_ends_that_has_closed_its_socket() -> None:
-    async def talk(_crew: Supervisor, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+    async def talk(
+        _supervisor: Supervisor, machine: Machine, _heard: list[Any], lost: list[str]
+    ) -> None:
         machine.end.close()
         for _ in range(20):
             await asyncio.sleep(0.001)

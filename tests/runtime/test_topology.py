@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.core.types import EngineId
 from rollpacker.runtime.cluster.nodes import Node
-from rollpacker.runtime.pool.placement import Post, lay_out
+from rollpacker.runtime.pool.placement import ProcessSlot, lay_out
 from rollpacker.runtime.pool.topology import Topology
 
-Case = tuple[list[Post], list[tuple[int, EngineId]]]
+Case = tuple[list[ProcessSlot], list[tuple[int, EngineId]]]
 
 
 def config(layout: str, kind: str, training: int, shard: int, size: int) -> RunConfig:
@@ -42,20 +42,20 @@ def cases(draw: st.DrawFn) -> Case:
     sizes = [size * 2**n for n in range(draw(st.integers(1, 3)))] if kind == "vllm" else [1]
     run = config(layout, kind, training, shard, size)
     node = Node(number=0, places=(("cpu", ()),) * devices, folder=Path("/meeting"))
-    posts = lay_out(run, [node], sizes)
-    gangs = Topology(posts)
+    slots = lay_out(run, [node], sizes)
+    gangs = Topology(slots)
     formed: list[tuple[int, EngineId]] = []
     for key in draw(st.permutations([*gangs.engines])):
         taken = {one for other in formed for one in gangs.covered(*other)}
         if key[0] > gangs.size and not taken & {*gangs.covered(*key)} and draw(st.booleans()):
             formed.append(key)
-    return posts, formed
+    return slots, formed
 
 
 def deaths(case: Case) -> Iterator[tuple[Topology, int, set[int], set[EngineId], set[int]]]:
-    posts, formed = case
-    for worker in range(len(posts)):
-        gangs = Topology(posts)
+    slots, formed = case
+    for worker in range(len(slots)):
+        gangs = Topology(slots)
         workers, engines, replicas = gangs.without(worker, formed)
         yield gangs, worker, workers, {*engines}, {*map(int, replicas)}
 
@@ -88,16 +88,16 @@ def test_a_formed_engine_is_lost_whole_and_another_goes_on(case: Case) -> None:
         # Each of the lost is on devices of the dead worker's engine, or of one formed over these.
         near = {*gangs.covered(mine.span.size, mine.engine)}
         over = [{*gangs.covered(*key)} for key in case[1] if near & {*gangs.covered(*key)}]
-        if not any(post.engine and post.replica for post in case[0]):
+        if not any(slot.engine and slot.replica for slot in case[0]):
             assert engines == near.union(*over)
 
 
 @given(cases())
 def test_an_engine_takes_no_replica_of_other_processes_along(case: Case) -> None:
-    posts, _ = case
+    slots, _ = case
     for _, worker, _, engines, replicas in deaths(case):
-        if posts[worker].replica is None:
+        if slots[worker].replica is None:
             assert not replicas
-        if posts[worker].engine is None:
+        if slots[worker].engine is None:
             assert not engines
             assert len(replicas) == 1

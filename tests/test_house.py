@@ -27,6 +27,7 @@ MODULES = [path for path in FILES if SOURCE in path.parents]
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_FOLDER_FILES = 12
 # Two numba kernels: cut into inlined parts they gave other bits in one process of seven.
 MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}
 # Spelled apart, so that this file does not hold them itself.
@@ -72,6 +73,24 @@ def test_the_rules_look_at_the_package() -> None:
 def test_files_have_at_most_400_lines() -> None:
     sizes = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {each: size for each, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_folders_have_at_most_12_files() -> None:
+    """Their pages aside: those of the documentation are one list, as readers find them."""
+    folders = {path.parent for path in FILES if path.parent != ROOT / "docs"}
+    folders |= {path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__"}
+    sizes = {name(each): sum(path.is_file() for path in each.iterdir()) for each in folders}
+    assert {each: size for each, size in sizes.items() if size > MAX_FOLDER_FILES} == {}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """In the whole package; names with an underscore are their file's own."""
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name(path))
+    assert {each: found for each, found in places.items() if len(found) > 1} == {}
 
 
 def longest(path: Path, function: str) -> int:

@@ -1,17 +1,9 @@
 """The runs of this session, made when somebody looks at them."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-TESTS = Path(__file__).parents[1]
-# The small job, programs as responses, and a real daemon are those of other rooms' tests.
-sys.path[:0] = [str(TESTS / room) for room in ("runtime", "reward", "mux_client")]
-
-from effects_data import prepare  # noqa: E402
-from matrix_runs import Matrix  # noqa: E402
-from matrix_table import RUNS  # noqa: E402
+from effects_data import prepare
+from matrix_runs import Matrix
+from matrix_table import RUNS
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Real runs by name, and what each of them left behind.
 
-A run is the small job of ``tests/runtime/runtime_jobs.py`` with one worker, one epoch and the
-rewards below, changed by dotted keys (``rewards.0.batch``). It is made when somebody looks at it,
-once a session.
+A run is the small job of ``runtime_jobs`` (tests/runtime/support) with one worker, one epoch and
+the rewards below, changed by dotted keys (``rewards.0.batch``). It is made when somebody looks at
+it, once a session.
 """
 
 from __future__ import annotations

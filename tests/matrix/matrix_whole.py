@@ -30,39 +30,45 @@ MOST = 2
 """Never to be raised."""
 
 ELSEWHERE = {
-    "cluster.address": "tests/runtime/test_ray.py::test_a_job_runs_on_the_nodes_of_a_ray_cluster",
-    "cluster.restarts": "tests/runtime/test_comeback.py::test_not_for_ever",
-    "devices.nodes": "tests/runtime/test_cluster_runs.py::test_nodes_change_nothing",
-    "engine[vllm].kv_tokens": "tests/engine/test_vllm.py::test_scheduling_changes_no_sample",
-    "engine[vllm].max_running": "tests/engine/test_vllm.py::test_no_more_run_than_it_is_told",
+    "cluster.address": (
+        "tests/runtime/cluster/test_ray.py::test_a_job_runs_on_the_nodes_of_a_ray_cluster"
+    ),
+    "cluster.restarts": "tests/job/run/test_comeback.py::test_not_for_ever",
+    "devices.nodes": "tests/runtime/cluster/test_cluster_runs.py::test_nodes_change_nothing",
+    "engine[vllm].kv_tokens": (
+        "tests/engine/vllm_engine/test_vllm.py::test_scheduling_changes_no_sample"
+    ),
+    "engine[vllm].max_running": (
+        "tests/engine/vllm_engine/test_vllm.py::test_no_more_run_than_it_is_told"
+    ),
     "engine[vllm].tensor_parallel": (
-        "tests/runtime/test_spanning_runs.py::test_the_first_step_samples_what_mini_does"
+        "tests/runtime/cluster/test_spanning_runs.py::test_the_first_step_samples_what_mini_does"
     ),
     "devices.emulate": (
         "tests/emulate/test_emulated_runs.py::test_a_run_keeps_what_the_simulator_keeps"
     ),
     "rollout.planner=paper": (
-        "tests/runtime/test_planner_runs.py::"
+        "tests/runtime/step/test_planner_runs.py::"
         "test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it"
     ),
     "rollout.planner=forecast": (
-        "tests/runtime/test_planner_runs.py::test_a_forecast_puts_devices_together"
+        "tests/runtime/step/test_planner_runs.py::test_a_forecast_puts_devices_together"
     ),
     "environment.kind=tools": ("tests/examples/test_tools_example.py::test_the_run"),
     "environment.kind=agent": (
-        "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
+        "tests/runtime/attempts/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),
     "environment.variables": (
-        "tests/runtime/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
+        "tests/runtime/attempts/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),
     "environment.call_format=hermes": (
-        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
+        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
     "environment.call_format=llama3": (
-        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
+        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
     "environment.call_format=qwen3_coder": (
-        "tests/env/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
+        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
     ),
 }
 """Leaves that show what they do in another environment (``make test-cluster``) or with files of

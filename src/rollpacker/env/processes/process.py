@@ -13,7 +13,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Command, Report
 from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import Channel, check_values, frame
-from rollpacker.processes.supervised import EnvironmentProcess as Supervised
+from rollpacker.processes.supervised import SupervisedProcess
 
 _PRELOADED = (
     "rollpacker.env.processes.worker",
@@ -30,7 +30,7 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 
 
 @dataclass(slots=True, eq=False)
-class EnvironmentProcess(Supervised):
+class EnvironmentProcess(SupervisedProcess):
     """One process and the episodes that it holds.
 
     Args:

@@ -287,7 +287,8 @@ def _stream(lines: Generator[str, None, None]) -> Response:
 def _add_dashboard(app: FastAPI) -> None:
     """The page and its parts: files of the package, nothing from elsewhere."""
     folder = files("rollpacker.rollmux.service").joinpath("assets")
-    content = {part.name: part.read_bytes() for part in folder.iterdir()}
+    parts = [*folder.iterdir(), *folder.joinpath("views").iterdir()]
+    content = {part.name: part.read_bytes() for part in parts if part.is_file()}
 
     def file(name: str) -> Response:
         return Response(content[name], media_type=_TYPES[PurePath(name).suffix])

@@ -1,6 +1,0 @@
-"""Clusters on this machine are made as for other runs."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))

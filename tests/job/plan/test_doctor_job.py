@@ -1,0 +1,196 @@
+"""``rollpacker doctor job.yaml``: does it fit, and what would."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from runtime_jobs import cli_here, write_model
+
+from rollpacker import config
+from rollpacker.job.plan.checks import check
+
+ROOT = Path(__file__).parents[3]
+SCALES = {
+    ROOT / "examples" / "smollm2" / "config.yaml": ("--device", "H100"),
+    ROOT / "examples" / "scale" / "one-gpu.yaml": ("--device", "H100"),
+    ROOT / "examples" / "scale" / "eight-gpus.yaml": ("--device", "H100", "--gpus", 8),
+    ROOT / "examples" / "scale" / "eight-gpus-separate.yaml": ("--device", "H100", "--gpus", 8),
+}
+FOUR = ROOT / "examples" / "scale" / "cpu-four.yaml"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job with a large model that nobody has."""
+    tree = {
+        "model": {"path": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"},
+        "data": {"path": "nowhere.jsonl"},
+        "rewards": [{"function": "math"}],
+        "rollout": {"max_completion_length": 4096},
+        "train": {"micro_batch_tokens": 8192},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_what_does_not_fit_gets_the_keys_that_make_it_fit(job: Path) -> None:
+    done = cli_here("doctor", job, "--device", "h100", "--gpus", 8)
+    assert done.returncode == 1
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    keys = [word for word in fix.split() if "=" in word]
+    assert "trainer.kind=fsdp" in keys
+    again = cli_here("doctor", job, *keys, "--device", "H100", "--gpus", 8)
+    assert again.returncode == 0, again.stdout
+    assert "ok  each H100: " in again.stdout
+
+
+def test_vllm_is_offered_more_devices_for_its_weights(job: Path) -> None:
+    given = ("engine={kind: vllm, gpu_memory: 0.2, max_running: 9}", "--device", "H100")
+    done = cli_here("doctor", job, *given, "--gpus", 8)
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    keys = [word for word in fix.split() if "=" in word]
+    assert "trainer.kind=fsdp" in keys
+    again = cli_here("doctor", job, given[0], *keys, *given[1:], "--gpus", 8)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "weights for the engines: 15.23 GB in /dev/shm: see that" in again.stdout
+
+
+def test_devices_that_decode_and_those_that_train_have_tables(job: Path) -> None:
+    layout = ("engine.kind=vllm", "devices.layout=separate", "devices.training=6")
+    words = (*layout, "trainer.kind=fsdp", "train.gradient_checkpointing=true")
+    done = cli_here("doctor", job, *words, "--device", "H100", "--gpus", 8)
+    assert "2 + 6 devices (decode + train) on 8 x H100, 8 processes" in done.stdout
+    assert "each that decodes" in done.stdout
+    assert "each that trains" in done.stdout
+    done = cli_here("doctor", job, *words, "--device", "H100", "--gpus", 8, "--json")
+    found = json.loads(done.stdout)
+    held = [sum(part["gb"] for part in found[each]) for each in ("worker", "trainer")]
+    assert found["needed_gb"] == pytest.approx(max(held))
+    assert (found["processes"], found["tensor_parallel"]) == (8, [1])
+
+
+def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model")
+    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 16.0)
+    words = ("doctor", FOUR, f"model.path={tmp_path / 'model'}", "rollout.max_completion_length=9")
+    done = cli_here(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 devices on CPU, 8 processes, trainer fsdp, engine vllm (tensor parallel 2)" in (
+        done.stdout
+    )
+    assert "ok  weights for the engines: 0.00 GB in /dev/shm, or in a file; " in done.stdout
+    monkeypatch.setattr("rollpacker.job.ask.fit.rooms", lambda: [(Path("/dev/shm"), 0)])
+    done = cli_here(*words)
+    assert done.returncode == 1
+    assert "fix: make /dev/shm larger" in done.stdout
+
+
+def test_a_context_that_a_response_fills_is_refused_as_train_does(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    words = (f"model.path={tmp_path / 'model'}", "rollout.max_completion_length=256")
+    done = cli_here("doctor", FOUR, *words)
+    assert done.returncode == 2
+    assert "max_completion_length=256 leaves no room for a prompt in the model's" in done.stderr
+
+
+def test_vllm_that_is_missing_here_is_said_and_is_no_failure(job: Path) -> None:
+    words = ("doctor", job, "engine.kind=vllm", "model.path=Qwen/Qwen3-0.6B", "--device", "H100")
+    done = cli_here(*words)
+    assert done.returncode == 0, done.stdout
+    assert ("vLLM is not installed here" in done.stdout) == (find_spec("vllm") is None)
+
+
+def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> None:
+    done = cli_here("doctor", job, "model.path=Qwen/Qwen2.5-72B", "--device", "L40S")
+    (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
+    assert "model.lora_rank=16 on 8 x L40S (" in fix
+    assert "GB too much; take a smaller model" in fix
+    assert "devices.layout=separate" in fix
+
+
+def test_no_more_keys_than_are_needed(job: Path) -> None:
+    done = cli_here("doctor", job, "--device", "H100")
+    assert "fix: train.gradient_checkpointing=true model.lora_rank=16 (" in done.stdout
+
+
+def test_more_devices_are_offered_where_one_is_too_few(job: Path) -> None:
+    done = cli_here("doctor", job, "model.lora_rank=8", "--device", "L40S", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not found["fits"]
+    assert found["needed_gb"] > found["memory_gb"] == 48.0
+    assert found["change_devices"] >= 1
+    total = sum(part["gb"] for part in found["worker"])
+    assert total == pytest.approx(found["needed_gb"])
+
+
+def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model")
+    tree = {
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"path": "nowhere.jsonl"},
+        "rewards": [{"function": "math"}],
+        "devices": {"kind": "cpu", "per_node": 2},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 8.0)
+    done = cli_here("doctor", path, "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["fits"]
+    assert found["memory_gb"] == pytest.approx(8 * 1.024**3)
+    assert found["workers"] == found["workers_on_device"] == 2
+    assert found["kv_tokens"] // found["sequences"] == 256
+    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 0.5)
+    assert cli_here("doctor", path).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", 2), "--gpus 2: of which kind"),
+        (("--device", "V100"), "unknown device 'V100'"),
+        (("--device", "H100", "--gpus", 9), "--gpus 9: a run has one machine"),
+        (("--device", "H100", "devices.kind=cpu"), "devices.kind=cpu keeps the job on CPUs"),
+        (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 dev"),
+        (("--device", "H100", "rollout.max_completion_length=null"), "max_completion_length is"),
+        (("--device", "H100", "devices.per_node=8"), "--gpus 1: the job asks for devices.per_node"),
+        (
+            ("--device", "H100", "--gpus", 3, "engine={kind: vllm, tensor_parallel: 3}"),
+            "3 does not",
+        ),
+        (("model.pth=x",), "unknown key 'model.pth'"),
+    ],
+)
+def test_mistakes_are_one_line(job: Path, words: tuple[object, ...], said: str) -> None:
+    done = cli_here("doctor", job, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rollpacker: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_a_device_alone_asks_for_the_job() -> None:
+    done = cli_here("doctor", "--device", "H100")
+    assert done.returncode == 2
+    assert "name the job" in done.stderr
+
+
+@pytest.mark.parametrize("path", SCALES, ids=lambda path: path.stem)
+def test_the_examples_are_jobs_that_fit_as_the_guide_says(path: Path) -> None:
+    check(config.load(path))
+    done = cli_here("doctor", path, *SCALES[path])
+    assert done.returncode == 0, done.stdout
+    if path.parent.name == "scale":
+        (verdict,) = (line for line in done.stdout.splitlines() if "each H100: " in line)
+        guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+        assert verdict.partition("each H100: ")[2] in guide

@@ -1,0 +1,215 @@
+"""Responses of real runs: in the table, in the report, on the command line."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from runtime_jobs import Workshop, metrics, run, table
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from rollpacker.cli import app, main
+from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.reading.run_folder import load_run
+from rollpacker.report.run_report import write_report
+
+JUDGES = """
+def length(completions, **_):
+    return [float(len(c)) for c in completions]
+
+def letters(completions, log_extra=None, **_):
+    log_extra("first", [c[:1] for c in completions])
+    return [None if len(c) % 2 else 1.0 for c in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Workshop:
+    made = Workshop(tmp_path_factory.mktemp("samples"))
+    (made.folder / "two.py").write_text(JUDGES)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(shop) -> Path:
+    """A run in mode race with two rewards; read only."""
+    rewards = [{"function": f"{shop.folder / 'two.py'}:{name}"} for name in ("length", "letters")]
+    made, _ = run(shop.config("race", "race", rewards=rewards, samples={"token_ids": True}))
+    return made
+
+
+@pytest.fixture
+def copy(folder, tmp_path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "run"))
+
+
+def test_every_response_has_its_text_and_each_reward(shop, folder):
+    frame, tokenizer = table(folder), AutoTokenizer.from_pretrained(shop.model)
+    assert set(frame["state"]) >= {"kept", "aborted"}
+    for row in frame.iter_rows(named=True):
+        ids, text = row["completion_ids"], row["completion"]
+        assert row["prompt_text"] == f"{int(row['prompt'][1:]):03d}"
+        if ids is None:
+            assert text is None
+            continue
+        assert len(ids) == row["tokens"]
+        assert text == tokenizer.decode(ids, skip_special_tokens=True)
+        assert row["truncated"] == {"stop": False, "length": True}.get(row["finish_reason"])
+        if row["reward"] is not None:
+            letters = None if len(text) % 2 else 1.0
+            assert row["extra/first"] == text[:1]
+            assert (row["rewards/length"], row["rewards/letters"]) == (len(text), letters)
+            assert row["reward"] == len(text) + (letters or 0.0)
+    kept = frame.filter(pl.col("state") == "kept")
+    assert kept["advantage"].null_count() == 0
+    assert frame.filter(pl.col("state") != "kept")["advantage"].is_null().all()
+    sums = kept.group_by("step", "prompt").agg(pl.sum("advantage"))["advantage"]
+    assert sums.to_list() == pytest.approx([0.0] * len(sums), abs=1e-4)
+
+
+def test_the_bubble_is_the_same_in_the_line_of_a_step_and_in_the_report(folder):
+    """Both used to have a definition, and a beginning and an end of the step, of their own."""
+    loaded = load_run(folder)
+    gantt = Gantt(loaded)
+    assert loaded.moves.is_empty(), "whose times the journal has a moment later"
+    for line in metrics(folder):
+        said = line["bubble/rollout"], line["bubble/total"]
+        assert gantt.shares[line["step"]] == pytest.approx(said, abs=1e-4)
+        chart = gantt.chart(line["step"])
+        assert (chart["rollout_bubble"], chart["bubble"]) == pytest.approx(said, abs=2e-4)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert f"<td>{gantt.shares[line['step']][1]:.1%}</td>" in page
+
+
+def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
+    """The size limit holds, texts may be given up, and the report says what is missing."""
+    limited = shop.config("less", "off", steps=3, samples={"max_gb": 1e-6})
+    made, said = run(limited)
+    assert "the oldest texts go, the numbers stay" in said
+    frame = table(made)
+    assert frame["completion"].is_null().all(), "the numbers alone are more than a kilobyte"
+    assert frame["reward"].null_count() == 0
+    file = made / "samples.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    again = shop.config("less", "off", steps=4, samples={"texts": False, "token_ids": True})
+    _, said = run(again, resume=True)
+    assert said.count("moved to samples.parquet.damaged") == 1
+    frame = table(made)
+    assert frame["step"].to_list() == [3] * 12
+    assert frame["completion"].is_null().all()
+    assert frame["completion_ids"].null_count() == 0
+    page = (made / "report.html").read_text(encoding="utf-8")
+    assert "33 of 45 responses are not in samples.parquet" in page
+    assert "those of steps 0 to 2." in page
+    assert "No texts were kept" in page
+
+
+def test_the_run_of_the_first_version_is_shown_without_texts(tmp_path):
+    stored = Path(__file__).parents[2] / "stored" / "v0_1_0" / "run"
+    old = Path(shutil.copytree(stored, tmp_path / "run"))
+    shown("report", old)
+    page = (old / "report.html").read_text(encoding="utf-8")
+    assert "No texts were kept" in page
+    assert "Missing responses" not in page
+    [row] = json.loads(shown("samples", old, "--best", "--limit", 1, "--json").stdout)["samples"]
+    assert (row["completion"], row["rewards"]) == (None, {})
+    assert row["reward"] == table(old)["reward"].max()
+    assert "samples.texts=true keeps them" in shown("samples", old).stderr
+
+
+def shown(*words):
+    """What a command prints, here in this process."""
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done
+
+
+def ask(folder, *words):
+    done = shown("samples", folder, *words, "--json")
+    assert done.stderr == ""
+    return json.loads(done.stdout)["samples"]
+
+
+def test_the_command_shows_what_the_table_holds(folder):
+    frame = table(folder)
+    graded = frame.drop_nulls("reward")
+    last = int(frame["step"].max())
+    [best] = ask(folder, "--best", "--limit", 1)
+    assert best["reward"] == graded["reward"].max()
+    assert set(best["rewards"]) == {"length", "letters"}
+    assert best["extra"] == {"first": best["completion"][:1]}
+    assert best["completion"] in frame["completion"].to_list()
+    worst = ask(folder, "--worst", "--step", 1)
+    assert len(worst) == 10
+    assert {row["step"] for row in worst} == {1}
+    assert [row["reward"] for row in worst] == sorted(row["reward"] for row in worst)
+    newest = [row["step"] for row in ask(folder)]
+    assert len(newest) == 10
+    assert newest[0] == last
+    assert newest == sorted(newest, reverse=True)
+    [longest, *_] = ask(folder, "--longest")
+    assert longest["tokens"] == frame["tokens"].max()
+    mine = ask(folder, "--prompt", "p3", "--limit", 0)
+    assert len(mine) == frame.filter(pl.col("prompt") == "p3").height
+    drawn = ask(folder, "--random", "--limit", 5)
+    assert len({row["attempt"] for row in drawn}) == 5
+    wanted = frame.filter(pl.col("completion").str.contains("(GCD)", literal=True))
+    hits = ask(folder, "--grep", "(GCD)", "--limit", 0)
+    assert {row["attempt"] for row in hits} == set(wanted["attempt"])
+    none = shown("samples", folder, "--step", last + 1)
+    assert none.stdout == "no response matches: steps are counted from 0\n"
+
+
+def test_nothing_that_a_model_writes_does_something_to_the_terminal(copy):
+    file = copy / "samples.parquet"
+    evil = "a\x1b[2J\x07\x9b31m\r[red]b[/red]\u202ec\u2028d\nf\x00"
+    pl.read_parquet(file).with_columns(
+        completion=pl.lit(evil), prompt=pl.lit("p\x1b]0;x\x07\n")
+    ).write_parquet(file)
+    done = shown("samples", copy, "--limit", 1)
+    escaped = r"a\x1b[2J\x07\x9b31m\r[red]b[/red]\u202ec\u2028d" + "\n" + r"f\x00"
+    assert escaped in done.stdout
+    assert r"prompt p\x1b]0;x\x07\n" in done.stdout
+    assert [char for char in done.stdout if not char.isprintable() and char not in "\n\t"] == []
+    assert ask(copy, "--limit", 1)[0]["completion"] == evil
+
+
+def test_a_damaged_part_is_left_out_and_said(copy):
+    (copy / "samples").mkdir()
+    whole = pl.read_parquet(copy / "samples.parquet")
+    for step in whole["step"].unique():
+        part = whole.filter(pl.col("step") == step)
+        part.write_parquet(copy / "samples" / f"part-{step:06d}.parquet")
+    (copy / "samples.parquet").unlink()
+    bad = copy / "samples" / "part-000001.parquet"
+    bad.write_bytes(bad.read_bytes()[:-20])
+    lost = whole.filter(pl.col("step") == 1).height
+
+    done = shown("samples", copy, "--limit", 0, "--json")
+    assert len(json.loads(done.stdout)["samples"]) == whole.height - lost
+    assert "part-000001.parquet: not a whole parquet file" in done.stderr
+    done = shown("report", copy)
+    [said] = done.stderr.splitlines()
+    assert said.endswith("its rows are missing")
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    assert f"{lost} of {whole.height} responses are not in samples.parquet" in page
+    assert "those of steps 1." in page
+
+
+def test_mistakes(folder, tmp_path, monkeypatch, capfd):
+    def said(*words):
+        monkeypatch.setattr(sys, "argv", ["rollpacker", "samples", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        assert (left.value.code, out) == (2, "")
+        [line] = err.splitlines()
+        assert line.startswith("rollpacker: ")
+        return line
+
+    assert said(tmp_path / "none").endswith("no such run folder")
+    assert said(tmp_path).endswith("no samples in it yet")
+    assert "choose one of them" in said(folder, "--best", "--worst")

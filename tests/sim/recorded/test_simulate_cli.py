@@ -1,0 +1,217 @@
+"""``rollpacker simulate``, ``estimate`` and ``calibrate``."""
+
+import json
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rollpacker.cli.simulate.app import calibrate, estimate, simulate
+from rollpacker.core import journal
+from rollpacker.demo.model import build_tokenizer
+from rollpacker.policy.rollout import from_journal
+from rollpacker.polytrace import formats
+from rollpacker.polytrace.schema import SAMPLES, Trace
+
+app = typer.Typer(pretty_exceptions_enable=False)
+for command in (simulate, estimate, calibrate):
+    app.command()(command)
+EXAMPLES = Path(__file__).parents[3] / "examples" / "simulate"
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_simulate_prints_one_object() -> None:
+    text = run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "steps=2", "--json")
+    found = json.loads(text)
+    assert len(found["step_s"]) == 2
+    assert found["mean_step_s"] == pytest.approx(sum(found["step_s"]) / 2)
+    assert found["kept_vs_true_len"] == pytest.approx(1.0)
+    assert 0.0 <= found["bubble"] <= 1.0
+    assert 0.0 < found["bounds"]["packing_s"] < found["mean_step_s"]
+    assert found["bounds"]["single_sequence_s"] > 0.0
+    assert found["samples_per_s"] == pytest.approx(1024 / found["mean_step_s"])
+    assert found["sim_wall_s"] > 0.0
+
+
+@pytest.mark.parametrize("mode", ["off", "race"])
+def test_a_simulated_journal_replays(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text("left from before\n", encoding="utf-8")
+    args = ("steps=6", "rollout.prompts_per_step=16", f"rollout.tail_batching.mode={mode}")
+    text = run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), *args, "--journal", str(path))
+    assert "s a step" in text
+    replayed = journal.replay(path, from_journal)
+    assert replayed.events > 500
+    assert replayed.differences == []
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_run(example: Path) -> None:
+    run("simulate", str(example), "steps=1", "rollout.prompts_per_step=8")
+
+
+def test_a_wrong_key_is_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'steps'"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "stepps=2")
+
+
+def test_estimate_reads_a_trace(tmp_path: Path) -> None:
+    rows = [
+        {
+            "task": "made",
+            "step": prompt // 8,
+            "prompt": f"p{prompt}",
+            "index": index,
+            "prompt_tokens": 20,
+            "response_tokens": 50 + 37 * ((prompt * 5 + index * 3) % 40),
+            "state": "kept",
+        }
+        for prompt in range(32)
+        for index in range(4)
+    ]
+    trace = Trace(samples=pl.DataFrame(rows, schema=SAMPLES))
+    formats.write(trace, tmp_path / "made.parquet", "native")
+    args = ("estimate", "--from", str(tmp_path / "made.parquet"), "--steps", "5")
+    found = json.loads(run(*args, "--json"))
+    assert set(found["modes"]) == {"off", "exact", "race", "prompts", "auto"}
+    for mode in found["modes"].values():
+        assert mode["speedup"] > 0.0
+        assert mode["kept_vs_true_len"] > 0.0
+    assert found["recommended"] in found["modes"]
+    assert -1.0 <= found["icc"] <= 1.0
+    assert found["recommended"] in run(*args)
+    given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
+    assert "Qwen2.5-14B on 16 H800" in given["costs"]
+
+
+def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        rows = [
+            {"step": step, "prompt": f"q{step} {n // 4}", "completion": "a" * (9 + 31 * (n % 8))}
+            for n in range(32)
+        ]
+        pl.DataFrame(rows).write_parquet(tmp_path / f"completions_0000{step}.parquet")
+    told = run("estimate", "--from", str(tmp_path), "--steps", "5")
+    mode = json.loads(run("estimate", "--from", str(tmp_path), "--steps", "5", "--json"))
+    assert "from rollpacker.trl import GRPOTrainer" in told
+    assert f'GRPOTrainer(..., tail_batching="{mode["recommended"]}")' in told.splitlines()[-1]
+
+
+def verl_log(folder: Path, **more: object) -> Path:
+    """Two steps of four prompts with four responses that repeat themselves."""
+    for step in (1, 2):
+        lines = [
+            {
+                "input": f"q{prompt}",
+                "output": "so 1+2=3, " * (9 + 3 * n + prompt),
+                "score": 1.0,
+                **more,
+            }
+            for prompt in range(4)
+            for n in range(4)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{step}.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_an_estimate_of_a_verl_log_ends_with_the_way_to_what_it_recommends(tmp_path: Path) -> None:
+    log = verl_log(tmp_path)
+    told = run("estimate", "--from", str(log), "--steps", "5")
+    mode = json.loads(run("estimate", "--from", str(log), "--steps", "5", "--json"))["recommended"]
+    ways = {"race": "trainer_mode=rollpacker", "prompts": "trainer_mode=rollpacker", "off": "off"}
+    assert ways.get(mode, "rollpacker init --from") in "".join(told.splitlines()[-3:])
+
+
+def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) -> None:
+    log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
+    log.mkdir()
+    build_tokenizer().save_pretrained(tokenizer)
+    args = ("estimate", "--from", str(verl_log(log)), "--steps", "1", "--json")
+    assert [*json.loads(run(*args))["ahead"]] == ["1.5", "2.0", "2.5"]
+    found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
+    assert found["ahead_from"] == "measured on the responses that end the log's 2 steps"
+    (tokens,) = map(float, found["ahead"])
+    assert tokens > 3.0
+    ids = verl_log(log, response_ids=[1, 2, 3, 4] * 40)
+    (same,) = json.loads(run("estimate", "--from", str(ids), "--steps", "1", "--json"))["ahead"]
+    assert float(same) > 3.0
+
+
+def test_half_a_character_is_none(tmp_path: Path) -> None:
+    log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
+    log.mkdir()
+    build_tokenizer().save_pretrained(tokenizer)
+    verl_log(log, output="a \ud800 b")
+    args = ("--steps", "1", "--json", "--tokenizer", str(tokenizer))
+    assert "measured" in json.loads(run("estimate", "--from", str(log), *args))["ahead_from"]
+
+
+def test_without_the_extra_a_range_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rollpacker.engine.mini.drafts.rehearsal", None)
+    log = verl_log(tmp_path, response_ids=[1, 2, 3])
+    found = json.loads(run("estimate", "--from", str(log), "--steps", "1", "--json"))
+    assert len(found["ahead"]) == 3
+    assert any("needs rollpacker[train]" in note for note in found["notes"])
+
+
+def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"^--tokenizer [^\n]*/empty: [^\n]+$"):
+        run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match=r"^--tokenizer ./none: there is no such folder"):
+        run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", "./none")
+
+
+def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:
+    # The simulated run stands for a real one: they leave the same files.
+    from test_fit_costs import made_run
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made_run(folder, "exact")
+    out = tmp_path / "costs.yaml"
+    found = json.loads(run("calibrate", "--from", str(folder), "--out", str(out), "--json"))
+    assert found["file"] == str(out)
+    assert 0.0 <= found["error"] < 0.03
+    assert found["accuracy_mean"] == pytest.approx(1.0 - found["error"])
+    predicted = json.loads(run("estimate", "--from", str(folder), "--steps", "5", "--json"))
+    assert "the run itself" in predicted["costs"]
+    assert predicted["modes"]["exact"]["kept_vs_true_len"] == pytest.approx(1.0)
+    text = run(
+        "simulate", str(EXAMPLES / "paper-7b-8k.yaml"), f"calibration={out}", "steps=1", "--json"
+    )
+    assert len(json.loads(text)["step_s"]) == 1
+
+
+def test_another_model_on_other_gpus_says_what_is_taken_over(tmp_path: Path) -> None:
+    file = str(EXAMPLES / "paper-7b-8k.yaml")
+    size = ("steps=1", "rollout.prompts_per_step=16", "gpus=8", "--json")
+    step_s = {}
+    for model, device in (("Qwen2.5-7B", "H800"), ("Qwen2.5-14B", "H800"), ("Qwen2.5-7B", "B200")):
+        result = CliRunner().invoke(
+            app, ["simulate", file, f"model={model}", f"device={device}", *size]
+        )
+        assert result.exit_code == 0, result.output
+        step_s[model, device] = json.loads(result.stdout)["mean_step_s"]
+        said = "fitted to Qwen2.5-7B on H800 and taken over for" in result.stderr
+        assert said == ((model, device) != ("Qwen2.5-7B", "H800"))
+    plain = step_s["Qwen2.5-7B", "H800"]
+    assert step_s["Qwen2.5-7B", "B200"] < plain < step_s["Qwen2.5-14B", "H800"]
+
+
+def test_a_model_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Llama-3\.1-70B.*runs on"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "model=Llama-3.1-70B", "device=L40S")
+    with pytest.raises(ValueError, match="unknown device 'H900'"):
+        run("simulate", str(EXAMPLES / "paper-7b-8k.yaml"), "device=H900")

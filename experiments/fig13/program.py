@@ -12,11 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts, TimeoutSettings
+from rollpacker.config import CodeTimeoutConfig
+from rollpacker.policy.rewards.reward_timeouts import AdaptiveTimeouts
 
 UNIT_S = 20e-6
 LEAST_S, MOST_S = 0.002, 0.03
-_timeouts = AdaptiveTimeouts(TimeoutSettings(least=LEAST_S, most=MOST_S))
+_timeouts = AdaptiveTimeouts(CodeTimeoutConfig(least_s=LEAST_S, most_s=MOST_S))
 
 
 def reward(

@@ -289,7 +289,7 @@ def test_a_zygote_knows_nothing_of_the_trainer(
 WITHOUT_A_CALL = """
 import os, struct
 from rollpacker.sandbox import Sandbox, SandboxUnavailableError
-from rollpacker.sandbox.guest import kernel
+from rollpacker.sandbox.guest.lockdown import kernel
 number = {numbers}[os.uname().machine]
 program = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000))
 kernel.no_new_privileges()

@@ -50,7 +50,7 @@ def test_a_job_gives_the_same_result_again() -> None:
 
 
 def test_each_part_of_rollpacker_is_faster_than_verl() -> None:
-    def step_s(job: table2.Job) -> float:
+    def step_s(job: table2.PaperJob) -> float:
         return replace(job, config=job.config | {"steps": 3}).run().mean_step_s
 
     base = step_s(table2.verl("8k"))

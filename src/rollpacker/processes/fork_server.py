@@ -64,7 +64,8 @@ def _taken_over() -> tuple[Any, ...]:
     streams = [(number, _file(number)) for number in (1, 2)]
     limits = [resource.getrlimit(kind) for kind in _LIMITS]
     place = _file("."), sys.path[:], dict(os.environ)
-    return os.getpid(), place, streams, limits, os.sched_getaffinity(0), os.nice(0)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return os.getpid(), place, streams, limits, cores, os.nice(0)
 
 
 def _file(file: str | int) -> tuple[int, int] | None:

@@ -59,7 +59,7 @@ def codes() -> set[str]:
     folder = Path(service.__file__).parent
     calls = [
         node
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refused"
     ]

@@ -44,11 +44,12 @@ UNREACHED = {
         "logs.add",
     },
     "as time passes (test_mux_setbacks.py)": {
-        "Core._try", "Core._run_out", "Core._release", "Core.release_fences",
+        "TransactionLog._try", "TransactionLog._run_out", "TransactionLog._release",
+        "TransactionLog.release_fences",
     },
     "once something has failed (test_mux_setbacks.py)": {
-        "Core.follow", "Core.keep_times", "Writer._failed", "Writer._leave_out", "Writer._repair",
-        "Writer._reopen", "Writer._timed_open",
+        "TransactionLog.follow", "TransactionLog.keep_times", "Writer._failed", "Writer._leave_out",
+        "Writer._repair", "Writer._reopen", "Writer._timed_open",
     },
     "of teams, other tokens, leases and moves": {
         "Tokens._look", "commands._left", "commands.move_body", "commands.permit_body",

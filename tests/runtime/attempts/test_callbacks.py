@@ -137,14 +137,14 @@ def test_tasks_that_nobody_awaits_are_spawned() -> None:
     """Each that is begun otherwise in the driver is looked at where it is begun."""
     found = Counter[str]()
     for room in ("runtime", "job", "reward"):
-        for path in (_SOURCE / room).glob("*.py"):
+        for path in (_SOURCE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     found[path.name] += node.func.attr in ("create_task", "ensure_future")
     assert +found == {
         "breaker.py": 2,  # the work itself, and what is spawned
         "cluster.py": 3,  # a move's two, and nodes that come back
-        "comeback.py": 1,
+        "worker_recovery.py": 1,
     }
 
 

@@ -18,7 +18,7 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 sys.meta_path.insert(0, Blocker())
-from rollpacker.runtime import doctor
+from rollpacker.runtime.cluster import doctor
 print(json.dumps({each.name: [each.ok, each.fix] for each in doctor.checks()}))
 """
 

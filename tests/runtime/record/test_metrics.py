@@ -288,7 +288,7 @@ def test_a_missing_tracker_names_the_package(tmp_path):
 def test_no_torch_is_imported(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "import rollpacker.runtime.record.checkpoint, rollpacker.job.run.lock\n"
+        "import rollpacker.runtime.record.checkpoint\n"
         "import rollpacker.runtime.attempts.samples, rollpacker.runtime.record.progress\n"
         "from rollpacker.runtime.record.metrics import MetricsLog\n"
         "MetricsLog(Path(sys.argv[1]), say=print).write({'step': 0})\n"

@@ -202,7 +202,7 @@ class _Brief(reprlib.Repr):
         """As of a dict."""
         return self._first(f"{self._one(k, level)}: {self._one(v, level)}" for k, v in x)
 
-    def repr_Members(self, x: SetMembers, level: int) -> str:  # noqa: N802
+    def repr_SetMembers(self, x: SetMembers, level: int) -> str:  # noqa: N802
         """As of a set."""
         return self._first(self._one(each, level) for each in x)
 

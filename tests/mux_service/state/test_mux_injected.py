@@ -227,12 +227,11 @@ def test_nothing_that_fails_ends_the_daemon(
     missed = set[str]()
     monkeypatch.setattr(writer_module, "_RETRY_S", 0.02)
 
-    async def raised(some: list[tuple[Any, str]], folder: Path) -> None:
-        """One daemon for some of them: each request tells of all jobs before."""
-        async with opened(folder) as (writer, client):
+    async def main() -> None:
+        async with opened(tmp_path) as (writer, client):
             async with asyncio.timeout(LONGEST_S):
                 assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
-            for owner, name in some:
+            for owner, name in FOUND[part::2]:
                 hit = 0
 
                 def fail(*_: Any, **__: Any) -> Any:
@@ -253,10 +252,7 @@ def test_nothing_that_fails_ends_the_daemon(
                 if not hit:
                     missed.add(f"{_name(owner)}.{name}")
 
-    mine = FOUND[part::2]
-    for first in range(0, len(mine), 6):
-        (folder := tmp_path / str(first)).mkdir()
-        asyncio.run(raised(mine[first : first + 6], folder))
+    asyncio.run(main())
     print(f"\n{len(FOUND[part::2])} functions raised, not reached: {', '.join(sorted(missed))}")
     assert missed <= set[str]().union(*UNREACHED.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -98,6 +99,12 @@ def test_a_run_without_texts_says_how_to_keep_them(made):
     assert "samples.texts=true" in page.read_text(encoding="utf-8")
 
 
+def wait_until(drawn: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not drawn():
+        assert time.monotonic() < end
+
+
 def test_in_a_browser_it_shows_orders_and_searches_and_runs_nothing(copy, chromium):
     folder = copy("race")
     frame = with_texts(folder, unique_text())
@@ -123,9 +130,7 @@ def test_in_a_browser_it_shows_orders_and_searches_and_runs_nothing(copy, chromi
         return run("return document.querySelector('.browser .chip').textContent")
 
     by_text = {row["completion"]: row for row in frame.iter_rows(named=True)}
-    end = time.monotonic() + 60
-    while not texts():  # drawn late where the machine is busy
-        assert time.monotonic() < end
+    wait_until(texts)
     assert len(texts()) == 8
     assert {by_text[text]["step"] for text in texts()} == {11}
     choose("step of the responses", "3")

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from rollpacker import config
-from rollpacker.cli.convert import AskedOnCommandLine, shell, translate
+from rollpacker.cli.convert import CommandLine, shell, translate
 from rollpacker.cli.convert.values import flat
 
 FILES = Path(__file__).parent / "files"
-NOTHING = AskedOnCommandLine()
+NOTHING = CommandLine()
 
 SCRIPT = """
 from datasets import load_dataset
@@ -212,7 +212,7 @@ def test_a_file_of_trl(tmp_path):
 def test_a_script_of_trl(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)
-    found, run = job(tmp_path, file, AskedOnCommandLine(world=2))
+    found, run = job(tmp_path, file, CommandLine(world=2))
     assert (run.model.path, run.model.lora_rank, run.model.lora_alpha) == ("Qwen/Qwen3-0.6B", 8, 16)
     assert [each.function for each in run.rewards] == [
         f"{file}:brevity",
@@ -229,19 +229,19 @@ def test_a_script_of_trl(tmp_path):
     assert any("with all that it imports" in line for line in found.warnings)
     # What the command line says need not be in the file.
     file.write_text(SCRIPT.replace('model="Qwen/Qwen3-0.6B"', "model=model"))
-    found, run = job(tmp_path, file, AskedOnCommandLine(world=2, model="m"))
+    found, run = job(tmp_path, file, CommandLine(world=2, model="m"))
     assert run.model.path == "m"
     assert found.ignored["model_name_or_path"] == "--model is taken instead"
     assert set(found.refused) == {"max_completion_length", "model_init_kwargs"}
     # Nor is a batch that only the script's arguments know.
     batch = "per_device_train_batch_size="
     file.write_text(SCRIPT.replace(f"{batch}8", f"{batch}arguments.batch"))
-    found, run = job(tmp_path, file, AskedOnCommandLine(world=2))
+    found, run = job(tmp_path, file, CommandLine(world=2))
     assert "per_device_train_batch_size" in found.refused
     assert (run.train.updates_per_step, "prompts_per_step" in found.text) == (1, False)
     # A script that trains when it is imported cannot be where rewards are.
     file.write_text(SCRIPT.replace("def main():", "if True:"))
-    found, run = job(tmp_path, file, AskedOnCommandLine(world=2))
+    found, run = job(tmp_path, file, CommandLine(world=2))
     assert run.rewards[0].function == "rewards.py:brevity"
     assert any("would start its training" in line for line in found.warnings)
 
@@ -363,55 +363,8 @@ def test_of_two_names_in_verl_one_wins(tmp_path, wins, loses, ours, equal):
     assert wins in found.translated
 
 
-@pytest.mark.parametrize(
-    ("keys", "kind", "refused"),
-    [
-        ({"loss_type": "grpo"}, "grpo", ()),
-        ({"loss_type": "grpo", "epsilon_high": 0.28}, "grpo", ("epsilon_high",)),
-        ({"loss_type": "dr_grpo", "scale_rewards": "none", "delta": 1.5}, "dr_grpo", ()),
-        ({"loss_type": "dr_grpo", "scale_rewards": True}, "dr_grpo", ("scale_rewards",)),
-        ({"importance_sampling_level": "sequence", "loss_type": "bnpo"}, "gspo", ("loss_type",)),
-        ({"num_iterations": 2}, "grpo", ("num_iterations",)),
-        ({"warmup_ratio": 0.1}, "grpo", ("warmup_ratio",)),
-        ({"lr_scheduler_type": "polynomial"}, "grpo", ("lr_scheduler_type",)),
-        ({"use_peft": True, "lora_target_modules": ["q_proj"]}, "grpo", ("lora_target_modules",)),
-        ({"num_train_epochs": 1.5}, "grpo", ("num_train_epochs",)),
-        ({"fp16": True, "min_p": 0.1, "top_k": -1}, "grpo", ("fp16", "min_p")),
-    ],
-)
-def test_what_trl_says_otherwise(tmp_path, keys, kind, refused):
-    found, run = trl_job(tmp_path, **keys)
-    assert run.train.algorithm.kind == kind
-    assert set(found.refused) == set(refused)
-
-
-@pytest.mark.parametrize(
-    ("device", "together", "each", "world", "prompts", "updates"),
-    [
-        (8, 1, None, 1, 1, 1),
-        (8, 4, None, 4, 16, 1),
-        (8, 2, 8, 1, 8, 4),
-        (4, 128, 16, 2, 128, 1),  # rounds shorter than an update: one larger round
-    ],
-)
-def test_batches_of_trl(tmp_path, device, together, each, world, prompts, updates):
-    keys = {"per_device_train_batch_size": device, "gradient_accumulation_steps": together}
-    if each:
-        keys["steps_per_generation"] = each
-    _, run = trl_job(tmp_path, AskedOnCommandLine(world=world), **keys)
-    assert (run.rollout.prompts_per_step, run.train.updates_per_step) == (prompts, updates)
-    if each:
-        keys.pop("steps_per_generation")
-        keys["generation_batch_size"] = each * device * world
-        _, same = trl_job(tmp_path, AskedOnCommandLine(world=world), **keys)
-        assert same.rollout.prompts_per_step == prompts
-        assert same.train.updates_per_step == updates
-
-
 def test_the_command_line_goes_first(tmp_path):
-    asked = AskedOnCommandLine(
-        model="mine", data="d.jsonl", reward="code", held_out="h.jsonl", steps=20
-    )
+    asked = CommandLine(model="mine", data="d.jsonl", reward="code", held_out="h.jsonl", steps=20)
     for name in EVERY:
         found, run = job(tmp_path, FILES / name, asked)
         assert (run.model.path, run.data.path, run.steps) == ("mine", "d.jsonl", 20)

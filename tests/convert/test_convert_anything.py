@@ -8,14 +8,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.cli.convert import AskedOnCommandLine, shell, translate, trl, verl
+from rollpacker.cli.convert import CommandLine, shell, translate, trl, verl
 from rollpacker.cli.convert.render import render
 from rollpacker.cli.convert.table import Draft, Unknown, fill
 from rollpacker.cli.convert.values import flat, resolved
 from rollpacker.config.reading.foreign import KEYS
 
 FILES = Path(__file__).parent / "files"
-NOTHING = AskedOnCommandLine()
+NOTHING = CommandLine()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_hints_for_unknown_keys_are_what_files_are_translated_to():
     ]
     ours: dict[str, set[str]] = {}
     for table, leaves in drafts:
-        draft = Draft(table, "x", leaves, AskedOnCommandLine(reward="math"))
+        draft = Draft(table, "x", leaves, CommandLine(reward="math"))
         fill(draft)
         for key, setting in draft.settings.items():
             for name in setting.keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from test_convert import trl_job, verl_job
 
-from rollpacker.cli.convert import AskedOnCommandLine
+from rollpacker.cli.convert import CommandLine
 
 _ROLLOUT = "actor_rollout_ref__rollout__"
 SIZE, NAME = f"{_ROLLOUT}tensor_model_parallel_size", f"{_ROLLOUT}name"
@@ -36,12 +36,12 @@ def test_one_gpu_of_verl_and_several_nodes(tmp_path):
 
 def test_vllm_of_trl(tmp_path):
     keys = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5}
-    found, run = trl_job(tmp_path, AskedOnCommandLine(world=2), **keys, vllm_mode="colocate")
+    found, run = trl_job(tmp_path, CommandLine(world=2), **keys, vllm_mode="colocate")
     assert (run.engine.gpu_memory, run.devices.per_node) == (0.5, 2)
     assert "vllm_mode" in found.ignored
     # Of a server, or freed while TRL trains: here it is kept.
     for key, value in (("vllm_mode", "server"), ("vllm_enable_sleep_mode", True)):
-        found, run = trl_job(tmp_path, AskedOnCommandLine(world=4), **keys, **{key: value})
+        found, run = trl_job(tmp_path, CommandLine(world=4), **keys, **{key: value})
         assert (run.engine.gpu_memory, set(found.refused)) == (0.4, {key})
     found, run = trl_job(tmp_path, vllm_mode="server", vllm_gpu_memory_utilization=0.5)
     assert (run.engine.kind, found.ignored["vllm_mode"]) == ("mini", "use_vllm is off")
@@ -60,13 +60,13 @@ def test_their_files_are_for_gpus_unless_they_say_otherwise(tmp_path):
 
 def test_processes_of_trl_are_the_devices_of_one_node(tmp_path):
     batch = {"per_device_train_batch_size": 8}
-    found, run = trl_job(tmp_path, AskedOnCommandLine(world=4), **batch)
+    found, run = trl_job(tmp_path, CommandLine(world=4), **batch)
     assert run.devices.per_node == 4
     assert any("ZeRO or FSDP is not in this file" in line for line in found.warnings)
     assert trl_job(tmp_path, **batch, num_processes=2)[1].devices.per_node == 2
     _, run = trl_job(tmp_path, **batch, num_processes=16, num_machines=2)
     assert run.devices.per_node == 0
-    found, _ = trl_job(tmp_path, AskedOnCommandLine(world=1), **batch)
+    found, _ = trl_job(tmp_path, CommandLine(world=1), **batch)
     assert not any("ZeRO" in line for line in found.warnings)
 
 

@@ -21,7 +21,9 @@ from rollpacker.engine.fake import FakeEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats.ours.native import concat
 from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.turns import Scale, TraceResponse, TraceTurn
+from rollpacker.polytrace.model.turns import Scale
+from rollpacker.polytrace.model.turns import TraceResponse as Response
+from rollpacker.polytrace.model.turns import TraceTurn as Turn
 from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.trace_replay.engine import build_engine
@@ -64,15 +66,15 @@ def timed(step: StepPlan, concurrency: int = 0):
     )
 
 
-def one(*turns: TraceTurn, reward_s: float = 0.0) -> tuple[TraceResponse, ...]:
-    return (TraceResponse(turns=turns, reward_s=reward_s),)
+def one(*turns: Turn, reward_s: float = 0.0) -> tuple[Response, ...]:
+    return (Response(turns=turns, reward_s=reward_s),)
 
 
-def step_of(*groups: tuple[TraceResponse, ...], batch_reward_s: float = 0.0) -> StepPlan:
+def step_of(*groups: tuple[Response, ...], batch_reward_s: float = 0.0) -> StepPlan:
     return StepPlan(step=3, groups=groups, batch_reward_s=batch_reward_s)
 
 
-SEARCH = (TraceTurn(prompt=4, tokens=3, tool_s=10.0), TraceTurn(prompt=9, tokens=2))
+SEARCH = (Turn(prompt=4, tokens=3, tool_s=10.0), Turn(prompt=9, tokens=2))
 
 
 def test_a_tool_that_nobody_else_hides_is_waited_for() -> None:
@@ -83,47 +85,40 @@ def test_a_tool_that_nobody_else_hides_is_waited_for() -> None:
 
 
 def test_tools_do_not_hold_up_other_conversations() -> None:
-    found = timed(step_of(one(*SEARCH), one(TraceTurn(prompt=4, tokens=20))))
+    found = timed(step_of(one(*SEARCH), one(Turn(prompt=4, tokens=20))))
     assert (found.rollout_s, found.tool_wait_s, found.decode_steps) == (20.0, 0.0, 20)
     assert found.peak_running == 2
 
 
 def test_the_last_turns_tool_belongs_to_the_rollout() -> None:
-    found = timed(step_of(one(TraceTurn(prompt=1, tokens=2, tool_s=5.0))))
+    found = timed(step_of(one(Turn(prompt=1, tokens=2, tool_s=5.0))))
     assert (found.rollout_s, found.tool_wait_s) == (7.0, 5.0)
 
 
 def test_rewards_are_a_phase_of_their_own() -> None:
-    early, late = (
-        one(TraceTurn(prompt=1, tokens=2), reward_s=7.0),
-        one(TraceTurn(prompt=1, tokens=5)),
-    )
+    early, late = one(Turn(prompt=1, tokens=2), reward_s=7.0), one(Turn(prompt=1, tokens=5))
     found = timed(step_of(early, late))
     assert (found.rollout_s, found.reward_s, found.step_s) == (5.0, 4.0, 9.0)
-    found = timed(
-        step_of(one(TraceTurn(prompt=1, tokens=9)), one(TraceTurn(prompt=1, tokens=1), reward_s=3))
-    )
+    found = timed(step_of(one(Turn(prompt=1, tokens=9)), one(Turn(prompt=1, tokens=1), reward_s=3)))
     assert (found.rollout_s, found.reward_s) == (9.0, 0.0)
     found = timed(step_of(late, batch_reward_s=6.0))
     assert (found.rollout_s, found.reward_s) == (5.0, 6.0)
 
 
 def test_turns_that_generate_nothing_are_passed_over() -> None:
-    found = timed(
-        step_of(one(TraceTurn(prompt=3, tokens=0, tool_s=2.0), TraceTurn(prompt=5, tokens=4)))
-    )
+    found = timed(step_of(one(Turn(prompt=3, tokens=0, tool_s=2.0), Turn(prompt=5, tokens=4))))
     assert (found.rollout_s, found.tool_wait_s, found.generated_tokens) == (6.0, 2.0, 4)
-    assert timed(step_of(one(TraceTurn(prompt=3, tokens=0)))).step_s == 0.0
+    assert timed(step_of(one(Turn(prompt=3, tokens=0)))).step_s == 0.0
 
 
 turns = st.builds(
-    TraceTurn,
+    Turn,
     prompt=st.integers(1, 30),
     tokens=st.integers(0, 6),
     tool_s=st.sampled_from([0.0, 0.5, 4.0]),
 )
 answers = st.builds(
-    TraceResponse,
+    Response,
     turns=st.lists(turns, min_size=1, max_size=3).map(tuple),
     reward_s=st.sampled_from([0.0, 1.5]),
 )
@@ -172,10 +167,10 @@ def test_lengths_and_latencies_are_scaled() -> None:
     row = {"prompt": "a", "response_tokens": 58, "turns": turns, "tools": tools, "reward_s": 6.0}
     (step,), _ = planned(trace_of(row), scale=Scale(tokens=0.1, time=0.5))
     assert step.responses == [
-        TraceResponse(
+        Response(
             turns=(
-                TraceTurn(prompt=10, tokens=1, tool_s=2.0),
-                TraceTurn(prompt=20, tokens=6, cached=8),
+                Turn(prompt=10, tokens=1, tool_s=2.0),
+                Turn(prompt=20, tokens=6, cached=8),
             ),
             reward_s=3.0,
         )
@@ -197,10 +192,8 @@ def test_aborted_responses_are_left_out_and_steps_are_chosen() -> None:
         {"task": "t", "step": 2, "dp_rank": rank, "reward_time_s": 3.0 + rank} for rank in (0, 1)
     ]
     steps, notes = planned(trace_of(*rows, aborted, batches=batches), steps=2)
-    assert [(step.step, len(step.responses), step.batch_reward_s) for step in steps] == [
-        (2, 1, 4.0),
-        (5, 1, 0.0),
-    ]
+    found = [(step.step, len(step.responses), step.batch_reward_s) for step in steps]
+    assert found == [(2, 1, 4.0), (5, 1, 0.0)]
     assert notes == ["t: 1 aborted responses are left out: their true length is not known"]
     with pytest.raises(TraceError, match="no whole response"):
         planned(trace_of(aborted))
@@ -235,8 +228,8 @@ def mini(checkpoint: Path, step: StepPlan, concurrency: int = 8) -> Replayer:
 
 
 def test_groups_share_their_prompt_and_later_turns_too(checkpoint: Path) -> None:
-    quick = TraceResponse(turns=(TraceTurn(prompt=40, tokens=5), TraceTurn(prompt=60, tokens=7)))
-    slow = TraceResponse(turns=(TraceTurn(prompt=40, tokens=50),))
+    quick = Response(turns=(Turn(prompt=40, tokens=5), Turn(prompt=60, tokens=7)))
+    slow = Response(turns=(Turn(prompt=40, tokens=50),))
     step = step_of((slow, quick, quick))
     found = mini(checkpoint, step).run(step)
     assert found.generated_tokens == 50 + 12 + 12
@@ -247,7 +240,7 @@ def test_groups_share_their_prompt_and_later_turns_too(checkpoint: Path) -> None
 
 
 def test_a_context_that_shrinks_is_a_prompt_of_its_own(checkpoint: Path) -> None:
-    step = step_of(one(TraceTurn(prompt=40, tokens=5), TraceTurn(prompt=9, tokens=3)))
+    step = step_of(one(Turn(prompt=40, tokens=5), Turn(prompt=9, tokens=3)))
     found = mini(checkpoint, step).run(step)
     assert (found.generated_tokens, found.prefill_tokens) == (8, 49)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from rollpacker.cli.convert import AskedOnCommandLine, translate
+from rollpacker.cli.convert import CommandLine, translate
 from rollpacker.cli.output import Json, errors, print_json, print_plain
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def init(
     """
     if os.path.lexists(out) and not force:
         raise ValueError(f"{out} is there already: choose another file with --out, or --force")
-    asked = AskedOnCommandLine(
+    asked = CommandLine(
         model=model, data=data, reward=reward, held_out=eval_data, steps=steps, world=world
     )
     if source is not None:
@@ -70,7 +70,7 @@ def init(
     print_plain(f"wrote {out}; next: {_next(out)}")
 
 
-def _wishes(asked: AskedOnCommandLine) -> Wishes:
+def _wishes(asked: CommandLine) -> Wishes:
     """What the command line says, and what the user answers where it does not say enough."""
     from rollpacker.job.ask.draft import Wishes
 
@@ -92,9 +92,7 @@ def _wishes(asked: AskedOnCommandLine) -> Wishes:
     return Wishes(model=model, data=data, reward=reward, held_out=held_out or "", steps=steps or 0)
 
 
-def _translate(
-    source: Path, asked: AskedOnCommandLine, out: Path, force: bool, as_json: bool
-) -> None:
+def _translate(source: Path, asked: CommandLine, out: Path, force: bool, as_json: bool) -> None:
     job = translate(source, asked)
     _write(job.text, out, force)
     if as_json:

@@ -13,9 +13,9 @@ from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import MODES, Figure, number, present
 from rollpacker.report.drawing.gantt import Gantt
 from rollpacker.report.drawing.page import (
+    Grid,
     Page,
     Section,
-    TextTable,
     Tile,
     count,
     plain,
@@ -166,7 +166,7 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         )
     if scope := summary.get("scope"):
         text += f" {scope}"
-    table = TextTable(header=["", *(mode.name for mode in modes)], rows=rows)
+    table = Grid(header=["", *(mode.name for mode in modes)], rows=rows)
     return Section("results", "Results", text, table=table)
 
 

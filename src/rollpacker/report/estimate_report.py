@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollpacker.report.drawing import page
-from rollpacker.report.drawing.page import Page, Section, TextTable, Tile, count, seconds
+from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, seconds
 from rollpacker.sim.estimate.estimate import Estimate
 
 _HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens")
@@ -53,7 +53,7 @@ def _drafts(found: Estimate) -> list[str]:
     return [f"Tokens of a decode step ahead: {found.ahead_from}."] if found.ahead else []
 
 
-def _table(found: Estimate) -> TextTable:
+def _table(found: Estimate) -> Grid:
     rows = [
         (
             name,
@@ -64,7 +64,7 @@ def _table(found: Estimate) -> TextTable:
         )
         for name, mode in found.rows.items()
     ]
-    return TextTable(header=_HEADER, rows=rows)
+    return Grid(header=_HEADER, rows=rows)
 
 
 def _figure(found: Estimate) -> dict[str, object]:

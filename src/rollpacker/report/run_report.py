@@ -15,16 +15,7 @@ from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import number, present
 from rollpacker.report.drawing.gantt import Gantt
 from rollpacker.report.drawing.length_curves import LengthCurves, length_curves, length_facts
-from rollpacker.report.drawing.page import (
-    Page,
-    Section,
-    TextTable,
-    Tile,
-    count,
-    plain,
-    seconds,
-    share,
-)
+from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, plain, seconds, share
 from rollpacker.report.reading.run_folder import RunFolder, load_run
 from rollpacker.report.sections.browser import browser_section
 from rollpacker.report.sections.environments import environment_facts, environment_section
@@ -393,7 +384,7 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
     )
     if every > 1:
         text += f" Every {every}th step is listed."
-    return Section("steps", "Steps", text, table=TextTable(header=header, rows=rows))
+    return Section("steps", "Steps", text, table=Grid(header=header, rows=rows))
 
 
 def _config(run: RunFolder) -> Section:

@@ -16,7 +16,7 @@ from rollpacker.polytrace.describe.synchronous_round import Layout, synchronous_
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics.statistics import finished, lengths_of, visits
 from rollpacker.report.drawing import page, trace_figures
-from rollpacker.report.drawing.page import Page, Section, TextTable, Tile, count, share
+from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, share
 
 _TABLE = ("task", "responses", "mean", "p50", "p75", "p99", "max", "at cap", "ICC", "ICC log")
 _TABLE += ("AUC 1st", "AUC 4th", "idle", "bubble")
@@ -91,7 +91,7 @@ def _table(reports: Mapping[str, TaskReport]) -> Section:
         "AUC: chance that the prompts of the tail score above others by the first, or the fourth, "
         "response to finish; 0.5 is a coin."
     )
-    table = TextTable(header=_TABLE, rows=rows)
+    table = Grid(header=_TABLE, rows=rows)
     return Section("numbers", "Numbers", text, table=table)
 
 

@@ -14,11 +14,11 @@ import yaml
 
 from rollpacker.cli.convert import script, shell, trl, verl
 from rollpacker.cli.convert.render import by_hand, render
-from rollpacker.cli.convert.table import AskedOnCommandLine, Draft, Setting, Table, fill
+from rollpacker.cli.convert.table import CommandLine, Draft, Setting, Table, fill
 from rollpacker.cli.convert.values import flat, plain, resolved
 from rollpacker.config import ConfigError, parse
 
-__all__ = ["AskedOnCommandLine", "Converted", "translate"]
+__all__ = ["CommandLine", "Converted", "translate"]
 
 _NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function": "--reward"}
 _COMPARE = ("grpo", "dr_grpo", "dapo", "rloo", "gspo")
@@ -50,7 +50,7 @@ class Converted:
     warnings: list[str]
 
 
-def translate(file: Path, asked: AskedOnCommandLine) -> Converted:
+def translate(file: Path, asked: CommandLine) -> Converted:
     """The job that a configuration of verl or TRL describes.
 
     Raises ``ValueError`` when it is none, when it trains with another algorithm than ours, or when

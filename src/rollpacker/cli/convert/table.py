@@ -38,7 +38,7 @@ class Unknown(str):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOnCommandLine:
+class CommandLine:
     """What the command line says of the job; it goes before the file. See ``init``."""
 
     model: str | None = None
@@ -204,7 +204,7 @@ class Draft:
     table: Table
     file: str
     given: dict[str, Any]
-    asked: AskedOnCommandLine
+    asked: CommandLine
     settings: dict[str, Setting] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

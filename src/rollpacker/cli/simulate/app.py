@@ -174,12 +174,8 @@ def estimate(
     if html is not None:
         from rollpacker.report.estimate_report import write_estimate_report as write_page
     notes: list[str] = []
-    trace, job = _job(
-        path,
-        EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus),
-        task,
-        notes,
-    )
+    machine = EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus)
+    trace, job = _job(path, machine, task, notes)
     if job.calibration.ahead.possible:
         if tokenizer is not None:
             notes.append("--tokenizer has nothing to do: the costs have drafts already")

@@ -31,7 +31,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
+class Grid:
     """Rows of text under a header."""
 
     header: Sequence[str]
@@ -60,7 +60,7 @@ class Section:
     _: KW_ONLY
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
-    table: TextTable | None = None
+    table: Grid | None = None
     browser: Mapping[str, Any] | None = None
     code: str = ""
 

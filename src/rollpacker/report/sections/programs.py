@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from rollpacker.report.drawing.page import Section, TextTable, count, seconds, share
+from rollpacker.report.drawing.page import Grid, Section, count, seconds, share
 
 SHOWN = 10
 """Slowest tests that are listed, and as many that fail most."""
@@ -78,7 +78,7 @@ def _text(graded: pl.DataFrame) -> str:
     )
 
 
-def _table(tests: pl.DataFrame) -> TextTable:
+def _table(tests: pl.DataFrame) -> Grid:
     slow = tests.sort("longest_s", descending=True, maintain_order=True).head(SHOWN)
     failing = tests.filter(pl.col("passed") < 1.0)
     failing = failing.sort("passed", "runs", descending=[False, True], maintain_order=True).head(
@@ -86,7 +86,7 @@ def _table(tests: pl.DataFrame) -> TextTable:
     )
     listed = pl.concat([slow, failing]).unique(("prompt", "test"), maintain_order=True)
     header = ("prompt", "test", "runs", "passed", "timeouts", "longest", "longest that passed")
-    return TextTable(
+    return Grid(
         header=(*header, "all runs"),
         rows=[
             (

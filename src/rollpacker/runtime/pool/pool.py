@@ -21,13 +21,7 @@ from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
-from rollpacker.runtime.pool.placement import (
-    ProcessSlot,
-    decoding_devices,
-    in_turns,
-    lay_out,
-    worker_specs,
-)
+from rollpacker.runtime.pool import placement
 from rollpacker.runtime.pool.protocols import Listener, Loss
 from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.pool.topology import Topology
@@ -94,7 +88,7 @@ class WorkerPool:
     @property
     def node_size(self) -> int:
         """Devices of a node that decode; neighbours of so many can be put together."""
-        return gcd(*decoding_devices(self._config, self._nodes))
+        return gcd(*placement.decoding_devices(self._config, self._nodes))
 
     @property
     def info(self) -> EngineInfo:
@@ -146,16 +140,20 @@ class WorkerPool:
         self._supervisor.admit()
         self.meet()
 
-    def _slots(self) -> list[ProcessSlot]:
+    def _slots(self) -> list[placement.ProcessSlot]:
         """Who is where; processes of different calls never meet."""
         self._generation += 1
-        return lay_out(self._config, self._nodes, self._sizes, self._store(), self._generation)
+        return placement.lay_out(
+            self._config, self._nodes, self._sizes, self._store(), self._generation
+        )
 
-    async def _begin(self, slots: Sequence[ProcessSlot], which: Collection[int]) -> None:
+    async def _begin(self, slots: Sequence[placement.ProcessSlot], which: Collection[int]) -> None:
         """Start some workers and wait for their models; engines are taken for what the least of
         them is able to do."""
-        for turn in in_turns(self._config, slots):
-            specs = worker_specs(self._config, slots, self._max_length, self._total_updates)
+        for turn in placement.in_turns(self._config, slots):
+            specs = placement.worker_specs(
+                self._config, slots, self._max_length, self._total_updates
+            )
             chosen = {
                 node: [spec for spec in those if spec.rank in which and spec.rank in turn]
                 for node, those in specs.items()
@@ -238,11 +236,8 @@ class WorkerPool:
         place = self._meeting()
         for rank, replica in enumerate(self._met):
             for part, number in enumerate(self._topology.replicas[replica]):
-                rendezvous = f"{place}-{part}"
-                world = len(self._met)
-                self._supervisor.send(
-                    number, msg.Reform(rank=rank, world=world, rendezvous=rendezvous)
-                )
+                reform = msg.Reform(rank=rank, world=len(self._met), rendezvous=f"{place}-{part}")
+                self._supervisor.send(number, reform)
 
     def _meeting(self) -> str:
         """A place where workers of any nodes have never met."""

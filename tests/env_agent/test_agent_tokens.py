@@ -90,7 +90,7 @@ def test_an_episode_that_is_cut_off_ends_its_program(tmp_path: Path, tokenizer: 
     assert not alive(int(pid))
 
 
-QWEN = TOOLS.parents[1] / "tests" / "env" / "templates" / "qwen3.jinja"
+QWEN = TOOLS.parents[1] / "tests" / "env" / "support" / "templates" / "qwen3.jinja"
 LOST = {
     "{'role': 'observation', 'content': 'It is dark.'}": "leaves out what role 'observation' says",
     "{'role': 'tool', 'content': None}": "a message of role 'tool' whose content is NoneType",

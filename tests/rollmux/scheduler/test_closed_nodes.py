@@ -38,7 +38,7 @@ def reserved(on: Scheduler, name: str, group: int | None, nodes: tuple[str, ...]
     pools = tuple(tuple(n for n in nodes if n.startswith(pool)) for pool in ("rollout", "train"))
     fresh = (0, 0) if nodes else (1, 1)
     site = Site(group=group, nodes=pools, fresh=fresh, price=0.0)
-    on._moves.reserve(on.cluster.jobs[name], site)
+    on._reservations.reserve(on.cluster.jobs[name], site)
 
 
 def test_nobody_sets_out_for_a_node_that_was_closed_meanwhile() -> None:

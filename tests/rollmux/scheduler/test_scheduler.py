@@ -96,7 +96,7 @@ def busy_scheduler(jobs: int = 12, seed: int = 0) -> Scheduler:
 
 def test_a_move_of_several_that_fails_rolls_back_to_the_bit() -> None:
     scheduler = busy_scheduler()
-    cluster, moves = scheduler.cluster, scheduler._moves
+    cluster, moves = scheduler.cluster, scheduler._reservations
     before = json.dumps(scheduler.state_dict())
     jobs = [job for job in cluster.jobs.values() if job.home is not None][:4]
     groups = list(cluster.groups.values())

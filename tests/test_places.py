@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollpacker.places import ConnectionPlace, Places
+from rollpacker.connection_limits import ConnectionPlace, Places
 
 STRANGERS, KNOWN, EACH = 4, 6, 3
 

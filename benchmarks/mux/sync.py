@@ -136,13 +136,13 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
     import torch
     import torch.distributed as dist
 
-    from rollpacker.policy.gradients.publish import plan_publish
+    from rollpacker.policy.gradients.transfer_plan import plan_transfers
     from rollpacker.runtime.messages.weight_broadcast import meet_pools
 
     _enter(place)
     world = training + rollout
     pools = range(training), range(training, world)
-    plan = plan_publish(total, *pools)
+    plan = plan_transfers(total, *pools)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{HOST}:{PORT}",

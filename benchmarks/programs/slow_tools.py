@@ -24,12 +24,12 @@ import polars as pl
 from benchmarks._run import ROOT, flags, made, metrics, table
 from rollpacker.config import RunConfig, load
 from rollpacker.core.journal import replay
-from rollpacker.find import find
 from rollpacker.job import train
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.recorded.rerun import held_back
 from rollpacker.sim.recorded.run_record import read_run
+from rollpacker.user_code import find
 
 EXAMPLE = ROOT / "examples" / "tools"
 MODES = ("off", "exact", "race", "auto")

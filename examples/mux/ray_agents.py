@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
 
 from rollpacker.cli.mux.agent import found_machine, node_programs
 from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client import MuxClient
 
 NAMESPACE = "rollmux"
 POOLS = ("rollout", "train")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.find import find
+from rollpacker.user_code import find
 
 NOTES = """
 NOTES = []

@@ -14,7 +14,7 @@ from rollpacker.cli.output import Json, Overrides, console, print_json, print_pl
 
 if TYPE_CHECKING:
     from rollpacker.job.ask.fit import MemoryFit
-    from rollpacker.sim.memory.layouts import Changes
+    from rollpacker.sim.memory.fitting_settings import Changes
     from rollpacker.sim.memory.needs import MemoryNeeds, Part
 
 _GB = 1e9

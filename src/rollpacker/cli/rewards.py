@@ -207,8 +207,8 @@ def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
 
 
 def _math(options: Mapping[str, Any], text: str, row: Row) -> _Graded:
-    from rollpacker.find import Parameters
     from rollpacker.reward.math import MathReward
+    from rollpacker.user_code import Parameters
 
     Parameters("math", MathReward).check_options(options)
     report = MathReward(**options).explain(text, row.columns)

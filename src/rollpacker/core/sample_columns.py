@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-NUMBERS: dict[str, pl.DataType] = {
+REQUIRED: dict[str, pl.DataType] = {
     "prompt": pl.String(),
     "attempt": pl.Int64(),
     "sample_index": pl.Int32(),
@@ -23,10 +23,13 @@ NUMBERS: dict[str, pl.DataType] = {
     "end_s": pl.Float64(),
     "grade_s": pl.Float64(),
 }
-"""Columns that every table has; times are seconds since the run began."""
+"""Columns that every table has, and without which a file is damaged; times are seconds since the
+run began. Values come from ``runtime/attempts/samples.py``."""
 
-VERDICTS: dict[str, pl.DataType] = {"truncated": pl.Boolean(), "advantage": pl.Float32()}
-"""``truncated``: cut off at the longest length, null where the response did not end by itself or by
+ADDED_LATER: dict[str, pl.DataType] = {"truncated": pl.Boolean(), "advantage": pl.Float32()}
+"""Columns that older files lack, where they are null: a new column belongs here.
+
+``truncated``: cut off at the longest length, null where the response did not end by itself or by
 that; ``advantage``: what the update multiplied it by, null where it was not trained on."""
 
 TEXTS: dict[str, pl.DataType] = {"prompt_text": pl.String(), "completion": pl.String()}

@@ -13,7 +13,7 @@ from rollpacker.env.base import EpisodeError, Factory
 from rollpacker.env.tool_faults import KEY, ToolFaults
 from rollpacker.env.tools import ToolsFactory
 from rollpacker.errors import told
-from rollpacker.find import Parameters, find
+from rollpacker.user_code import Parameters, find
 
 OPTIONS = "environment.options"
 _LATE: tuple[Kind, ...] = ("ours", "gym", "openenv")

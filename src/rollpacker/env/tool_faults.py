@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.errors import told, way
-from rollpacker.policy.rewards.reward_faults import PROMPTS, RewardFaults
+from rollpacker.policy.grading.reward_faults import PROMPTS, RewardFaults
 
 KEY = "environment.path"
 

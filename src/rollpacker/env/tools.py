@@ -16,7 +16,7 @@ from rollpacker.env.code_tool import CodeTool
 from rollpacker.env.conversation import ToolRequest, calls_of, whole
 from rollpacker.env.tool_faults import KEY, Caller, ToolFaults
 from rollpacker.errors import one_line
-from rollpacker.find import find
+from rollpacker.user_code import find
 
 BUILT_IN = "python"
 """The tool that runs code in the sandbox."""

@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 from rollpacker.errors import one_line
-from rollpacker.find import Parameters
 from rollpacker.reward.base import GradeRequest, GradingError
+from rollpacker.user_code import Parameters
 
 
 class Classifier:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.errors import defined, told
-from rollpacker.find import BUILT_IN, Parameters, find
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
 from rollpacker.reward.logged import LoggedValues, brief, plain, verl_extras
+from rollpacker.user_code import BUILT_IN, Parameters, find
 
 if TYPE_CHECKING:
     import asyncio

@@ -22,8 +22,8 @@ from rollpacker.train.algorithms import Responses
 from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
-from rollpacker.train.model.loss import k3
 from rollpacker.train.model.packing import Item, MicroBatch
+from rollpacker.train.model.token_logprobs import k3
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
 from rollpacker.train.state.export import Layout

@@ -158,7 +158,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [34, 35])
 def test_frames_of_any_kind(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    fuzz(monkeypatch, 2500, seed)
+    fuzz(monkeypatch, 3000, seed)
 
 
 @pytest.mark.parametrize(

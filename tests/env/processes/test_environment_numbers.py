@@ -17,9 +17,9 @@ from rollpacker.env.adapters.rows import number
 from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
 from rollpacker.runtime.attempts.rewards import Rewards
 
 CONFIG = EnvironmentConfig(kind="python", path=["x"])
@@ -36,7 +36,7 @@ def attempt(id_: int = 1, **conversation: Any) -> Trajectory:
         prompt_tokens=np.zeros(1, np.int32),
         start_s=0.0,
         since_s=None,
-        conversation=Conversation(**held),
+        conversation=EpisodeRecord(**held),
     )
 
 

@@ -82,14 +82,17 @@ def test_without_waiting_it_comes_when_it_is_ready(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts as late as in the second step without it."""
-    between_steps, start_again = worker_recovery.Comeback.between_steps, WorkerPool.start_again
+    between_steps, start_again = (
+        worker_recovery.WorkerRecovery.between_steps,
+        WorkerPool.start_again,
+    )
     steps, begin = list[int](), asyncio.Event()
 
     async def late(self: WorkerPool, workers: set[int]) -> None:
         await begin.wait()
         await start_again(self, workers)
 
-    async def looked(self: worker_recovery.Comeback, step: int) -> bool:
+    async def looked(self: worker_recovery.WorkerRecovery, step: int) -> bool:
         if self._starting is not None:
             steps.append(step)
             if len(steps) == 2:
@@ -98,7 +101,7 @@ def test_without_waiting_it_comes_when_it_is_ready(
         return await between_steps(self, step)
 
     monkeypatch.setattr(WorkerPool, "start_again", late)
-    monkeypatch.setattr(worker_recovery.Comeback, "between_steps", looked)
+    monkeypatch.setattr(worker_recovery.WorkerRecovery, "between_steps", looked)
     changes = {"deterministic": False, "epochs": 2}
     folder, said = struck(shop, "later", worker=1, devices=TWO, **changes)
     without, back = steps
@@ -202,7 +205,9 @@ def test_a_start_that_fails_leaves_alone_who_came_before(
     async def main() -> None:
         pool, said = Pool(), list[str]()
         workers: Any = pool
-        back = worker_recovery.Comeback(workers, tmp_path, tries=2, wait=True, note=said.append)
+        back = worker_recovery.WorkerRecovery(
+            workers, tmp_path, tries=2, wait=True, note=said.append
+        )
         pool.starts = [None, WorkerError("ill"), None, *[WorkerError("ill")] * 3]
         found = [await back.between_steps(step) for step in range(8)]
         assert found == [True, False, True, False, False, False, False, False]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.policy.gradients.publish import plan_publish
+from rollpacker.policy.gradients.transfer_plan import plan_transfers
 
 
 @given(
@@ -20,7 +20,7 @@ def test_one_copy_crosses_and_everybody_gets_all(
 ) -> None:
     size = elements * align
     trainers, rollers = range(train), range(100, 100 + rollout)
-    plan = plan_publish(size, trainers, rollers, align=align)
+    plan = plan_transfers(size, trainers, rollers, align=align)
     assert plan.slow_bytes == size
     holds = {rank: set() for rank in rollers}
     for each in plan.transfers:
@@ -51,4 +51,4 @@ def test_one_copy_crosses_and_everybody_gets_all(
 )
 def test_what_makes_no_plan(size: int, train: list[int], rollout: list[int], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        plan_publish(size, train, rollout)
+        plan_transfers(size, train, rollout)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.groups import over_provision
-from rollpacker.policy.rounds.rounds import split
+from rollpacker.policy.rounds.race import split
 
 weights = st.dictionaries(
     st.text(min_size=1, max_size=3), st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=6

@@ -18,7 +18,7 @@ from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
-from rollpacker.runtime.attempts.conversation import Conversation, TurnRecord
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
 from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 from rollpacker.sim.workload import turn_script
 from rollpacker.sim.workload.source import of_trace
@@ -163,7 +163,7 @@ def write_table(
             start_s=0.0,
             end_s=9.0,
             reward=0.5,
-            conversation=Conversation(turns=records) if turns else None,
+            conversation=EpisodeRecord(turns=records) if turns else None,
         )
         log.add(row)
     log.flush()

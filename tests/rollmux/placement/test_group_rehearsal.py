@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollpacker.rollmux.model.seat import Seat, SeatState
 from rollpacker.rollmux.model.tail_model import extra_beside, to_release
-from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.admission import overloaded
 from rollpacker.rollmux.placement.group_simulation import rehearse
 
@@ -21,7 +21,7 @@ def one_rollout_node(target: float = 2.0) -> list[Seat]:
 
 def slowdowns(seats: list[Seat], tails: str) -> list[float]:
     durations = [[(seat.r, seat.t)] for seat in seats]
-    return rehearse(seats, durations, il.earliest_deadline, tails=set(tails))
+    return rehearse(seats, durations, cycles.earliest_deadline, tails=set(tails))
 
 
 def test_a_tail_lets_the_next_rollout_begin() -> None:
@@ -87,5 +87,5 @@ def test_tails_change_nothing_for_who_shares_no_rollout_node(
 
     names = {seat.job for seat in seats()}
     durations = [[pair] for pair in phases]
-    with_tails = rehearse(seats(), durations, il.earliest_deadline, tails=names)
-    assert with_tails == rehearse(seats(), durations, il.earliest_deadline)
+    with_tails = rehearse(seats(), durations, cycles.earliest_deadline, tails=names)
+    assert with_tails == rehearse(seats(), durations, cycles.earliest_deadline)

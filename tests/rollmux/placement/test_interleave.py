@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.rollmux.model.seat import POOLS, TRAIN, Seat, SeatState
-from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.group_simulation import rehearse
 
 seconds = st.floats(1.0, 500.0)
@@ -34,21 +34,21 @@ def in_order(seats: list[Seat]) -> list[Seat]:
 
 @given(groups())
 def test_the_formula_is_the_max_plus_cycle_where_it_holds(seats: list[Seat]) -> None:
-    assert il.formula_holds(seats)
-    assert il.max_plus_cycle(seats) == pytest.approx(il.load_bound(seats))
-    assert il.cycle(seats) == il.load_bound(seats)
+    assert cycles.formula_holds(seats)
+    assert cycles.max_plus_cycle(seats) == pytest.approx(cycles.load_bound(seats))
+    assert cycles.cycle(seats) == cycles.load_bound(seats)
 
 
 @given(groups(overlap=True))
 def test_the_formula_is_a_lower_bound_always(seats: list[Seat]) -> None:
-    assert il.max_plus_cycle(seats) >= il.load_bound(seats) - 1e-6
+    assert cycles.max_plus_cycle(seats) >= cycles.load_bound(seats) - 1e-6
 
 
 def test_a_triangle_of_gangs_takes_thirty_not_twenty() -> None:
     triangle = [Seat(str(n), (mask, 1), 10.0, 1e-6) for n, mask in enumerate((3, 6, 5))]
-    assert il.load_bound(triangle) == pytest.approx(20.0)
-    assert not il.formula_holds(triangle)
-    assert il.cycle(triangle) == pytest.approx(30.0, abs=1e-3)
+    assert cycles.load_bound(triangle) == pytest.approx(20.0)
+    assert not cycles.formula_holds(triangle)
+    assert cycles.cycle(triangle) == pytest.approx(30.0, abs=1e-3)
 
 
 def run(seats: list[Seat], durations: list[list[tuple[float, float]]], rounds: int) -> list[float]:
@@ -57,7 +57,7 @@ def run(seats: list[Seat], durations: list[list[tuple[float, float]]], rounds: i
     now, running, count = 0.0, [], [0] * len(seats)
     while len(ends) < rounds * len(seats):
         for pool in POOLS:
-            while (seat := il.round_robin(seats, pool, now)) is not None:
+            while (seat := cycles.round_robin(seats, pool, now)) is not None:
                 index = seats.index(seat)
                 pair = durations[index][min(count[index], rounds - 1)]
                 seat.start(pool, now)
@@ -78,7 +78,7 @@ def run(seats: list[Seat], durations: list[list[tuple[float, float]]], rounds: i
 @settings(max_examples=settings().max_examples // 2)
 @given(groups(overlap=True, most=4))
 def test_round_robin_without_noise_runs_at_the_max_plus_cycle(seats: list[Seat]) -> None:
-    cycle = il.cycle(seats)
+    cycle = cycles.cycle(seats)
     rounds = 40
     ends = run(in_order(seats), [[(seat.r, seat.t)] * rounds for seat in seats], rounds)
     last = [
@@ -103,7 +103,7 @@ def test_shorter_phases_never_end_anything_later(data: st.DataObject) -> None:
     assert all(d <= p + 1e-6 for d, p in zip(done, plan, strict=True))
 
 
-def slowdowns(order: il.Order, seats: list[Seat]) -> list[float]:
+def slowdowns(order: cycles.Order, seats: list[Seat]) -> list[float]:
     return rehearse(seats, [[(seat.r, seat.t)] for seat in seats], order)
 
 
@@ -111,7 +111,10 @@ def test_a_short_job_beside_a_long_one_suffers_less_under_deadlines() -> None:
     def pair() -> list[Seat]:
         return in_order([Seat("s", (1, 1), 60.0, 40.0, 4.0), Seat("l", (2, 1), 600.0, 300.0, 1.5)])
 
-    strict, deadlines = slowdowns(il.round_robin, pair()), slowdowns(il.earliest_deadline, pair())
+    strict, deadlines = (
+        slowdowns(cycles.round_robin, pair()),
+        slowdowns(cycles.earliest_deadline, pair()),
+    )
     assert strict[0] == pytest.approx(9.0, rel=0.05)
     assert deadlines[0] < 3.7
     assert deadlines[1] < 1.5
@@ -120,7 +123,7 @@ def test_a_short_job_beside_a_long_one_suffers_less_under_deadlines() -> None:
 def test_a_waiting_gang_is_not_starved_by_small_jobs() -> None:
     gang = Seat("gang", (7, 1), 50.0, 5.0, 3.0)
     small = [Seat(str(n), (1 << n, 2 << n), 60.0, 40.0, 3.0) for n in range(3)]
-    slow = slowdowns(il.earliest_deadline, in_order([gang, *small]))
+    slow = slowdowns(cycles.earliest_deadline, in_order([gang, *small]))
     assert max(slow) < 3.5
 
 
@@ -128,14 +131,14 @@ def test_a_phase_is_held_back_for_who_would_be_late() -> None:
     tight = Seat("tight", (1, 1), 80.0, 20.0, state=SeatState.RUN_R, expected_end=10.0)
     loose = Seat("loose", (2, 1), 80.0, 60.0, 3.0, state=SeatState.WAIT_T)
     tight.promise(1.05, since=-80.0)
-    assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is None
+    assert cycles.earliest_deadline([tight, loose], TRAIN, 0.0) is None
     tight.promise(3.0, since=-80.0)
-    assert il.earliest_deadline([tight, loose], TRAIN, 0.0) is loose
+    assert cycles.earliest_deadline([tight, loose], TRAIN, 0.0) is loose
 
 
 def test_only_methods_of_a_seat_change_it() -> None:
     fields = {each.name for each in dataclasses.fields(Seat)}
-    trees = [ast.parse(path.read_text()) for path in Path(il.__file__).parent.glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in Path(cycles.__file__).parent.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     written = [node for node in nodes if isinstance(node.ctx, ast.Store) and node.attr in fields]
     found = {ast.unparse(node) for node in written}

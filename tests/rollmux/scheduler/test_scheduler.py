@@ -16,7 +16,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.settings import PLAIN, Settings
-from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.record.trace import Philly, philly
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
@@ -140,7 +140,7 @@ def test_a_triangle_is_rejected_at_twenty() -> None:
         )
         scheduler.handle(0.0, ev.JobArrived(spec=spec))
         seats.append(scheduler.admission.seat(scheduler.cluster.jobs[spec.id], (mask, 1), (1, 1)))
-    assert il.load_bound(seats) == pytest.approx(20.0)
+    assert cycles.load_bound(seats) == pytest.approx(20.0)
     assert not scheduler.admission.judge(seats, 0.0).kept
     assert scheduler.admission.judge(seats[:2], 0.0).kept
 

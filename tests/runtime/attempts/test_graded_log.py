@@ -21,7 +21,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import Output
-from rollpacker.job.run.keep import CheckpointManager
+from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.attempts.attempts import Trajectory

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from rollpacker.config import SamplesConfig
-from rollpacker.core.sample_columns import NUMBERS, TEXTS, VERDICTS, files
+from rollpacker.core.sample_columns import ADDED_LATER, REQUIRED, TEXTS, files
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime.attempts import sample_table as table
 from rollpacker.runtime.attempts import samples as module
@@ -69,8 +69,10 @@ def test_rows_come_back(tmp_path):
     add(log, 99, 1, state="failed", completion_ids=None, rewards={}, **nothing)
     log.close()
     frame = pl.read_parquet(tmp_path / "samples.parquet")
-    assert frame.columns[: len(NUMBERS)] == list(NUMBERS)
-    assert all(frame.schema[name] == kind for name, kind in (NUMBERS | VERDICTS | TEXTS).items())
+    assert frame.columns[: len(REQUIRED)] == list(REQUIRED)
+    assert all(
+        frame.schema[name] == kind for name, kind in (REQUIRED | ADDED_LATER | TEXTS).items()
+    )
     assert frame.height == 9
     assert frame.row(5, named=True) == {
         "prompt": "prompt-1",
@@ -105,7 +107,7 @@ def test_rows_come_back(tmp_path):
 def test_no_rows(tmp_path):
     SampleLog(tmp_path, say=[].append).close()
     assert read(tmp_path).height == 0
-    assert dict(read(tmp_path).schema) == NUMBERS | VERDICTS | TEXTS
+    assert dict(read(tmp_path).schema) == REQUIRED | ADDED_LATER | TEXTS
 
 
 def test_resume_drops_later_steps(tmp_path):
@@ -174,7 +176,7 @@ def test_rows_of_finished_steps_are_written_after_a_while(tmp_path):
 def test_without_texts_none_are_kept(tmp_path):
     run(tmp_path, 0, 0, texts=False).close()
     columns = pl.read_parquet(tmp_path / "samples.parquet").columns
-    assert columns == [*NUMBERS, *VERDICTS]
+    assert columns == [*REQUIRED, *ADDED_LATER]
 
 
 def test_what_is_kept_may_change_when_a_run_goes_on(tmp_path):
@@ -188,7 +190,7 @@ def test_what_is_kept_may_change_when_a_run_goes_on(tmp_path):
 def test_files_of_an_earlier_and_of_a_later_version(tmp_path):
     run(tmp_path, 0, 0).close()
     file = tmp_path / "samples.parquet"
-    pl.read_parquet(file).select(*NUMBERS).write_parquet(file)
+    pl.read_parquet(file).select(*REQUIRED).write_parquet(file)
     run(tmp_path, 1, 2, resumed=0)
     later = tmp_path / "samples" / "part-000001.parquet"
     pl.read_parquet(later).with_columns(novelty=pl.lit("new")).write_parquet(later)
@@ -236,7 +238,7 @@ def test_at_the_size_limit_the_oldest_texts_go_and_the_numbers_stay(tmp_path):
     assert size <= limit
     assert len(said) == 1
     assert "samples.max_gb" in said[0]
-    numbers = [*NUMBERS, *VERDICTS]
+    numbers = [*REQUIRED, *ADDED_LATER]
     less, every = read(tmp_path / "less"), read(tmp_path / "all")
     assert less.select(numbers).equals(every.select(numbers))
     gone = less["completion"].is_null().to_list()

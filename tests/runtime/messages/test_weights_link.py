@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollpacker.policy.gradients.publish import plan_publish
+from rollpacker.policy.gradients.transfer_plan import plan_transfers
 from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def test_one_copy_whatever_the_pools(training: int, rollout: int) -> None:
 
 
 def test_models_of_another_size_are_refused() -> None:
-    plan = plan_publish(100, [0, 1], [2, 3])
+    plan = plan_transfers(100, [0, 1], [2, 3])
     pools: Any = None  # nobody is asked
     with pytest.raises(ValueError, match="model must be 100 bytes"):
         send_weights(plan, 0, torch.zeros(50, dtype=torch.uint8), pools)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.sim.costs.hardware import DEVICES
 from rollpacker.sim.costs.models import MODELS
-from rollpacker.sim.memory.layouts import candidates, fitting, with_changes
-from rollpacker.sim.memory.memory import needs
+from rollpacker.sim.memory.estimate_memory import needs
+from rollpacker.sim.memory.fitting_settings import candidates, fitting, with_changes
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 from rollpacker.sim.memory.working_set import layer_token_bytes
 

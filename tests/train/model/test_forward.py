@@ -9,8 +9,8 @@ from conftest import FAMILIES, group_batch, make_model, naive_logprobs
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import hidden_states
-from rollpacker.train.model.loss import token_logprobs
 from rollpacker.train.model.packing import Costs, Item
+from rollpacker.train.model.token_logprobs import token_logprobs
 
 CPU = torch.device("cpu")
 COSTS = Costs(linear=1000.0, attention=100.0)

@@ -1,4 +1,4 @@
-"""What the arithmetic of ``sim/memory/memory.py`` says is what tensors take."""
+"""What the arithmetic of ``sim/memory/estimate_memory.py`` says is what tensors take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.sim.costs.models import ModelShape
-from rollpacker.sim.memory import engine_memory, memory, working_set
+from rollpacker.sim.memory import engine_memory, estimate_memory, working_set
 from rollpacker.sim.memory.needs import JobMachine
 from rollpacker.train.algorithms import build
 from rollpacker.train.mesh import part
-from rollpacker.train.model import loss
+from rollpacker.train.model import token_logprobs
 from rollpacker.train.model.lora import engine_copy
 
 SIZES = {
@@ -61,7 +61,7 @@ def needs(config, model, workers=1):
         on_device=workers,
         packed=2 if HAS_BF16_DOT else 4,
     )
-    found = memory.needs(config, shape_of(model), machine)
+    found = estimate_memory.needs(config, shape_of(model), machine)
     return {part.name: part.size for part in found.worker}
 
 
@@ -200,4 +200,4 @@ def test_activations_are_about_those_that_are_saved(dtype, rank, recompute) -> N
 
 
 def test_the_loss_holds_as_many_logits_as_are_counted() -> None:
-    assert working_set.LOGITS == loss._CHUNK_ELEMENTS
+    assert working_set.LOGITS == token_logprobs._CHUNK_ELEMENTS

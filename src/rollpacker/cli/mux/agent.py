@@ -101,7 +101,7 @@ def member(
 
     Example: rollpacker mux member job 1 2 --token-file token
     """
-    from rollpacker.rollmux.node.member import serve_driver
+    from rollpacker.rollmux.node.join_driver import serve_driver
     from rollpacker.rollmux.service.client.client import MuxClient
 
     client = MuxClient(url, token_file, cafile=cafile or None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollpacker.env.base import EpisodeError, Message, Opening
 from rollpacker.env.conversation import whole, with_text
-from rollpacker.find import bound_name
+from rollpacker.user_code import bound_name
 
 _SEEDS = 2**31
 

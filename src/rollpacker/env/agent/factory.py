@@ -15,7 +15,7 @@ from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.env.tool_faults import ToolFaults
-from rollpacker.find import find
+from rollpacker.user_code import find
 
 _USUAL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|TEMP|TMP|LANG|LANGUAGE|LC_\w+|XDG_\w+|PYTHON\w*|"

@@ -15,8 +15,8 @@ from rollpacker.runtime.cluster.doctor import free_memory_gb
 from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.sim.costs.hardware import find_device
 from rollpacker.sim.costs.models import ModelShape, find_model
-from rollpacker.sim.memory.layouts import Changes, fitting, nearest, with_changes
-from rollpacker.sim.memory.memory import needs
+from rollpacker.sim.memory.estimate_memory import needs
+from rollpacker.sim.memory.fitting_settings import Changes, fitting, nearest, with_changes
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 _MOST_GPUS = 8

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import EvalConfig
-from rollpacker.job.run.keep import CheckpointManager
+from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.job.run.stopping import Stopping
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.record.counters import Counters

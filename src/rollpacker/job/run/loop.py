@@ -23,11 +23,11 @@ from rollpacker.job.plan.build import Parts, build, total_steps
 from rollpacker.job.plan.emulated import sum_up, title
 from rollpacker.job.plan.learning_rate import with_learning_rate
 from rollpacker.job.plan.resume import RunStart, as_begun, choose_start
+from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.job.run.evaluating import Evaluations
-from rollpacker.job.run.keep import CheckpointManager
 from rollpacker.job.run.lock import RunLock
 from rollpacker.job.run.stopping import Restarts, Signals, Stopped, StoppedAtOnceError, Stopping
-from rollpacker.job.run.worker_recovery import Comeback
+from rollpacker.job.run.worker_recovery import WorkerRecovery
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import Breaker, spawn
@@ -190,7 +190,7 @@ class BuiltJob:
         self._counters = Counters()
         self._keeper = CheckpointManager(config, parts, checkpoints)
         shared = not isinstance(phases, OwnNodes)
-        self._comeback = Comeback(
+        self._comeback = WorkerRecovery(
             parts.pool,
             folder,
             tries=0 if shared or parts.emulation is not None else config.cluster.restarts,

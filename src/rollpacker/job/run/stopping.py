@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from rollpacker.job.plan.build import Parts
-from rollpacker.job.run.keep import CheckpointManager
+from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.step.node_lease import PhaseNodes
 

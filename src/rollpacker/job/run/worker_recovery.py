@@ -14,7 +14,7 @@ from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.step.publishing import publish
 
 
-class Comeback:
+class WorkerRecovery:
     """Starts lost workers again, of nodes that are there or come back.
 
     Those that are back begin a step with everybody's weights and optimizer.

@@ -1,4 +1,5 @@
-"""When gradients start, where, and when the tail moves to fewer engines.
+"""When gradients start, where, when the update is made and its weights published, and when the tail
+moves to fewer engines.
 
 Works in every mode: in ``exact`` nothing is discarded, so a group that is complete is final and
 its gradients may be summed while the tail still decodes (RollPacker, section 5; ours also moves

@@ -15,7 +15,7 @@ from rollpacker.policy.ledger import Attempt, Ledger
 from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
 from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.policy.rounds.auto_mode import AutoMode, RoundCosts
-from rollpacker.policy.rounds.rounds import Racing
+from rollpacker.policy.rounds.race import Racing
 from rollpacker.policy.settings import RolloutSettings
 
 

@@ -16,7 +16,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKi
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.rounds.buckets import Buckets, Predict
 from rollpacker.policy.rounds.placement import EnginePlacement
-from rollpacker.policy.rounds.rounds import Race, Racing, RoundPlan, domain_quotas, plan_round
+from rollpacker.policy.rounds.race import Race, Racing, RoundPlan, domain_quotas, plan_round
 from rollpacker.policy.settings import RolloutSettings
 
 NO_VARIANCE = "no reward variance"

@@ -59,7 +59,7 @@ class TaskReport:
         tail_auc_fourth: same.
         tail_auc_history: same.
         drift: over steps.
-        idle_fraction: see ``layout.Round``; of all rounds together.
+        idle_fraction: see ``synchronous_round.SynchronousRound``; of all rounds together.
         bubble_fraction: same.
         load_imbalance: over data-parallel ranks.
         reward_time_share: see ``shares``.

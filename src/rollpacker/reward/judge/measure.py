@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from rollpacker.policy.rewards.judge_budget import JudgeModel
+from rollpacker.policy.grading.judge_budget import JudgeModel
 from rollpacker.reward.judge.streamed import StreamedModel
 
 _PROBE_TOKENS = 512

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from rollpacker.hub import model_arguments
-from rollpacker.policy.rewards.judge_budget import JudgeBudget, JudgePlan
+from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgePlan
 from rollpacker.reward.judge.decode import greedy, logit_differences
 from rollpacker.reward.judge.measure import free_bytes, measure
 from rollpacker.reward.judge.options import JudgeOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rollpacker.policy.rewards.judge_budget import JudgePlan
+from rollpacker.policy.grading.judge_budget import JudgePlan
 
 Planner = Callable[[Sequence[int]], JudgePlan | None]
 """Takes waiting lengths in tokens, ascending; None when not even the shortest fits."""

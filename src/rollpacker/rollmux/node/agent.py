@@ -16,7 +16,7 @@ from rollpacker.rollmux.service.client.client import SAFE_SHARE, MuxClient
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 
 _CHECK_TIMEOUT_S = 30.0
-_LOOK_S = 1.0
+_REPORT_S = 1.0
 """Between two reports of an agent that starts programs: whoever submits a job waits for it."""
 _KILL_S = 10.0
 """In which what is killed has to be gone."""
@@ -147,7 +147,7 @@ class NodeAgent:
         self._programs.settle(answer["attempts"])
         # Only now: what is not wanted any more does not go on.
         self._programs.renew(sent + SAFE_SHARE * ttl_s)
-        return min(ttl_s / 3, _LOOK_S)
+        return min(ttl_s / 3, _REPORT_S)
 
     def _rejoined(self) -> bool:
         """Whether this is the first that is heard of a failed node: a new agent reports it as what

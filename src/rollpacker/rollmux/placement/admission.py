@@ -11,7 +11,7 @@ from rollpacker.rollmux.model.inventory import Needs
 from rollpacker.rollmux.model.seat import NEVER, POOLS, ROLLOUT, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.model.tail_model import HELD
-from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.group_simulation import rehearse
 
 Masks = tuple[int, int]
@@ -84,7 +84,9 @@ class Admission:
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._order = il.round_robin if settings.permits == "round_robin" else il.earliest_deadline
+        self._order = (
+            cycles.round_robin if settings.permits == "round_robin" else cycles.earliest_deadline
+        )
         self.left = float(settings.effort)
         self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
         """When groups were rehearsed, and the slowdown of each member."""
@@ -121,7 +123,7 @@ class Admission:
         """The exact test of a whole group."""
         if not self._settings.lifetime:
             return GroupVerdict(self._within_limits(seats), 1.0)
-        reserve = il.load_bound(seats) + self._settings.cold_s
+        reserve = cycles.load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
             target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
@@ -210,7 +212,7 @@ class Admission:
     def _within_limits(self, seats: Sequence[Seat]) -> bool:
         """Worst-case mode: the exact cycle stays under every member's limit."""
         limit = min(self._cluster.jobs[s.job].spec.slo * (s.r + s.t) for s in seats)
-        return il.cycle(seats) <= limit
+        return cycles.cycle(seats) <= limit
 
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
         self.left -= SEAT_EFFORT * len(seats)
@@ -248,7 +250,7 @@ def overloaded(seats: Sequence[Seat], switch_s: float, tails: Collection[str] = 
         for pool in POOLS:
             share = HELD if pool == ROLLOUT and seat.job in tails else 1.0
             need = (seat.seconds(pool) + switch_s) * share / period
-            for bit in il.bits(seat.masks[pool]):
+            for bit in cycles.bits(seat.masks[pool]):
                 total = load.get((pool, bit), 0.0) + need
                 if total > 1.0:
                     return True

@@ -16,7 +16,7 @@ from rollpacker.rollmux.model.tail_model import (
     extra_beside,
     to_release,
 )
-from rollpacker.rollmux.placement.cycle import Order
+from rollpacker.rollmux.placement.cycles import Order
 
 ITERATIONS = 16
 """Of each member on average."""

@@ -19,7 +19,7 @@ from rollpacker.rollmux.model.tail_model import (
     expected_extra,
     to_release,
 )
-from rollpacker.rollmux.placement import cycle as il
+from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.admission import affordable
 
 
@@ -97,7 +97,7 @@ class Permits:
         self._settings = settings
         self._made = made
         self._in_turn = settings.permits == "round_robin"
-        self._order = il.round_robin if self._in_turn else il.earliest_deadline
+        self._order = cycles.round_robin if self._in_turn else cycles.earliest_deadline
         self._touched: dict[int, None] = {}
         self.looks = Looks(self._in_turn)
         self.token = 0
@@ -135,7 +135,7 @@ class Permits:
         self._cluster.changed.add(group.id)
         self.touch(group.id)
         seats = group.begin_rounds()
-        reserve = (il.load_bound(seats) + self._settings.cold_s) if len(seats) > 1 else 0.0
+        reserve = (cycles.load_bound(seats) + self._settings.cold_s) if len(seats) > 1 else 0.0
         for seat in seats:
             slowdown = affordable(self._cluster.jobs[seat.job], now, self._settings, reserve)
             seat.promise(slowdown * (1.0 - self._settings.margin), since=now)

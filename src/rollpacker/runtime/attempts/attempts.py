@@ -21,7 +21,7 @@ from rollpacker.core.types import (
 )
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
-from rollpacker.runtime.attempts.conversation import Conversation
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 from rollpacker.runtime.attempts.samples import State
 
 
@@ -83,7 +83,7 @@ class Trajectory:
     """Where it decoded before it last moved, from and to when."""
     begun: Output | None = None
     """What it was when it last moved, or when its turn began."""
-    conversation: Conversation | None = None
+    conversation: EpisodeRecord | None = None
     """With its environment, if it has one."""
     earlier: Drafted = NO_DRAFTS
     """What drafts brought before."""

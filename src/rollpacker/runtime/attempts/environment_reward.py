@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.rewards.reward_faults import RESPONSES
+from rollpacker.policy.grading.reward_faults import RESPONSES
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.conversation import Conversation
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
 NAME = "environment"
 """Of the reward in metrics and samples."""
@@ -54,7 +54,7 @@ class EnvironmentReward:
                 seen.append(attempt)
         return seen
 
-    def _count(self, given: float | None, conversation: Conversation) -> None:
+    def _count(self, given: float | None, conversation: EpisodeRecord) -> None:
         if self._silent is None or conversation.failed:
             return
         if given is not None:

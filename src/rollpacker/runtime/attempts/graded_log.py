@@ -23,7 +23,7 @@ from rollpacker.durable import AppendFile
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun, Grade
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.conversation import Conversation
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
 Buffer = bytes | memoryview
 _FRAME = struct.Struct("<III")
@@ -38,7 +38,7 @@ class GradedResponse:
     grade: Grade
     prompt_tokens: NDArray[np.int32] | None = None
     """Where its environment has put another prompt in the row's place."""
-    conversation: Conversation | None = None
+    conversation: EpisodeRecord | None = None
 
     def restore(self, attempt: Trajectory) -> None:
         """Give an attempt what it had said to its environment."""
@@ -188,7 +188,7 @@ def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedRespon
         output,
         grade,
         None if prompt is None else np.array(prompt, np.int32),
-        None if conversation is None else Conversation.from_json(conversation),
+        None if conversation is None else EpisodeRecord.from_json(conversation),
     )
 
 

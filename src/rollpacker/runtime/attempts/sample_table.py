@@ -15,12 +15,12 @@ from pathlib import Path
 import polars as pl
 
 from rollpacker.core.sample_columns import (
+    ADDED_LATER,
     FINAL,
-    NUMBERS,
     PARTS,
+    REQUIRED,
     TEXTS,
     TOKEN_IDS,
-    VERDICTS,
     files,
 )
 from rollpacker.durable import sync
@@ -56,10 +56,10 @@ def check(path: Path) -> None:
     try:
         frame = pl.scan_parquet(path)
         names = frame.collect_schema().names()
-        if lacking := [name for name in NUMBERS if name not in names]:
+        if lacking := [name for name in REQUIRED if name not in names]:
             raise DamagedError(f"{path}: lacks the columns {', '.join(lacking)}")
         every = pl.all().hash().sum()
-        frame.cast({**NUMBERS}).select(every).collect(engine="streaming")
+        frame.cast({**REQUIRED}).select(every).collect(engine="streaming")
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = words_of(error)[:120]
         raise DamagedError(f"{path}: not a whole parquet file ({reason})") from None
@@ -72,7 +72,7 @@ def query(
 
     Args:
         folder: the run's.
-        ask: its table has all of ``NUMBERS``, ``VERDICTS`` and ``TEXTS``.
+        ask: its table has all of ``REQUIRED``, ``ADDED_LATER`` and ``TEXTS``.
         say: told of each damaged file, whose rows are left out; None raises ``DamagedError``.
     """
     for _ in range(_TRIES):
@@ -109,12 +109,12 @@ def _complain(path: Path, say: Say | None) -> bool:
 
 
 def _complete(paths: Sequence[Path]) -> pl.LazyFrame:
-    known = NUMBERS | VERDICTS | TEXTS
+    known = REQUIRED | ADDED_LATER | TEXTS
     if not paths:
         return pl.LazyFrame(schema=known)
     frame = scan(paths)
     names = frame.collect_schema().names()
-    if any(name not in names for name in NUMBERS):
+    if any(name not in names for name in REQUIRED):
         raise pl.exceptions.ColumnNotFoundError("a file lacks columns")
     lacking = {name: kind for name, kind in known.items() if name not in names}
     return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in lacking.items())

@@ -24,7 +24,7 @@ from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, R
 from rollpacker.durable import replace_file
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.attempts import sample_table as table
-from rollpacker.runtime.attempts.conversation import Conversation
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
 State = Literal["kept", "aborted", "dropped", "failed"]
 """``kept``: trained on; ``aborted``: lost its race; ``dropped``: graded, its group not trained on;
@@ -64,10 +64,10 @@ class SampleRow:
     completion: str | None = None
     completion_ids: NDArray[np.int32] | None = None
     program: CodeRun | None = None
-    conversation: Conversation | None = None
+    conversation: EpisodeRecord | None = None
 
     def numbers(self) -> tuple[object, ...]:
-        """Values of ``NUMBERS`` and ``VERDICTS``."""
+        """Values of ``REQUIRED`` and ``ADDED_LATER``."""
         return (
             self.prompt,
             self.attempt,
@@ -137,8 +137,8 @@ class SampleLog:
     def _columns(self) -> dict[str, pl.DataType]:
         rewards = {sample_columns.REWARD + name: pl.Float32() for name in self._rewards}
         return {
-            **sample_columns.NUMBERS,
-            **sample_columns.VERDICTS,
+            **sample_columns.REQUIRED,
+            **sample_columns.ADDED_LATER,
             **rewards,
             **(sample_columns.TEXTS if self._texts else {}),
             **(sample_columns.TOKEN_IDS if self._token_ids else {}),
@@ -247,7 +247,7 @@ def _program(run: CodeRun | None) -> tuple[object, ...]:
     return run.verdict, list(run.tests), list(run.cpu_s), run.level, run.forgeable
 
 
-def _turns(conversation: Conversation | None, texts: bool) -> tuple[object, ...]:
+def _turns(conversation: EpisodeRecord | None, texts: bool) -> tuple[object, ...]:
     if conversation is None:
         return (None,) * len(sample_columns.TURNS)
     turns = conversation.turns

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from rollpacker.policy.gradients.publish import PublishPlan, Transfer
+from rollpacker.policy.gradients.transfer_plan import Transfer, TransferPlan
 from rollpacker.train.mesh import store_at
 
 CHUNK = 1 << 20
@@ -56,7 +56,7 @@ def _within(store: Any, name: str) -> Any:
     return dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def send_weights(plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
+def send_weights(plan: TransferPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
     """A training rank's part: its share of the model crosses the slow link once.
 
     Args:
@@ -76,7 +76,7 @@ def send_weights(plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools
         work.wait()
 
 
-def receive_weights(plan: PublishPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
+def receive_weights(plan: TransferPlan, rank: int, model: torch.Tensor, pools: Pools) -> None:
     """A rollout rank's part: take what is sent to it, give it to its pool, take the rest.
 
     Args:
@@ -114,7 +114,7 @@ def _chunks(transfer: Transfer) -> Iterator[tuple[Transfer, int, int]]:
         yield transfer, low, min(low + CHUNK, transfer.stop)
 
 
-def _check(plan: PublishPlan, model: torch.Tensor) -> None:
+def _check(plan: TransferPlan, model: torch.Tensor) -> None:
     if model.dtype != torch.uint8 or model.shape != (plan.slow_bytes,):
         raise ValueError(
             f"sync: the model must be {plan.slow_bytes} bytes (uint8, 1-D), got {model.dtype} of "

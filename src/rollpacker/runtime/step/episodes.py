@@ -17,7 +17,7 @@ from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, pack
 from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
 from rollpacker.errors import told
 from rollpacker.runtime.attempts.attempts import Trajectory, TrajectoryStage
-from rollpacker.runtime.attempts.conversation import Conversation, lengthened
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord, lengthened
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 
@@ -109,7 +109,7 @@ class Episodes:
         """Begin an episode; never waits."""
         assert problems.chat is not None
         row = problems.rows[attempt.prompt]
-        attempt.conversation = Conversation()
+        attempt.conversation = EpisodeRecord()
         self._live.add(attempt.id)
         self._wait_for(attempt)
         chat = problems.chat(row)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.policy.gradients.publish import PublishPlan, plan_publish
+from rollpacker.policy.gradients.transfer_plan import TransferPlan, plan_transfers
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut, mapped, reserved
 
@@ -20,7 +20,7 @@ _PATIENCE = timedelta(seconds=60)
 
 class WeightRelay:
     """Sends or receives the bytes of a file of weights, once for a node, and once over the link
-    between the node that has them and the others (``plan_publish``)."""
+    between the node that has them and the others (``plan_transfers``)."""
 
     def __init__(self) -> None:
         self._meeting = ""
@@ -54,7 +54,7 @@ class WeightRelay:
         weights = SharedWeights(self._got, command.size)
         return msg.Carried(weights=weights, start_s=start, end_s=time.monotonic())
 
-    def _meet(self, command: msg.Carry) -> tuple[PublishPlan, Pools]:
+    def _meet(self, command: msg.Carry) -> tuple[TransferPlan, Pools]:
         from rollpacker.runtime.messages.weight_broadcast import meet_pools
 
         if self._pools is None or self._meeting != command.meeting:
@@ -62,7 +62,7 @@ class WeightRelay:
                 command.meeting, command.rank, training=1, world=command.world, timeout=_PATIENCE
             )
             self._meeting = command.meeting
-        return plan_publish(command.size, [0], range(1, command.world), align=1), self._pools
+        return plan_transfers(command.size, [0], range(1, command.world), align=1), self._pools
 
     def _failed(self, error: Exception, start: float) -> msg.Carried:
         self._pools = None

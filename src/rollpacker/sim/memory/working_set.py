@@ -1,7 +1,8 @@
 """What a forward and backward over one micro-batch hold for a while: estimates, in bytes.
 
 Activations are counted as ``train/model/forward.py`` saves them, logits and the head's gradient as
-``train/model/loss.py`` makes them; allocators round up, and kernels have workspaces of their own.
+``train/model/token_logprobs.py`` makes them; allocators round up, and kernels have workspaces of
+their own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from rollpacker.config import RunConfig
 from rollpacker.sim.costs.models import ModelShape
 
 LOGITS = 1 << 25
-"""Logits that ``train/model/loss.py`` holds at a time."""
+"""Logits that ``train/model/token_logprobs.py`` holds at a time."""
 _LOGIT_BYTES = 12
 """Log-probabilities, probabilities and their gradient, in float32."""
 

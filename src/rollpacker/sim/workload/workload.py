@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import Prompt, PromptId
-from rollpacker.policy.rounds.rounds import split
+from rollpacker.policy.rounds.race import split
 from rollpacker.polytrace.model.length_model import Floats, Lengths
 from rollpacker.polytrace.model.turn_model import TurnModel
 from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns, recorded_turns

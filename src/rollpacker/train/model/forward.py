@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rollpacker.train.model.kernels import pad, rms_norm, rotate, unpad
-from rollpacker.train.model.loss import token_logprobs
 from rollpacker.train.model.packing import MicroBatch
+from rollpacker.train.model.token_logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

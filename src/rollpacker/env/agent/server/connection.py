@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 
+from rollpacker.connection_limits import ConnectionPlace, Places
 from rollpacker.env.agent.server.http import (
     CONTINUE,
     HttpRequest,
@@ -13,7 +14,6 @@ from rollpacker.env.agent.server.http import (
     RefusedError,
     RequestReader,
 )
-from rollpacker.places import ConnectionPlace, Places
 
 _log = logging.getLogger(__name__)
 _HEAD_S = 10.0

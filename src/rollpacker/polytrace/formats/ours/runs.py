@@ -11,7 +11,7 @@ import polars as pl
 import yaml
 
 from rollpacker.core.journal import prompts_in, segments
-from rollpacker.core.sample_columns import NUMBERS
+from rollpacker.core.sample_columns import REQUIRED
 from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.formats.files.lines import Record
@@ -53,7 +53,7 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
     given: list[pl.DataFrame] = []
     for path in files:
         # Their texts may be larger than the memory.
-        frame = read_table(path, list(NUMBERS), only=True, also=_TURNS)
+        frame = read_table(path, list(REQUIRED), only=True, also=_TURNS)
         whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
         unknown = set(frame["state"].unique()) - set(_STATES)
         if unknown:

@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rollpacker.places import ConnectionPlace, Places
+from rollpacker.connection_limits import ConnectionPlace, Places
 from rollpacker.rollmux.service.http.middleware import HANG_UP, KNOWN, MAX_HEADERS
 
 

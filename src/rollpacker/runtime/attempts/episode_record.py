@@ -30,7 +30,7 @@ class TurnRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class Conversation:
+class EpisodeRecord:
     """Of one attempt; tokens are counted from the response's first one.
 
     Args:
@@ -108,7 +108,7 @@ class Conversation:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Conversation:
+    def from_json(cls, data: Mapping[str, Any]) -> EpisodeRecord:
         """Restore ``to_json``."""
         turns = [TurnRecord(**turn) for turn in data["turns"]]
         added = [(start, stop) for start, stop in data["added"]]

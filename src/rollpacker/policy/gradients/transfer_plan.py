@@ -37,7 +37,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishPlan:
+class TransferPlan:
     """Transfers in order of their stages."""
 
     transfers: tuple[Transfer, ...]
@@ -48,9 +48,9 @@ class PublishPlan:
         return sum(each.size * len(each.targets) for each in self.transfers if each.slow)
 
 
-def plan_publish(
+def plan_transfers(
     model_bytes: int, train: Sequence[int], rollout: Sequence[int], *, align: int = 2
-) -> PublishPlan:
+) -> TransferPlan:
     """Scatter one shard per training device across the slow link, then broadcast.
 
     Args:
@@ -81,7 +81,7 @@ def plan_publish(
             transfers.append(
                 Transfer(stage=1, source=root, targets=others, start=start, stop=stop, slow=False)
             )
-    return PublishPlan(transfers=tuple(sorted(transfers, key=lambda each: each.stage)))
+    return TransferPlan(transfers=tuple(sorted(transfers, key=lambda each: each.stage)))
 
 
 def _shards(total: int, count: int, align: int) -> list[tuple[int, int]]:

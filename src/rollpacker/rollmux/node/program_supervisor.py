@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-LOOK_S = 0.1
+POLL_S = 0.1
 GIVE_UP_S = 3600.0
 """Frozen processes hold a node's memory."""
 NOT_STARTED = 127
@@ -55,7 +55,7 @@ class ProgramSupervisor:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with open(self._path("log"), "ab") as log:
             while not (unwanted := self._unwanted()) and time.monotonic() > self._lease():
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             if unwanted:
                 self._over(128 + signal.SIGTERM)
                 return
@@ -75,11 +75,11 @@ class ProgramSupervisor:
                 return
         while (status := _reap(program.pid)) is None:
             self._look(program.pid)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         while left := descendants():
             send(left, signal.SIGKILL)
             _reap(program.pid)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         code = os.waitstatus_to_exitcode(status)
         self._over(code if code >= 0 else 128 - code)
 
@@ -130,7 +130,7 @@ class ProgramSupervisor:
                     file.write(str(code))
                 os.replace(self._path("exit.new"), self._path("exit"))
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _end_with_keeper() -> None:

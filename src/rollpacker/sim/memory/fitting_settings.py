@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rollpacker.config import MiniEngineConfig, RunConfig, VllmEngineConfig, parse
 from rollpacker.sim.costs.models import ModelShape
-from rollpacker.sim.memory.memory import needs
+from rollpacker.sim.memory.estimate_memory import needs
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 Changes = Mapping[str, Any]

@@ -10,7 +10,7 @@ from rollpacker.rollmux.service.client.client import DriverGate, MuxClient
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 from rollpacker.runtime.cluster.agent import Agent
 
-_LOOK_S = 0.3
+_POLL_S = 0.3
 
 
 def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
@@ -38,4 +38,4 @@ def _gate(client: MuxClient, job: str, attempt: int) -> DriverGate:
         except MuxError as error:
             if error.code != "no_gate":
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)

@@ -133,7 +133,7 @@ def running(
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "_LOOK_S", 0.05)
+    monkeypatch.setattr(agents, "_REPORT_S", 0.05)
     monkeypatch.setattr(printing, "_PAUSE_S", 0.05)
 
 

@@ -267,6 +267,6 @@ def test_an_end_that_cannot_be_written_for_a_moment_is_written_later(folder: Pat
     ours(programs)
     until((folder / str(FIRST) / "exit.new").is_dir)
     until(lambda: not running(folder, 1))
-    time.sleep(3 * program_supervisor.LOOK_S)
+    time.sleep(3 * program_supervisor.POLL_S)
     (folder / str(FIRST) / "exit.new").rmdir()
     until(lambda: codes(programs) == [0])

@@ -30,7 +30,7 @@ LOOK_S = 0.1
 """Instead of a second, between two looks at what became of a program."""
 AGENT = f"""
 from rollpacker.rollmux.node import agent
-agent._LOOK_S = {LOOK_S}
+agent._REPORT_S = {LOOK_S}
 from rollpacker.cli import main
 main()
 """

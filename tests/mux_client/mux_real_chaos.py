@@ -20,7 +20,7 @@ import psutil
 from mux_real_daemon import free_port
 from test_mux_programs import Cluster, keepers
 
-from rollpacker.rollmux.node.program_supervisor import MARK
+from rollpacker.rollmux.node.keeper import MARK
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 
 TTL = 6.0

@@ -18,7 +18,7 @@ from mux_real_daemon import Daemon
 from test_mux_programs import INVENTORY, keepers, until
 
 from rollpacker.rollmux.model.inventory import Machine
-from rollpacker.rollmux.node import program_supervisor
+from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
 from rollpacker.rollmux.service.client.client import MuxClient
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for process in keepers(tmp_path):
         process.kill()
     for name in tmp_path.glob("*.*"):
-        program_supervisor.send(program_supervisor.marked(str(name)), signal.SIGKILL)
+        keeper.send(keeper.marked(str(name)), signal.SIGKILL)
 
 
 def wanted(*command: str, number: int = 1, stop: bool = False) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def ours(programs: NodePrograms) -> None:
 
 
 def running(folder: Path, count: int) -> bool:
-    return len(program_supervisor.marked(str(folder / str(FIRST)))) == count
+    return len(keeper.marked(str(folder / str(FIRST)))) == count
 
 
 def test_what_a_program_left_behind_ends_with_it_though_its_keeper_was_killed(
@@ -116,7 +116,7 @@ def test_what_was_never_started_and_is_to_stop_is_over(
     programs.settle([wanted(*python(SLEEP), stop=True)])
     assert codes(programs) == [143]
     # The late one of the agent that was killed.
-    subprocess.run([sys.executable, program_supervisor.__file__, folder / str(FIRST)], check=True)
+    subprocess.run([sys.executable, keeper.__file__, folder / str(FIRST)], check=True)
     assert not (folder / str(FIRST) / "log").exists()
     programs.settle([])
     assert programs.seen() == []
@@ -223,8 +223,8 @@ def test_a_request_that_did_not_arrive_whole_is_sent_again(tmp_path: Path) -> No
 
 
 def test_marks_are_of_live_processes_only() -> None:
-    assert program_supervisor.marked("/no/such/attempt") == []
-    assert psutil.Process().environ().get(program_supervisor.MARK) is None
+    assert keeper.marked("/no/such/attempt") == []
+    assert psutil.Process().environ().get(keeper.MARK) is None
 
 
 def test_a_lease_that_cannot_be_read_for_a_moment_is_the_one_before(
@@ -233,9 +233,9 @@ def test_a_lease_that_cannot_be_read_for_a_moment_is_the_one_before(
     """It counted as over since the machine was started, so the program was killed."""
     hasty = folder / "hasty" / "node" / "keeper.py"
     hasty.parent.mkdir(parents=True)
-    source = Path(program_supervisor.__file__).read_text(encoding="utf-8")
+    source = Path(keeper.__file__).read_text(encoding="utf-8")
     hasty.write_text(source.replace("GIVE_UP_S = 3600.0", "GIVE_UP_S = 20.0"), encoding="utf-8")
-    monkeypatch.setattr(program_supervisor, "__file__", str(hasty))
+    monkeypatch.setattr(keeper, "__file__", str(hasty))
     programs = NodePrograms(folder, {})
     programs.settle([wanted(*python(SLEEP))])
     lease = folder / "lease"
@@ -252,7 +252,7 @@ def test_a_lease_that_cannot_be_read_for_a_moment_is_the_one_before(
 
 
 def frozen(folder: Path) -> list[bool]:
-    pids = program_supervisor.marked(str(folder / str(FIRST)))
+    pids = keeper.marked(str(folder / str(FIRST)))
     return [psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids]
 
 
@@ -267,6 +267,6 @@ def test_an_end_that_cannot_be_written_for_a_moment_is_written_later(folder: Pat
     ours(programs)
     until((folder / str(FIRST) / "exit.new").is_dir)
     until(lambda: not running(folder, 1))
-    time.sleep(3 * program_supervisor.POLL_S)
+    time.sleep(3 * keeper.POLL_S)
     (folder / str(FIRST) / "exit.new").rmdir()
     until(lambda: codes(programs) == [0])

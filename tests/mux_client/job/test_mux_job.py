@@ -16,7 +16,7 @@ from mux_real_daemon import Daemon, free_port
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.node import program_supervisor
+from rollpacker.rollmux.node import keeper
 from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.client.link import DaemonLink, MuxError, UnreachableError, new_key
 from rollpacker.rollmux.service.job.phase_job import JobPhases
@@ -295,9 +295,7 @@ def test_a_process_that_is_not_watched_any_more_goes_on() -> None:
         child.wait()
 
 
-@pytest.mark.parametrize(
-    "script", [guard_process, program_supervisor], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("script", [guard_process, keeper], ids=lambda each: each.__name__)
 def test_a_process_that_may_not_be_signalled_keeps_no_other_from_it(script: ModuleType) -> None:
     """Its number was another user's by then: those after it went on without a permit."""
     nobody = 65534

@@ -21,7 +21,7 @@ from typing import Any
 
 from rollpacker.core.codec import load
 from rollpacker.rollmux.model.program import JobProgram
-from rollpacker.rollmux.node import program_supervisor
+from rollpacker.rollmux.node import keeper
 
 _LEASE = "lease"
 _LOST = 128 + 9
@@ -144,7 +144,7 @@ class NodePrograms:
         (folder / "new").replace(folder / "program.json")
         # Its own session: what ends an agent or its terminal is not meant for it.
         self._keepers[name] = subprocess.Popen(
-            [sys.executable, "-S", "-E", program_supervisor.__file__, str(folder)],
+            [sys.executable, "-S", "-E", keeper.__file__, str(folder)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -166,8 +166,8 @@ class NodePrograms:
             return code
         if name not in self._keepers and not self._begun(name):
             return None
-        if left := program_supervisor.marked(str(self.folder(name))):
-            program_supervisor.send(left, signal.SIGKILL)
+        if left := keeper.marked(str(self.folder(name))):
+            keeper.send(left, signal.SIGKILL)
             return None
         return _LOST
 

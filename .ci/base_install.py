@@ -11,9 +11,9 @@ HEAVY = ("torch", "transformers", "datasets", "ray", "vllm")
 
 for name in PACKAGES:
     importlib.import_module(name)
-PURE = ("core", "config", "policy", "polytrace", "polytrace.formats", "sim", "sim.reproduce")
+PURE = ("core", "config", "policy", "polytrace", "sim")
 for name in (f"rollpacker.{part}" for part in PURE):
-    for module in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
         importlib.import_module(module.name)
 there = [name for name in HEAVY if importlib.util.find_spec(name) or name in sys.modules]
 if there:

@@ -74,14 +74,14 @@ class Agent:
             if not self._arrive(welcome):
                 return
             heartbeat_s = welcome.config.cluster.heartbeat_s
-            beating = Heartbeat(
+            heartbeat = Heartbeat(
                 self._driver, heartbeat_s, lambda: node.AgentAlive(clock=time.monotonic())
             )
-            self._say = beating.send
+            self._say = heartbeat.send
             try:
                 self._watch(leave, _FENCE * heartbeat_s)
             finally:
-                beating.stopped.set()
+                heartbeat.stopped.set()
         finally:
             for worker in self._workers.values():
                 worker.kill()

@@ -1,4 +1,4 @@
-"""Two workers on one GPU: ten GRPO steps in each mode, with and without CUDA MPS.
+"""Two workers on one GPU: a few GRPO steps in each mode, and one with CUDA MPS.
 
     python -m benchmarks.gpu.grpo --device cuda
 
@@ -29,7 +29,8 @@ from benchmarks.gpu.models import Section, write_checkpoint
 from rollpacker.reward.judge import mps
 
 MODES = ("off", "exact", "race")
-STEPS = {"cuda": 10, "cpu": 2}
+STEPS = {"cuda": 6, "cpu": 2}
+"""A run takes half a minute to start on a GPU, and four seconds a step."""
 SHAPE = {"cuda": "0.5B", "cpu": "tiny"}
 MEAN = {"cuda": 24, "cpu": 8}
 """Tokens of a response, most of which are shorter; the longest has four times as many."""
@@ -145,7 +146,7 @@ def arms(device: str) -> list[tuple[str, int, bool]]:
     two = [(mode, 2, False) for mode in MODES]
     if device == "cpu":
         return two
-    return [("off", 1, False), *two, *((mode, 2, True) for mode in MODES)]
+    return [("off", 1, False), *two, ("exact", 2, True)]
 
 
 @contextlib.contextmanager

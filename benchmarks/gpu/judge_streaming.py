@@ -24,7 +24,9 @@ def build(layers: int, tokens: int, *, pipelined: bool) -> StreamedModel:
     shape = shape_of(
         "7B", vocab_size=32_000, num_hidden_layers=layers, max_position_embeddings=tokens
     )
-    model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
+    with torch.device("cuda"):  # to draw so many weights takes a CPU minutes
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
+    model.to("cpu")
     return StreamedModel(model, torch.device("cuda"), pipelined=pipelined)
 
 

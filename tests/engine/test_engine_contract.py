@@ -16,20 +16,20 @@ from rollpacker.config import rollout as configs
 from rollpacker.engine.fake import FakeEngine
 
 
-def mini(runs=None):
+def mini(runs=None, device="cpu"):
     """Over the runner that ``runs`` makes; imported here, since numba takes its time."""
     from rollpacker.engine.mini import MiniEngine
 
-    model = build("qwen2")
+    model = build("qwen2").to(device)
     config = configs.MiniEngineConfig(max_running=4, kv_tokens=512)
     return MiniEngine(model, config=config, runner=None if runs is None else runs(model))
 
 
-def on_torch(*, alone: bool):
+def on_torch(device="cpu", *, alone: bool):
     from rollpacker.engine.mini.shape import shape_of
     from rollpacker.engine.mini.torch_runner import TorchRunner
 
-    return mini(lambda m: TorchRunner(m, shape_of(m), block_size=8, deterministic=alone))
+    return mini(lambda m: TorchRunner(m, shape_of(m), block_size=8, deterministic=alone), device)
 
 
 def vllm():
@@ -69,14 +69,17 @@ ENGINES = {
     "mini": mini,
     "torch": lambda: on_torch(alone=False),
     "torch-deterministic": lambda: on_torch(alone=True),
+    "cuda": lambda: on_torch("cuda", alone=False),
+    "cuda-deterministic": lambda: on_torch("cuda", alone=True),
     "vllm": vllm,
     "vllm-tp2": vllm_tp2,
 }
 """Each with room for four attempts at once."""
-EXACT = ("fake", "mini", "torch-deterministic")
+EXACT = ("fake", "mini", "torch-deterministic", "cuda-deterministic")
 
 
 _ELSEWHERE = {"vllm": pytest.mark.cluster, "vllm-tp2": pytest.mark.cluster}
+_ELSEWHERE |= {"cuda": pytest.mark.gpu, "cuda-deterministic": pytest.mark.gpu}
 _DEVICES = {"vllm-tp2": 2}
 
 

@@ -74,8 +74,8 @@ def test_decoding_is_measured(
 def test_every_section_runs_and_a_broken_one_hides_nothing(gpu: Any, tmp_path: Path) -> None:
     rows = measured(gpu, tmp_path / "gpu")
     assert [row["batch"] for row in rows["decode"][1:]] == [1, 8]
-    off, exact, race = rows["replay"]
-    assert off["generated_tokens"] == exact["generated_tokens"] == off["kept_tokens"]
+    off, race = rows["replay"]
+    assert off["generated_tokens"] == off["kept_tokens"]
     assert race["decode_steps"] < off["decode_steps"]
     assert race["generated_tokens"] > race["kept_tokens"]
     assert [row["mode"] for row in rows["grpo"]] == ["off", "exact", "race"]

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 # The same examples every time, so that the default suite finds nothing by chance;
 # ``make test-slow`` looks further. Tests that cost more take a part of ``max_examples``.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("ci", max_examples=50, derandomize=True, **_ANY_SPEED)
+settings.register_profile("ci", max_examples=25, derandomize=True, **_ANY_SPEED)
 settings.register_profile("thorough", max_examples=1000, **_ANY_SPEED)
 settings.load_profile("ci")
 

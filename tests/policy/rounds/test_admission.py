@@ -251,7 +251,7 @@ def test_between_decisions_it_costs_nothing_and_on_average_little(calls):
     assert calls(act) / 50 < 10_000
 
 
-@settings(max_examples=settings().max_examples // 33)
+@settings(max_examples=settings().max_examples // 25)
 @given(st.integers(0, 50))
 def test_a_restored_admission_goes_on_the_same(seed):
     history = full_rounds(FITS["8k"], prompts=32, steps=2, seed=seed)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from rollpacker.config import Config, parse_as
+from rollpacker.config import CodeTimeoutConfig, Config, parse_as
 from rollpacker.reward.base import NO_CODE, CodeRun, GradeRequest, GradingError, Scored
 from rollpacker.reward.code.asserts import fault, wanted
 from rollpacker.reward.code.blocks import choose, find_blocks, find_program
@@ -32,7 +32,8 @@ from rollpacker.sandbox import (
     float_tolerance,
 )
 
-_LONGEST_S = 30.0
+_LONGEST_S = CodeTimeoutConfig().most_s
+"""Of a test that nobody gave a timeout for."""
 _NO_PROGRAM = "no complete fenced block of Python after </think>"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 

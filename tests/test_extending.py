@@ -181,6 +181,7 @@ def test_the_examples_keep_to_the_style(tree: Path) -> None:
         run(tree, "-m", "ruff", *check, *paths, reward.name)
 
 
+@pytest.mark.wide
 def test_the_examples_reach_the_reference(tree: Path, said: str) -> None:
     reference = (tree / "docs" / "config.md").read_text(encoding="utf-8")
     for new in ("REINFORCE with the group's median", "``ramp``", "Every token as likely"):

@@ -181,6 +181,7 @@ class Allocation:
             shutil.rmtree(path)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_the_slurm_script_shares_its_allocation(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", FOLDER / "slurm.sh"], check=True)

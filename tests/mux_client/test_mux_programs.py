@@ -223,6 +223,7 @@ def test_an_agent_that_starts_again_finds_what_runs(cluster: Cluster) -> None:
     cluster.ends("steady")
 
 
+@pytest.mark.wide
 def test_a_node_that_is_cut_off_runs_nothing_until_it_is_back(cluster: Cluster) -> None:
     """Its agent stands still for longer than a lease: the job goes on elsewhere, and what is left
     of it here is frozen, then killed."""
@@ -263,6 +264,7 @@ def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -
     assert "ids are not used again" in str(found.exception)
 
 
+@pytest.mark.wide
 def test_a_job_whose_node_starts_nothing_is_named(tmp_path: Path) -> None:
     idle = Cluster(tmp_path)
     try:

@@ -31,7 +31,12 @@ PRINTS = StdinTest(stdin="", stdout="42\n")
 Programs = Iterable[tuple[str, str, Test, float, set[str]]]
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, marks=() if each == "standard" else pytest.mark.wide) for each in LEVELS
+    ],
+)
 def at_level(request: pytest.FixtureRequest, level: Level) -> Iterator[Sandbox]:
     if LEVELS.index(request.param) < LEVELS.index(level):
         pytest.skip("does not work on this machine")

@@ -81,7 +81,7 @@ def survived(config: RunConfig, worker: int, by: str) -> Path:
         (1, "SIGKILL"),
         pytest.param(2, "SIGKILL", marks=pytest.mark.slow),
         pytest.param(0, "SIGSTOP", marks=pytest.mark.slow),
-        (3, "SIGSTOP"),
+        pytest.param(3, "SIGSTOP", marks=pytest.mark.wide),
     ],
     ids=["engine killed", "replica killed", "engine frozen", "replica frozen"],
 )
@@ -108,7 +108,7 @@ def test_a_shard_of_one_of_two_replicas_is_survived(shop: Workshop, at: int) -> 
     [
         (0, "SIGKILL", "no engine is left"),
         pytest.param(0, "SIGSTOP", "no engine is left", marks=pytest.mark.slow),
-        (1, "SIGKILL", "no replica is left"),
+        pytest.param(1, "SIGKILL", "no replica is left", marks=pytest.mark.wide),
         pytest.param(1, "SIGSTOP", "no replica is left", marks=pytest.mark.slow),
     ],
 )

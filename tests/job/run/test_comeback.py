@@ -70,6 +70,7 @@ def test_a_lost_worker_is_back_in_the_next_step(shop: Workshop, whole: Path) -> 
     assert not (folder / ".handed-over").exists()
 
 
+@pytest.mark.wide
 def test_so_is_the_one_that_shares_its_weights(shop: Workshop) -> None:
     """A shard takes its replica along: both come back, and the first replica shares again."""
     folder, said = struck(shop, "shard", worker=1, devices=SPLIT, trainer=FSDP)
@@ -78,6 +79,7 @@ def test_so_is_the_one_that_shares_its_weights(shop: Workshop) -> None:
     assert times_trained(folder) == ONCE
 
 
+@pytest.mark.wide
 def test_without_waiting_it_comes_when_it_is_ready(
     shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_run_that_lost_everybody_starts_again_and_is_the_same(
     assert last_weights(folder) == last_weights(whole)
 
 
+@pytest.mark.wide
 def test_one_without_a_checkpoint_starts_from_the_beginning(shop: Workshop, whole: Path) -> None:
     folder, said = struck(shop, "anew", victims=2, devices=TWO)
     assert "the run starts again from the beginning (1 of cluster.restarts=3)" in said

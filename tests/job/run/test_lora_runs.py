@@ -136,6 +136,7 @@ def assert_same(folder: Path, other: Path) -> None:
     assert [r["loss"] for r in metrics(folder)] == [r["loss"] for r in metrics(other)]
 
 
+@pytest.mark.wide
 def test_a_lora_run_resumes_exactly(exact: tuple[Path, dict[str, Any]], shop: Workshop) -> None:
     folder, changes = exact
     copy = shop.folder / "crashed"

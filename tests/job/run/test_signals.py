@@ -150,6 +150,7 @@ def nearly_all_for_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "_SHARE", 0.95)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nearly_all_for_the_checkpoint")
 def test_a_step_that_does_not_fit_is_dropped_and_its_grades_are_kept(bench: Bench) -> None:
     """To every process: workers and grading processes take no notice."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from mux_fleet import Daemon, Link
 
+pytestmark = pytest.mark.wide
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><b>x</b>"
 
 

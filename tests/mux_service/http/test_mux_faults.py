@@ -67,6 +67,7 @@ def jobs_of(link: Link) -> list[str]:
     return [job["id"] for job in link.until_answered("GET", "/v1/jobs")[1]["jobs"]]
 
 
+@pytest.mark.wide
 def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
     """Writes fail at a limit; what was acknowledged stays, and the same keys work after it."""
     daemon = Daemon(tmp_path, ttl=60.0)

@@ -32,6 +32,7 @@ from rollpacker.rollmux.service.views import history, metrics, views
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
 CLASSES = (Audit, TransactionLog, metrics.Metrics, logs.Logs, Tokens, Writer)
 LONGEST_S = 60.0
+PARTS = 4
 ENDING = {
     "Writer": {"start", "stop", "_run", "_serve", "_collect", "_deliver", "_fail", "_refuse_all"},
     "TransactionLog": {"close", "leave"},
@@ -220,7 +221,9 @@ def test_what_is_asked_reaches_what_is_injected(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.wide) for part in range(1, PARTS))]
+)
 def test_nothing_that_fails_ends_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
@@ -231,7 +234,7 @@ def test_nothing_that_fails_ends_the_daemon(
         async with opened(tmp_path) as (writer, client):
             async with asyncio.timeout(LONGEST_S):
                 assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
-            for owner, name in FOUND[part::2]:
+            for owner, name in FOUND[part::PARTS]:
                 hit = 0
 
                 def fail(*_: Any, **__: Any) -> Any:
@@ -253,7 +256,7 @@ def test_nothing_that_fails_ends_the_daemon(
                     missed.add(f"{_name(owner)}.{name}")
 
     asyncio.run(main())
-    print(f"\n{len(FOUND[part::2])} functions raised, not reached: {', '.join(sorted(missed))}")
+    print(f"\n{len(FOUND[part::PARTS])} functions raised, not reached: {', '.join(sorted(missed))}")
     assert missed <= set[str]().union(*UNREACHED.values())
 
 

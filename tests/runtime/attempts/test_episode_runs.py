@@ -143,6 +143,7 @@ def test_modes_sample_the_same_and_lose_no_prompt(
     assert cli_here("journal", "replay", folder).returncode == 0
 
 
+@pytest.mark.wide
 def test_a_run_that_was_stopped_goes_on_exactly(shop: Talkshop) -> None:
     fixed = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}}
     whole, _ = run(shop.config("whole", "exact", **TALKING, **fixed))
@@ -182,6 +183,7 @@ def test_limits_cut_an_episode(shop: Talkshop) -> None:
     assert (kept["finish_reason"].filter(went_on) == "length").all()
 
 
+@pytest.mark.wide
 def test_few_at_a_time_are_all_there_in_the_end(shop: Talkshop) -> None:
     changes = TALKING | {"environment": ECHO | {"concurrency": 2, "processes": 2}, "epochs": 1}
     folder, _ = run(shop.config("few", "exact", **changes))
@@ -196,6 +198,7 @@ def test_a_stop_string_ends_each_turn(shop: Talkshop) -> None:
     assert later.max() > 1
 
 
+@pytest.mark.wide
 def test_an_agent_is_trained_as_it_is(shop: Talkshop, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a program, which has of this environment what it needs and what it is given by name."""
     agent = shop.folder / "agent.py"
@@ -228,6 +231,7 @@ def test_a_whole_conversation_is_bounded(shop: Talkshop) -> None:
     assert cut.height > 0
 
 
+@pytest.mark.wide
 def test_the_last_reward_may_count_alone(shop: Talkshop, exact: tuple[Path, str]) -> None:
     changes = TALKING | {"environment": ECHO | {"reward": "last"}, "epochs": 1}
     folder, _ = run(shop.config("last", "exact", **changes))

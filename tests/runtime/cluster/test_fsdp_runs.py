@@ -96,6 +96,7 @@ def test_adapters_may_be_spread_too(shop: Workshop) -> None:
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-3)
 
 
+@pytest.mark.wide
 def test_a_replica_that_loses_a_worker_is_gone_and_the_other_goes_on(shop: Workshop) -> None:
     reward = {
         "function": f"{shop.rewards}:assassin",

@@ -66,7 +66,7 @@ def steps(folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("mode", [OFF, "exact", "race", AUTO])
+@pytest.mark.parametrize("mode", [OFF, "exact", pytest.param("race", marks=pytest.mark.wide), AUTO])
 def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
     folder = apart(mode)
     assert set(times_trained(folder).values()) == {1}
@@ -114,6 +114,7 @@ def test_the_report_has_rows_for_both(apart: Any) -> None:
     assert {loaded.place(w).name for w in loaded.samples["worker"]} == {"engine 0", "engine 1"}
 
 
+@pytest.mark.wide
 def test_adapters_are_merged_for_the_engines(shop: Workshop) -> None:
     model = {"path": str(shop.model), "lora_rank": 4}
     ours, _ = run(shop.config("lora-together", "off", model=model, devices=ONE, steps=2))
@@ -123,6 +124,7 @@ def test_adapters_are_merged_for_the_engines(shop: Workshop) -> None:
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
 
 
+@pytest.mark.wide
 def test_a_replica_may_span_the_devices_that_train(shop: Workshop, together: Any) -> None:
     settings = {"devices": ONE_AND_TWO, "trainer": {"kind": "fsdp"}, "epochs": 1}
     folder, _ = run(shop.config("spread", **settings))
@@ -137,6 +139,7 @@ def test_a_replica_may_span_the_devices_that_train(shop: Workshop, together: Any
     ]
 
 
+@pytest.mark.wide
 def test_a_run_may_change_its_layout_when_it_goes_on(shop: Workshop, together: Any) -> None:
     settings: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 9}, "epochs": 1}
     for until, devices in ((1, ONE), (2, TWO_AND_ONE), (3, ONE)):

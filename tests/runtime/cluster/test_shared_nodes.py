@@ -179,7 +179,7 @@ QUIET = Progress(Console(file=StringIO()))
     "trainer",
     [
         pytest.param({"kind": "local"}, id="local", marks=pytest.mark.slow),
-        pytest.param(FSDP, id="fsdp"),
+        pytest.param(FSDP, id="fsdp", marks=pytest.mark.wide),
     ],
 )
 def test_states_that_wait_in_host_memory_change_no_bit(

@@ -69,6 +69,7 @@ def test_engines_and_replicas_of_their_own_are_lost_alone(shop: Workshop) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("by", [KILL, pytest.param(STOP, marks=pytest.mark.slow)])
 def test_a_replica_that_shares_is_lost_and_another_one_shares(shop: Workshop, by: int) -> None:
     async def main() -> None:
@@ -88,6 +89,7 @@ def test_a_replica_that_shares_is_lost_and_another_one_shares(shop: Workshop, by
     asyncio.run(main())
 
 
+@pytest.mark.wide
 def test_a_shard_takes_its_replica_along_and_no_other(shop: Workshop) -> None:
     settings: dict[str, Any] = FOUR | {
         "devices": CPU | {"per_node": 6, "layout": "separate", "training": 4}

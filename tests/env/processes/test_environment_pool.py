@@ -15,6 +15,7 @@ from pool_driving import HERE, Driver, children, opened, pool_of, until
 from rollpacker.env.processes.pool import EnvironmentPool
 
 Talk = Callable[[Driver], Awaitable[None]]
+MIXED = (("llama3", "qwen2_5"), ("qwen3_coder", "llama3_1"))
 
 
 def run(folder: Path, talk: Talk, **config: Any) -> None:
@@ -103,7 +104,7 @@ def test_what_begins_with_too_much_or_an_error_fails(tmp_path: Path) -> None:
     run(tmp_path, talk, step_timeout_s=20.0)
 
 
-@pytest.mark.parametrize("how", ["hang", pytest.param("hang in a thread", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("how", ["hang", "hang in a thread"])
 def test_a_process_in_which_one_hangs_ends_when_the_others_have(tmp_path: Path, how: str) -> None:
     async def talk(driver: Driver) -> None:
         (old,) = driver.processes()
@@ -324,11 +325,7 @@ CALLS = {
 
 @pytest.mark.parametrize(
     ("named", "template"),
-    [
-        ("hermes", "llama3_1"),
-        pytest.param("llama3", "qwen2_5", marks=pytest.mark.wide),
-        pytest.param("qwen3_coder", "llama3_1", marks=pytest.mark.wide),
-    ],
+    [("hermes", "llama3_1"), *(pytest.param(*each, marks=pytest.mark.wide) for each in MIXED)],
 )
 def test_calls_are_read_in_the_format_that_is_named(named: str, template: str) -> None:
     """Whatever the template writes."""

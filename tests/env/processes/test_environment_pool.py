@@ -15,7 +15,6 @@ from pool_driving import HERE, Driver, children, opened, pool_of, until
 from rollpacker.env.processes.pool import EnvironmentPool
 
 Talk = Callable[[Driver], Awaitable[None]]
-MIXED = (("llama3", "qwen2_5"), ("qwen3_coder", "llama3_1"))
 
 
 def run(folder: Path, talk: Talk, **config: Any) -> None:
@@ -325,7 +324,7 @@ CALLS = {
 
 @pytest.mark.parametrize(
     ("named", "template"),
-    [("hermes", "llama3_1"), *(pytest.param(*each, marks=pytest.mark.wide) for each in MIXED)],
+    [("hermes", "llama3_1"), ("llama3", "qwen2_5"), ("qwen3_coder", "llama3_1")],
 )
 def test_calls_are_read_in_the_format_that_is_named(named: str, template: str) -> None:
     """Whatever the template writes."""

@@ -90,8 +90,8 @@ class StandIns(WorkerPool):
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
         count = config.devices.per_node or 1
-        self._crew = Told(self._machines, count, self._told)
-        self._gangs = Topology([alone(n) for n in range(count)])
+        self._supervisor = Told(self._machines, count, self._told)
+        self._topology = Topology([alone(n) for n in range(count)])
         self._nodes = [Node(number=0, places=(), folder=Path("stand-ins"))]
         self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,

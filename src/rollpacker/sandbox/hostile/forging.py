@@ -65,7 +65,7 @@ def f(world):
     "patches_encoder": """
 import sys
 for name, module in list(sys.modules.items()):
-    for each in ("encode", "_encode", "same_value", "_call", "judge"):
+    for each in ("encode", "_encode_collection", "_call", "_call_hook", "perform"):
         if name.startswith("guest") and hasattr(module, each):
             setattr(module, each, lambda *a, **k: True)
 def f(world): return None

@@ -34,7 +34,7 @@ def response_logprobs(
     recompute: bool,
     run: RunLayer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of the sampled tokens, as ``loss.token_logprobs``.
+    """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs.token_logprobs``.
 
     ``recompute`` and ``run`` are those of ``hidden_states``.
     """

@@ -96,7 +96,7 @@ class MuxClient(DaemonLink):
     """Talks to one daemon, as ``DaemonLink`` does: what a job or a node asks for, in calls."""
 
     def submit(self, spec: JobSpec) -> None:
-        """Register a job. Raises ``MuxError`` (409 when the id is taken)."""
+        """Register a job. Raises ``MuxError`` (409: ``exists``, ``draining`` or ``too_large``)."""
         self.call("POST", "/v1/jobs", plain(spec), new_key())
 
     def job(self, job: str) -> answers.JobView:

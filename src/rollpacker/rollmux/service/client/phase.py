@@ -30,7 +30,7 @@ from rollpacker.rollmux.service.client.phase_lease import HeldLease, acquire
 
 
 class PhaseState(Protocol):
-    """What a phase needs on its devices; ``warm.WarmState`` is one."""
+    """What a phase needs on its devices; ``train.state.warm_state.WarmState`` is one."""
 
     def load(self) -> None:
         """Host memory to device."""
@@ -77,7 +77,7 @@ class Phases:
         try:
             self._client.submit(spec)
         except MuxError as error:
-            if error.status != 409 or error.code == "draining":
+            if error.code != "exists":
                 raise
             self._client.job(spec.id)
 

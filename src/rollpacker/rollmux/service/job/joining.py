@@ -95,7 +95,7 @@ def register(
         try:
             patiently(partial(client.submit, replace(spec, id=name)), stopped, away)
         except MuxError as error:
-            if error.status != 409 or error.code == "draining":
+            if error.code != "exists":
                 raise
             try:
                 known = patiently(partial(client.job, name), stopped, away)

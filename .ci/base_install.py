@@ -6,7 +6,7 @@ import pkgutil
 import sys
 
 PACKAGES = ("rollpacker", "rollpacker.core", "rollpacker.config", "rollpacker.policy")
-PACKAGES += ("rollpacker.report", "rollpacker.cli", "rollpacker.runtime.cluster.doctor")
+PACKAGES += ("rollpacker.report", "rollpacker.cli", "rollpacker.runtime.cluster.machine_checks")
 HEAVY = ("torch", "transformers", "datasets", "ray", "vllm")
 
 for name in PACKAGES:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rollpacker.report.drawing.gantt import STATES, Gantt
+from rollpacker.report.drawing.gantt_data import STATES, Gantt
 from rollpacker.report.reading.run_folder import load_run
 
 IMAGE = Path(__file__).parent / "images" / "modes.svg"

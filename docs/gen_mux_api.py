@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollpacker.rollmux.service.api.access_table import ROUTES
 from rollpacker.rollmux.service.api.bodies import one_line
 from rollpacker.rollmux.service.api.roles import ROLES
-from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app

@@ -38,7 +38,7 @@ YOURS = {"path/to/file.py"}
 WRITTEN = ("adapter/", "saved/", "tensorboard/")
 """Folders that runs write or read."""
 NO_TORCH = ("rollpacker", "rollpacker.config", "rollpacker.core", "rollpacker.policy")
-NO_TORCH += ("rollpacker.report", "rollpacker.runtime.cluster.doctor")
+NO_TORCH += ("rollpacker.report", "rollpacker.runtime.cluster.machine_checks")
 
 
 def name(path: Path) -> str:

@@ -5,7 +5,7 @@ from engine_models import build
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine import host_memory
-from rollpacker.runtime.cluster.doctor import free_memory_gb
+from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 
 GB = 1024**3
 

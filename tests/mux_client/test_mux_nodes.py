@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.core.codec import plain
+from rollpacker.rollmux.service.client.link import MuxError
 from rollpacker.rollmux.service.client.phase import Phases
 
 INVENTORY = """
@@ -64,6 +65,15 @@ def alone(daemon: Daemon, name: str, **more: Any) -> Phases:
     phases = Phases(daemon.client(), name)
     phases.submit(replace(spec(name, **SMALL | {"iterations": 50} | more), slo=1.0))
     return phases
+
+
+def test_a_job_that_fits_no_nodes_is_told_why(daemon: Daemon) -> None:
+    with pytest.raises(MuxError, match="job large: ") as caught:
+        alone(daemon, "large", rollout_nodes=500)
+    assert (caught.value.status, caught.value.code) == (409, "too_large")
+    again = alone(daemon, "twice")
+    alone(daemon, "twice")
+    again.end()
 
 
 def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> None:

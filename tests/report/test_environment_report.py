@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import page_data
 
-from rollpacker.report.drawing import gantt
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing import gantt_data
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading import bubbles
 from rollpacker.report.reading.run_folder import WAIT_COLUMNS, load_run
 from rollpacker.report.run_report import write_report
@@ -131,7 +131,7 @@ def test_the_chart_shows_turns_and_waits_in_one_lane(episodes):
 
 
 def test_a_chart_of_very_many_turns_has_every_second_lane(episodes, monkeypatch):
-    monkeypatch.setattr(gantt, "MAX_BARS_PER_STEP", 13)
+    monkeypatch.setattr(gantt_data, "MAX_BARS_PER_STEP", 13)
     chart = Gantt(load_run(episodes)).chart(0)
     for worker in chart["workers"]:
         lanes = {row[0] for name in ("attempts", "waits") for row in worker[name]}

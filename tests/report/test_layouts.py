@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from report_runs import page_data
 
-from rollpacker.report.drawing import gantt
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing import gantt_data
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.run_folder import ReportError, load_run
 from rollpacker.report.run_report import write_report
 from rollpacker.report.timeline import write_timeline
@@ -76,7 +76,7 @@ def test_the_page_and_the_timeline_name_both(apart):
 
 def test_many_engines_leave_room_for_replicas(apart, monkeypatch):
     drawn = Gantt(load_run(apart()))
-    monkeypatch.setattr(gantt, "MAX_WORKERS", 4)
+    monkeypatch.setattr(gantt_data, "MAX_WORKERS", 4)
     drawn.workers = [0, 1, *[0] * 10, 2]
     assert [row["kind"] for row in drawn.chart(3)["workers"]] == ["engine"] * 3 + ["replica"]
 

@@ -43,7 +43,7 @@ from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.step.node_lease import PhaseNodes
+    from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 app = typer.Typer(
     help="Fast synchronous, on-policy RL post-training of language models.",

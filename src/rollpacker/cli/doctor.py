@@ -46,7 +46,7 @@ def doctor(
 
 
 def _installation(as_json: bool) -> None:
-    from rollpacker.runtime.cluster.doctor import checks
+    from rollpacker.runtime.cluster.machine_checks import checks
 
     found = checks()
     if as_json:

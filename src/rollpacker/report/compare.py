@@ -11,7 +11,7 @@ from typing import Any
 
 from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import MODES, Figure, number, present
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.drawing.page import (
     Grid,
     Page,

@@ -13,7 +13,7 @@ import yaml
 from rollpacker.config.reading.secrets import masked
 from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import number, present
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.drawing.length_curves import LengthCurves, length_curves, length_facts
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, plain, seconds, share
 from rollpacker.report.reading.run_folder import RunFolder, load_run

@@ -24,7 +24,7 @@ from runtime_jobs import (
 
 from rollpacker.job import train
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import OwnNodes
+from rollpacker.runtime.step.phase_nodes import OwnNodes
 
 ROWS = 7
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -34,7 +34,7 @@ from rollpacker.job.run import stopping
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import OwnNodes, WaitStoppedError
+from rollpacker.runtime.step.phase_nodes import OwnNodes, WaitStoppedError
 
 REWARDS = '''
 import os, pathlib, signal, time

@@ -22,7 +22,7 @@ from rollpacker.rollmux.service.client.link import DaemonLink, MuxError, Unreach
 from rollpacker.rollmux.service.job.phase_job import JobPhases
 from rollpacker.runtime.ipc import watchdog as guard_process
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
-from rollpacker.runtime.step.node_lease import DisplacedError, WaitStoppedError
+from rollpacker.runtime.step.phase_nodes import DisplacedError, WaitStoppedError
 
 
 def phases_of(

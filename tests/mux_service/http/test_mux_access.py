@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 from mux_strangers import Place
 
-from rollpacker.rollmux.service.api.routes import ROUTES
+from rollpacker.rollmux.service.api.access_table import ROUTES
 from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http import routing

@@ -17,7 +17,13 @@ import pytest
 from mux_fleet import Daemon, Link
 
 from rollpacker.processes.open_files import allow_files
-from rollpacker.rollmux.service.http.auth import is_authorized, make_token, read_token, seal, unseal
+from rollpacker.rollmux.service.http.token_file import (
+    is_authorized,
+    make_token,
+    read_token,
+    seal,
+    unseal,
+)
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 
 SPEC = {"id": "a", "worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}

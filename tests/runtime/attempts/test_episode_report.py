@@ -8,7 +8,7 @@ import pytest
 from runtime_jobs import cli_here, metrics, run, table
 from test_episode_runs import ECHO, TALKING, Talkshop
 
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.responses import find
 from rollpacker.report.reading.run_folder import load_run
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, main
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
 

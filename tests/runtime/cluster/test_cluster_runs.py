@@ -27,7 +27,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import verify
-from rollpacker.runtime.step.node_lease import OwnNodes, Tenant
+from rollpacker.runtime.step.phase_nodes import OwnNodes, Tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.runtime.cluster import doctor
+from rollpacker.runtime.cluster import machine_checks
 
 WITHOUT_TORCH = """
 import json, sys
@@ -18,12 +18,12 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 sys.meta_path.insert(0, Blocker())
-from rollpacker.runtime.cluster import doctor
-print(json.dumps({each.name: [each.ok, each.fix] for each in doctor.checks()}))
+from rollpacker.runtime.cluster import machine_checks
+print(json.dumps({each.name: [each.ok, each.fix] for each in machine_checks.checks()}))
 """
 
 
-def by_name(found: list[doctor.Check]) -> dict[str, doctor.Check]:
+def by_name(found: list[machine_checks.Check]) -> dict[str, machine_checks.Check]:
     return {each.name: each for each in found}
 
 
@@ -35,7 +35,7 @@ def install_fake(folder: Path, name: str, version: str) -> None:
 
 
 def test_every_check_has_a_fix_exactly_when_it_fails(tmp_path: Path) -> None:
-    found = doctor.checks(tmp_path / "runs")
+    found = machine_checks.checks(tmp_path / "runs")
     assert len({each.name for each in found}) == len(found)
     for each in found:
         assert each.ok == (each.fix == ""), each
@@ -45,7 +45,7 @@ def test_every_check_has_a_fix_exactly_when_it_fails(tmp_path: Path) -> None:
 
 
 def test_every_package_that_a_run_needs_is_looked_at(tmp_path: Path) -> None:
-    names = by_name(doctor.checks(tmp_path)).keys()
+    names = by_name(machine_checks.checks(tmp_path)).keys()
     wanted = {"torch", "transformers", "datasets", "reasoning-gym", "math-verify", "plotly"}
     assert wanted | {"jinja2", "numba", "pydantic"} <= names
 
@@ -63,7 +63,7 @@ def test_a_package_outside_its_range_is_named_with_both_versions(
     install_fake(tmp_path, "torch", "1.9.0")
     install_fake(tmp_path, "plotly", "4.0")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = by_name(doctor.checks(tmp_path))
+    found = by_name(machine_checks.checks(tmp_path))
     assert not found["torch"].ok
     assert found["torch"].detail.startswith("1.9.0 is installed, ")
     assert found["torch"].detail.endswith(" is needed")
@@ -74,20 +74,20 @@ def test_a_package_outside_its_range_is_named_with_both_versions(
 def test_a_local_build_of_torch_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake(tmp_path, "torch", "2.13.0+cpu")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert by_name(doctor.checks(tmp_path))["torch"].ok
+    assert by_name(machine_checks.checks(tmp_path))["torch"].ok
 
 
 def test_an_output_that_cannot_be_written_names_the_place(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    check = by_name(doctor.checks(file))["output folder"]
+    check = by_name(machine_checks.checks(file))["output folder"]
     assert not check.ok
     assert str(file) in check.detail
     assert "--out" in check.fix
 
 
 def test_a_usable_folder_passes(tmp_path: Path) -> None:
-    found = by_name(doctor.checks(tmp_path))
+    found = by_name(machine_checks.checks(tmp_path))
     assert found["file locks"].ok
     assert found["disk"].ok
-    assert doctor.free_memory_gb() > 0
+    assert machine_checks.free_memory_gb() > 0

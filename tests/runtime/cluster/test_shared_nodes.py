@@ -26,7 +26,7 @@ from rollpacker.core.journal import replay
 from rollpacker.core.types import Phase
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import DisplacedError, OwnNodes, Tenant, WaitStoppedError
+from rollpacker.runtime.step.phase_nodes import DisplacedError, OwnNodes, Tenant, WaitStoppedError
 
 
 class Nodes(OwnNodes):

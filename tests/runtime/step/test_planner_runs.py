@@ -22,7 +22,7 @@ from rollpacker.core import journal
 from rollpacker.job.plan import build
 from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.rollout import from_journal
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.run_folder import load_run
 
 pytestmark = pytest.mark.cluster

@@ -23,7 +23,7 @@ from rollpacker.config import RunConfig
 from rollpacker.job.plan import build
 from rollpacker.runtime.cluster.cluster import RunNodes
 from rollpacker.runtime.cluster.local import Start, start_processes
-from rollpacker.runtime.step.node_lease import PhaseNodes
+from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 BEAT_S = 1.0
 # At the first completion after `at`, waits until the test has struck.

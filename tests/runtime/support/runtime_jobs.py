@@ -27,7 +27,7 @@ from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
 from rollpacker.runtime.attempts import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.step.node_lease import PhaseNodes
+from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -21,7 +21,7 @@ from rollpacker.job.plan.learning_rate import model_shape
 from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows
-from rollpacker.runtime.cluster.doctor import free_memory_gb
+from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.model.card import Card, read_card
 from rollpacker.train.state.schedule import default_learning_rate

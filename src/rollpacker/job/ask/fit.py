@@ -11,7 +11,7 @@ from rollpacker.config import RunConfig
 from rollpacker.job.plan.checks import check, check_context
 from rollpacker.job.plan.learning_rate import model_shape
 from rollpacker.runtime.cluster.devices import place_devices, worker_devices
-from rollpacker.runtime.cluster.doctor import free_memory_gb
+from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.sim.costs.hardware import find_device
 from rollpacker.sim.costs.models import ModelShape, find_model

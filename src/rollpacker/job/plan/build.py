@@ -42,7 +42,7 @@ from rollpacker.runtime.record.run_log import RunLog, save_config
 from rollpacker.runtime.record.trackers import Tracker, open_trackers
 from rollpacker.runtime.record.written import write_step
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.runtime.step.node_lease import PhaseNodes
+from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates

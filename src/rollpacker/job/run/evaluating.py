@@ -19,7 +19,7 @@ class Evaluations:
     Args:
         config: None without any.
         evaluator: None without problems.
-        keeper: keeps the best checkpoint.
+        manager: keeps the best checkpoint.
         stopping: knows whether there is still time.
         counters: of the run, at this moment.
         late: the engines' nodes are another job's until the next rollout.
@@ -29,7 +29,7 @@ class Evaluations:
         self,
         config: EvalConfig | None,
         evaluator: Evaluator | None,
-        keeper: CheckpointManager,
+        manager: CheckpointManager,
         stopping: Stopping,
         counters: Callable[[], Counters],
         *,
@@ -37,7 +37,7 @@ class Evaluations:
     ) -> None:
         self._every = 0 if config is None else config.every
         self._evaluator = evaluator
-        self._keeper = keeper
+        self._manager = manager
         self._stopping = stopping
         self._counters = counters
         self._late = late
@@ -62,7 +62,7 @@ class Evaluations:
         """Sampled and greedy, into ``summary``; one that was dropped is done on resume."""
         result = await self._run(greedy=True)
         if not self._stopping.hurried:
-            await self._keeper.evaluated(self._counters(), summary, result)
+            await self._manager.evaluated(self._counters(), summary, result)
             summary[when] = result
 
     async def _run(self, *, greedy: bool = False) -> dict[str, float]:

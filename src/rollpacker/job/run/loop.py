@@ -36,7 +36,7 @@ from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, n
 from rollpacker.runtime.record.counters import Counters, cores
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.watch import Watch
-from rollpacker.runtime.step.node_lease import (
+from rollpacker.runtime.step.phase_nodes import (
     DisplacedError,
     OwnNodes,
     PhaseNodes,
@@ -188,9 +188,9 @@ class BuiltJob:
         self._phases = phases
         self._signals = signals
         self._counters = Counters()
-        self._keeper = CheckpointManager(config, parts, checkpoints)
+        self._manager = CheckpointManager(config, parts, checkpoints)
         shared = not isinstance(phases, OwnNodes)
-        self._comeback = WorkerRecovery(
+        self._recovery = WorkerRecovery(
             parts.pool,
             folder,
             tries=0 if shared or parts.emulation is not None else config.cluster.restarts,
@@ -203,14 +203,14 @@ class BuiltJob:
             parts,
             phases,
             signals,
-            self._keeper,
+            self._manager,
             lambda: self._counters.step,
             breaker,
         )
         self._evaluations = Evaluations(
             config.eval,
             parts.evaluator,
-            self._keeper,
+            self._manager,
             self.stopping,
             lambda: self._counters,
             late=shared,
@@ -229,7 +229,7 @@ class BuiltJob:
             parts.empty_steps.load_state_dict(state.get("empty_steps", {}))
             self._counters = Counters(**state["counters"])
             self._summary = state["summary"]
-            self._keeper.restore(self._counters.step, self._summary)
+            self._manager.restore(self._counters.step, self._summary)
         for text in await publish(parts.pool, self._counters.step):
             parts.log.progress.note(f"WARNING {text}")
         parts.log.journal.meta(parts.journal_head())
@@ -254,8 +254,8 @@ class BuiltJob:
         dropped = False
         while not over and await self._may_roll_out():
             late = await self._evaluations.before_a_step()
-            await self._keeper.evaluated(count, self._summary, late)
-            self._keeper.begin_step(count)
+            await self._manager.evaluated(count, self._summary, late)
+            self._manager.begin_step(count)
             cpu_s = time.process_time()
             try:
                 record = await self._step(count.step)
@@ -272,15 +272,15 @@ class BuiltJob:
             await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
             over = self.stopping.interrupted or self._over()
             over = over or not await leave(self._phases)
-            if not over and await self._comeback.between_steps(count.step):
+            if not over and await self._recovery.between_steps(count.step):
                 parts.updates.check_next()
         watching.cancel()
         await self._finish(first, dropped)
 
     async def _give_up(self) -> None:
         """Keep what there is of a run that goes on without training. Raises ``ValueError``."""
-        if self._keeper.saved < self._counters.step:
-            await self._keeper.save(self._counters, self._summary)
+        if self._manager.saved < self._counters.step:
+            await self._manager.save(self._counters, self._summary)
         self._write_summary()
         raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
@@ -298,10 +298,10 @@ class BuiltJob:
     async def _finish(self, first: int, dropped: bool) -> None:
         """Keep what is new, evaluate when all is done, and say how it ended."""
         parts, count = self._parts, self._counters
-        if count.step > self._keeper.saved:
-            await self._keeper.save(count, self._summary, dropped=dropped)
+        if count.step > self._manager.saved:
+            await self._manager.save(count, self._summary, dropped=dropped)
         if dropped:
-            self._keeper.keep_graded(parts.rollout.record)
+            self._manager.keep_graded(parts.rollout.record)
         else:
             parts.log.graded.clear()
         trained = count.step > first
@@ -312,10 +312,10 @@ class BuiltJob:
             parts.log.progress.note(lesson)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
-        if self._keeper.saved < count.step:
+        if self._manager.saved < count.step:
             raise CheckpointError(
                 f"{self._folder}: the last checkpoint cannot be written, so all but the first "
-                f"{max(self._keeper.saved, 0)} steps are lost: free some space, then --resume auto"
+                f"{max(self._manager.saved, 0)} steps are lost: free some space, then --resume auto"
             )
         if self._signals.taken is not None and parts.emulation is None:
             parts.log.progress.note(
@@ -374,12 +374,12 @@ class BuiltJob:
         config, count = self._config, self._counters
         extra = await self._evaluations.after_a_step()
         await self._parts.write_step(record, count, {**late, **extra})
-        await self._keeper.evaluated(count, self._summary, extra)
+        await self._manager.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
         # It could not be kept later: then the trainers' nodes are another job's.
         due = due or (config.checkpoint.best and self._evaluations.put_off)
-        if due and self._keeper.saved < count.step:
-            await self._keeper.save(count, self._summary)
+        if due and self._manager.saved < count.step:
+            await self._manager.save(count, self._summary)
         self._parts.log.journal.turn(self._parts.journal_head, config.checkpoint.journal_mb * 1e6)
 
     def _write_summary(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.runtime.messages.breaker import Breaker
-from rollpacker.runtime.step.node_lease import PhaseNodes
+from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 _SHARE = 0.4
 """Of the grace time, kept for the checkpoint until it is known how long one takes."""
@@ -100,7 +100,7 @@ class Stopping:
         parts: Parts,
         phases: PhaseNodes,
         signals: Signals,
-        keeper: CheckpointManager,
+        manager: CheckpointManager,
         step: Callable[[], int],
         breaker: Breaker,
     ) -> None:
@@ -108,7 +108,7 @@ class Stopping:
         self._parts = parts
         self._phases = phases
         self._signals = signals
-        self._keeper = keeper
+        self._manager = manager
         self._step = step
         self._breaker = breaker
         self.interrupted = False
@@ -136,7 +136,7 @@ class Stopping:
         say(f"{taken.name}: a checkpoint within {grace:g} s; the step is finished if it fits")
         loop = asyncio.get_running_loop()
         left = grace - self._signals.age()
-        reserve = max(_SHARE * grace, 2 * self._keeper.slowest_s)
+        reserve = max(_SHARE * grace, 2 * self._manager.slowest_s)
         loop.call_later(left - reserve, self._hurry)
         loop.call_later(left, self._stop_at_once)
 
@@ -150,7 +150,7 @@ class Stopping:
 
     def _stop_at_once(self) -> None:
         """The grace time is over, or a second signal came: what is not kept yet is lost."""
-        taken, saved = self._signals.taken, self._keeper.saved
+        taken, saved = self._signals.taken, self._manager.saved
         assert taken is not None
         lost = self._step() - max(saved, 0)
         kept = f"checkpoint-{saved} is kept" if saved >= 0 else "there is no checkpoint yet"

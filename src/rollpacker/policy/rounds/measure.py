@@ -43,7 +43,7 @@ class Measurements:
         self.history = LengthHistory(settings.cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
-        self._admission = AutoMode(tail)
+        self._auto = AutoMode(tail)
         self.bias = Bias()
         self._train_s = 0.0
         self._train_tokens = 0
@@ -62,7 +62,7 @@ class Measurements:
             case "prompts":
                 return Racing(eta_prompts=tail.eta_prompts)
             case "auto":
-                choice = self._admission.choose(
+                choice = self._auto.choose(
                     event.step,
                     self.history,
                     self._workload(len(event.engines)),
@@ -137,7 +137,7 @@ class Measurements:
         return {
             "history": self.history.state_dict(),
             "meter": self._meter.state_dict(),
-            "admission": self._admission.state_dict(),
+            "admission": self._auto.state_dict(),
             "train": [self._train_s, self._train_tokens],
         }
 
@@ -145,7 +145,7 @@ class Measurements:
         """Restore ``state_dict``."""
         self.history.load_state_dict(state["history"])
         self._meter.load_state_dict(state["meter"])
-        self._admission.load_state_dict(state["admission"])
+        self._auto.load_state_dict(state["admission"])
         self._train_s, self._train_tokens = state["train"]
 
 

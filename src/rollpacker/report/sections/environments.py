@@ -9,7 +9,7 @@ import polars as pl
 
 from rollpacker.report.drawing import figures
 from rollpacker.report.drawing.figures import Figure
-from rollpacker.report.drawing.gantt import Gantt
+from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.drawing.page import Section, count, seconds, share
 from rollpacker.report.reading.run_folder import RunFolder
 

@@ -21,8 +21,8 @@ from rollpacker.processes.supervised import CHECK_S, SupervisedPool
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob, GradingProcess, Loaded, start
+from rollpacker.reward.processes.queue import TIMED_OUT, Waiting
 from rollpacker.reward.processes.replies import GraderReply, read_reply
-from rollpacker.reward.processes.waiting import TIMED_OUT, Waiting
 
 OnGrades = Callable[[list[Grade]], None]
 

@@ -24,10 +24,10 @@ from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.http.auth import make_token, read_token
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard, Audit
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
+from rollpacker.rollmux.service.http.token_file import make_token, read_token
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.http.tokens import Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog

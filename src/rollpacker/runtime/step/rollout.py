@@ -26,7 +26,7 @@ from rollpacker.runtime.messages.faults import WorkerError, in_one_line
 from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
 from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.runtime.step.node_lease import PhaseNodes
+from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.publishing import Publishing
 from rollpacker.runtime.step.sampling import Sampling
 from rollpacker.runtime.step.step import DroppedError, StepRecord

@@ -1,4 +1,4 @@
-"""Guesses the next tokens of running sequences from texts that the engine has seen."""
+"""What drafts are learnt from, the texts that the engine has seen, and how often they are right."""
 
 from __future__ import annotations
 

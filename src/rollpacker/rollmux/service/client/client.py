@@ -21,7 +21,7 @@ from rollpacker.rollmux.service.client.link import (
     UnreachableError,
     new_key,
 )
-from rollpacker.rollmux.service.http.auth import seal, unseal
+from rollpacker.rollmux.service.http.token_file import seal, unseal
 
 if TYPE_CHECKING:  # a job needs nothing that serves HTTP
     from rollpacker.rollmux.service.api import answers

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollpacker.rollmux.service.http.auth import read_token
+from rollpacker.rollmux.service.http.token_file import read_token
 
 SOCKET_S = 10.0
 _UNAUTHORIZED = 401

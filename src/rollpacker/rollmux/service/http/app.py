@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 
 from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api import route_docs as docs
+from rollpacker.rollmux.service.api.access_table import ROUTES
 from rollpacker.rollmux.service.api.bodies import Key, Post
 from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.api.routes import ROUTES
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Outcome, Writer
 from rollpacker.rollmux.service.http import gates, logs

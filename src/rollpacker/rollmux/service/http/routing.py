@@ -16,9 +16,9 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from rollpacker.core.codec import dumps_finite
+from rollpacker.rollmux.service.api.access_table import IDENTIFIERS, ROUTES, Access, Spelling
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.api.roles import BY, Principal
-from rollpacker.rollmux.service.api.routes import IDENTIFIERS, ROUTES, Access, Spelling
 
 MAX_BODY = 64 * 1024
 _AT_ONCE = 8

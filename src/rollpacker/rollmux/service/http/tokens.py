@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux.service.api.roles import OPERATOR, ROLES, Principal, Role
-from rollpacker.rollmux.service.http.auth import is_authorized
+from rollpacker.rollmux.service.http.token_file import is_authorized
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")

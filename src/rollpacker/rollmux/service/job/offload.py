@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from rollpacker.core.types import Phase
-from rollpacker.runtime.step.node_lease import Tenant
+from rollpacker.runtime.step.phase_nodes import Tenant
 
 
 class Residence:

@@ -32,7 +32,7 @@ from rollpacker.rollmux.service.job.launcher import MuxLauncher
 from rollpacker.rollmux.service.job.offload import Residence
 from rollpacker.runtime.cluster.cluster import Launcher
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
-from rollpacker.runtime.step.node_lease import DisplacedError, Tenant, WaitStoppedError
+from rollpacker.runtime.step.phase_nodes import DisplacedError, Tenant, WaitStoppedError
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0

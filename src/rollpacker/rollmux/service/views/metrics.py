@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.views.numbers import families, numbers
+from rollpacker.rollmux.service.views.gauges import families, numbers
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

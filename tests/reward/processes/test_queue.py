@@ -11,8 +11,8 @@ from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob
+from rollpacker.reward.processes.queue import Waiting
 from rollpacker.reward.processes.replies import GraderReply
-from rollpacker.reward.processes.waiting import Waiting
 
 REWARDS = [
     RewardConfig(function="math", name="a"),

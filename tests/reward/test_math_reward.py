@@ -113,6 +113,16 @@ def test_an_answer_that_takes_too_long_is_wrong_and_leaves_no_timer():
     assert reward(r"\boxed{5}", {"answer": "5"}) == 1.0
 
 
+@pytest.mark.parametrize("relation", ["\\approx", "=", "<"])
+def test_numerals_beyond_any_float_are_compared(relation):
+    big, other = "9" * 400, "8" + "9" * 399
+    text = rf"\boxed{{{big} {relation} {big}}}"
+    right = MathReward().explain(text, {"answer": big})
+    assert right.score == (0.0 if relation == "<" else 1.0), right
+    assert MathReward().explain(text, {"answer": other}).score == 0.0
+    assert MathReward().explain(rf"\boxed{{{big}.5}}", {"answer": f"{big}.5"}).score == 1.0
+
+
 def test_boxes_can_be_required():
     assert MathReward(require_boxed=True)("It is 5", {"answer": "5"}) == 0.0
     assert MathReward()("It is 5", {"answer": "5"}) == 1.0

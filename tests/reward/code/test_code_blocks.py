@@ -27,6 +27,8 @@ def code_of(response: str, *names: str) -> str | None:
         ("````python\ns = '''\n```\nx\n```\n'''\n````", "s = '''\n```\nx\n```\n'''\n"),
         ("```python\nthought\n```</think>", None),
         ("```python\nold\n```</think>now\n```python\nnew\n```", "new\n"),
+        ("```python\na\n```\n<think>or\n```python\nb\n```\nhmm, that is", "a\n"),
+        ("<think>or\n```python\nb\n```\nhmm, that is", None),
         ("```python\n```", "\n"),
         ('```python title="a.py"\na\n```\n```text\nb\n```', "a\n"),
         ("```python\ns = '\u2028\x0c'\n```", "s = '\u2028\x0c'\n"),

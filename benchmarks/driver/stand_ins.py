@@ -1,4 +1,4 @@
-"""What ``driver.py`` feeds the driver with: workers that do not decode, problems, a reward."""
+"""What ``step.py`` feeds the driver with: workers that do not decode, problems, a reward."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
     python -m benchmarks.jobs.trl_plugin remote      # a judge that is waited for
     python -m benchmarks.jobs.trl_plugin compare     # a comparison
 
+Needs TRL: ``PYTHONPATH=.venv-trl/1.16.0 .venv-vllm/bin/python -m ...`` after ``make test-trl``.
+
 The demo's model and task, its longer problems: half of the responses are short, the others reason
 for up to 600 tokens. With ``--model FOLDER``: SmolLM2 of examples/smollm2, which adds numbers.
 Every arm has the same data, learning rate and reward function; the first step of a run is left out.

@@ -62,7 +62,9 @@ def measure(browser: Any, view: str, rounds: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    args = flags(__doc__, jobs=1000, nodes=200, rounds=6).parse_args()
+    args = flags(
+        __doc__, jobs=1000, nodes=(200, "18 at least"), rounds=(6, "2 at least")
+    ).parse_args()
     last = args.nodes // 2 - 1
     with tempfile.TemporaryDirectory() as folder:
         nodes = [

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -82,6 +84,8 @@ def within(pid: int) -> list[str]:
 def cluster(folder: Path, mbit: float) -> Iterator[Network]:
     """A daemon and four agents."""
     with ExitStack() as stack:
+        # Programs outlive their agent: a run that is cut short would leave them behind.
+        stack.callback(subprocess.run, ["pkill", "-KILL", "-f", f"{folder}/"], check=False)
         network = Network(stack, mbit)
         new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
         files = f"-keyout {folder}/key.pem -out {folder}/cert.pem -subj /CN=head"
@@ -206,6 +210,8 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    # Told to stop, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args = flags(
         __doc__, steps=8, length=96, generations=16, running=4, mbit=400.0, json=False
     ).parse_args()

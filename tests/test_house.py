@@ -4,6 +4,7 @@ McCabe complexity, naming and formatting are ruff's; who may import whom is impo
 """
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -47,7 +48,12 @@ def name(path: Path) -> str:
 
 @cache
 def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    # A collection may let another thread parse meanwhile, and Python 3.11 then loses its count.
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    finally:
+        gc.enable()
 
 
 def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

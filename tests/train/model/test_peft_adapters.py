@@ -88,6 +88,7 @@ def checked(adapted: Any) -> cases.Measured:
 
 def test_of_several_adapters_the_active_ones_count() -> None:
     adapted = cases.adapt(cases.build(), lora())
+    torch.manual_seed(3)
     adapted.add_adapter("other", lora(r=3, target_modules=["q_proj", "v_proj"]))
     adapted.base_model.set_adapter(["default", "other"])
     cases.move(adapted)

@@ -88,3 +88,16 @@ def test_chunked_logprobs_have_the_gradient_of_log_softmax(chunk):
     torch.testing.assert_close(found, expected)
     for g, w in zip(got, wanted, strict=True):
         torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("part", [8, 40, 1 << 23])
+def test_logits_of_bfloat16_are_not_rounded_to_it(part, monkeypatch):
+    monkeypatch.setattr("rollpacker.train.model.token_logprobs._PART_ELEMENTS", part)
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 8).bfloat16() for n in (9, 101))
+    targets = torch.arange(9)
+    exact = (hidden.double() @ weight.double().T / 0.7).log_softmax(-1)
+    found, entropy = token_logprobs(hidden, weight, targets, 0.7)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact[targets, targets], rtol=0, atol=5e-6)
+    torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=0, atol=5e-6)

@@ -83,8 +83,10 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
         assert permit.nodes[0].startswith("roll-")
     about = {"iterations": None, "expected_iterations": 40}
     second = alone(daemon, "second", train_nodes=1, rollout_nodes=2, **about)
-    said = mux(daemon, "status")
-    assert "waits: 1 of 1: second, starts in about " in said
+    end = time.monotonic() + 40
+    while "waits: 1 of 1: second, starts in about " not in (said := mux(daemon, "status")):
+        assert time.monotonic() < end, said
+        time.sleep(0.1)
     assert "0/50" in said
     assert "0/~40" in said
     assert "it needs 2 rollout nodes (1 free) and 1 train node (0 free) of its own" in said

@@ -106,7 +106,7 @@ def alone_in_group(each):
 
 
 HOWS, LENGTHS_OF_DRAFTS = ("right", "wrong", "random"), (1, 8, 16, 63)
-OF_TORCH = {("right", 63), ("wrong", 1)}
+OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
 """A row at a time it is slow: what else there is of them takes minutes."""
 
 

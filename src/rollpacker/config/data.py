@@ -13,7 +13,7 @@ class ModelConfig(Config):
     """The model that is trained."""
 
     path: str
-    """Folder or hub name of a Qwen2, Qwen3 or Llama checkpoint with its tokenizer."""
+    """Folder or hub name of a causal language model with its tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in forward and backward; bfloat16 keeps float32 master weights."""
     lora_rank: int = Field(default=0, ge=0)

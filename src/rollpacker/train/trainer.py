@@ -22,6 +22,8 @@ from rollpacker.train.algorithms import Responses
 from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
+from rollpacker.train.model.forward import PackedForward
+from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.model.token_logprobs import k3
 from rollpacker.train.shares import MicroBatchShare, deal
@@ -29,7 +31,7 @@ from rollpacker.train.state import checkpoint
 from rollpacker.train.state.export import Layout
 from rollpacker.train.state.optimizer import Optimizer
 from rollpacker.train.state.reference import Reference
-from rollpacker.train.state.schedule import learning_rate
+from rollpacker.train.state.schedule import check_schedule, learning_rate
 from rollpacker.train.state.warm_state import WarmState
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Trainer(ABC):
     changed since.
 
     Args:
-        model: Qwen2, Qwen3 or Llama, on its device, in the type to train in.
+        model: a causal language model of transformers, on its device, in the type to train in.
         tokenizer: saved beside the model.
         config: the update.
         temperature: sampling temperature; logits are divided by it (0 counts as 1).
@@ -62,7 +64,7 @@ class Trainer(ABC):
         world: the processes that hold this part of the weights, one of each replica; None when
             there is one replica.
 
-    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
     """
 
     _members = Members()
@@ -79,7 +81,9 @@ class Trainer(ABC):
         lora: ModelConfig | None = None,
         world: dist.ProcessGroup | None = None,
     ) -> None:
-        _check(config, max_length, total_updates)
+        check_schedule(config, total_updates)
+        if config.algorithm.kind == "dr_grpo" and max_length <= 0:
+            raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
         self.algorithm = algorithms.build(config.algorithm)
         self._model: Any = model
         self._tokenizer = tokenizer
@@ -89,11 +93,14 @@ class Trainer(ABC):
         self._total_updates = total_updates
         self.world = world
         self._layout: Layout = {name: (p.dtype, p.shape) for name, p in model.named_parameters()}
+        fit = fit_of(model)
+        self._packing: packing.Packing = fit.packing(config.packing)
         self._adapted = None
         if lora is not None and lora.lora_rank > 0:
             from rollpacker.train.model.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
+        self._forward = PackedForward(model, fit.layout, recompute=config.gradient_checkpointing)
         self._costs = packing.costs_of(model)
         self._optimizer = self._place()
         self._first = None
@@ -183,7 +190,7 @@ class Trainer(ABC):
     def _shares(self, items: list[Item]) -> list[MicroBatchShare]:
         """What this process runs; every member of the replica runs equally many."""
         config, device = self._config, self._optimizer.sums.device
-        plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
+        plans, shared = packing.plan(items, config.micro_batch_tokens, self._packing, self._costs)
         return [
             MicroBatchShare(plan, packing.build(plan, shared, device), counts)
             for plan, counts in deal(plans, self._members.rank, self._members.size)
@@ -384,16 +391,6 @@ class Trainer(ABC):
     def _state(self) -> checkpoint.State:
         counts = torch.tensor([self._updates, self._skipped])
         return {**self._optimizer.state(), "trainer": {"counts": counts}}
-
-
-def _check(config: TrainConfig, max_length: int, total_updates: int) -> None:
-    if config.lr_scheduler_type != "constant" and total_updates <= 0:
-        raise ValueError(
-            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
-            "set steps, or use constant"
-        )
-    if config.algorithm.kind == "dr_grpo" and max_length <= 0:
-        raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
 
 
 def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:

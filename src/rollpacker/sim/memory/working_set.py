@@ -1,6 +1,6 @@
 """What a forward and backward over one micro-batch hold for a while: estimates, in bytes.
 
-Activations are counted as ``train/model/forward.py`` saves them, logits and the head's gradient as
+Activations are counted as transformers' layers save them, logits and the head's gradient as
 ``train/model/token_logprobs.py`` makes them; allocators round up, and kernels have workspaces of
 their own.
 """
@@ -28,8 +28,8 @@ def layer_token_bytes(config: RunConfig, shape: ModelShape, *, cuda: bool) -> fl
     size = _size(config)
     hidden, inner = shape.hidden, shape.inner
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    # Inputs of two norms; of the gated MLP what its products are made of.
-    kept = size * (2 * hidden + 3 * inner)
+    # Inputs of two norms, in float32 and scaled; of the gated MLP what its products are made of.
+    kept = size * (2 * hidden + 3 * inner) + 8 * hidden
     rank = config.model.lora_rank
     if rank and size == 2:
         # Adapters are float32: each of the seven has a cast input of its own.
@@ -44,7 +44,7 @@ def layer_token_bytes(config: RunConfig, shape: ModelShape, *, cuda: bool) -> fl
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Saved of all layers, or with checkpointing their inputs and one layer's."""
     layer = layer_token_bytes(config, shape, cuda=cuda) * tokens
-    ends = 2 * _size(config) * shape.hidden * tokens
+    ends = (2 * _size(config) + 4) * shape.hidden * tokens
     if not config.train.gradient_checkpointing:
         return shape.layers * layer + ends
     return shape.layers * _size(config) * shape.hidden * tokens + layer + ends

@@ -37,11 +37,12 @@ def read_card(config: ModelConfig) -> Card:
     place, model = source(config.path)
     tokenizer = load_tokenizer(config, place)
     generation = _generation(place)
+    model = model.get_text_config()
     return Card(
         tokenizer=tokenizer,
         context=model.max_position_embeddings,
         heads=model.num_attention_heads,
-        kv_heads=model.num_key_value_heads,
+        kv_heads=getattr(model, "num_key_value_heads", None) or model.num_attention_heads,
         stop_token_ids=_stop_token_ids(generation, model, tokenizer),
         generation=generation,
     )

@@ -17,7 +17,8 @@ from rollpacker.config.reading.on_resume import MEANING, on_resume
 from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.costs.calibration import Calibration, builtin
 from rollpacker.sim.costs.hardware import DEVICES
-from rollpacker.sim.costs.models import MODELS
+from rollpacker.sim.costs.layers_of_config import FAMILIES
+from rollpacker.sim.costs.models import MODELS, ModelShape
 from rollpacker.sim.world.config import DomainConfig, SimulationConfig
 
 FOLDER = Path(__file__).parent
@@ -80,16 +81,22 @@ def render_simulation() -> str:
     lines += _section("domains.NAME", DomainConfig)
     lines += [*_section("", Calibration, "Calibration file"), known]
     lines += _section("", EmulationConfig, "File of emulated devices")
-    lines += ["## Known models", "", "| model | parameters | layers | KV bytes a token |"]
-    lines += ["|---|---|---|---|"]
+    lines += ["## Known models", ""]
+    lines += ["| model | parameters | active | layers | cache, bytes a token | a sequence |"]
+    lines += ["|---|---|---|---|---|---|"]
     lines += [
-        f"| `{m.name}` | {m.parameters / 1e9:.2f}B | {m.layers} | {m.kv_bytes:,} |"
+        f"| `{m.name}` | {m.parameters / 1e9:.2f}B | {_active(m)} | {m.layers} | {m.kv_bytes:,} "
+        f"| {_sequence(m)} |"
         for m in MODELS.values()
     ]
+    families = ", ".join(f"`{each}`" for each in FAMILIES)
     lines += [
         "",
-        "Or the path of a `config.json` of a Qwen2, Qwen3, Llama or Mistral model. Mixtures of "
-        "experts are not supported.",
+        f"Or the path of a `config.json` of one of these families: {families}. "
+        "`active` are the weights that a token meets, the embeddings among them. Weights are held "
+        "whole; a step computes with the active ones, and reads those that its tokens choose if "
+        "all experts are as likely. A sequence keeps what does not grow with it besides its "
+        "tokens: full windows, and the states of linear attention. Both in bfloat16, on one GPU.",
         "",
         "## Known GPUs",
         "",
@@ -102,6 +109,15 @@ def render_simulation() -> str:
         for d in DEVICES.values()
     ]
     return "\n".join([*lines, ""])
+
+
+def _active(model: ModelShape) -> str:
+    return f"{model.active / 1e9:.2f}B" if model.active < model.parameters else ""
+
+
+def _sequence(model: ModelShape) -> str:
+    size = 2 * model.cached(1, 0).sequence
+    return f"{size:,}" if size else ""
 
 
 def _section(

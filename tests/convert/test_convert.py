@@ -344,6 +344,25 @@ def test_losses_of_verl(tmp_path, keys, kind, options, refused):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "by_hand"),
+    [
+        ("actor.router_replay.mode", "R2", True),
+        ("actor.router_replay.mode", "disabled", False),
+        ("actor.router_replay.record_file", "routes.pt", False),
+        ("rollout.enable_rollout_routing_replay", True, True),
+        ("rollout.enable_rollout_routing_replay", False, False),
+        ("actor.megatron.override_transformer_config.moe_aux_loss_coeff", 0.001, True),
+        ("actor.megatron.override_transformer_config.moe_aux_loss_coeff", 0.0, False),
+    ],
+)
+def test_what_verl_does_with_experts(tmp_path, key, value, by_hand):
+    key = f"actor_rollout_ref.{key}"
+    found, _ = verl_job(tmp_path, **{key.replace(".", "__"): value})
+    assert set(found.refused) == ({key} if by_hand else set())
+    assert by_hand or key in found.ignored
+
+
+@pytest.mark.parametrize(
     ("wins", "loses", "ours"),
     [
         ("actor.optim.warmup_style", "actor.optim.lr_scheduler_type", "lr_scheduler_type"),

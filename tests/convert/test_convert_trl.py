@@ -19,6 +19,8 @@ from rollpacker.cli.convert import CommandLine
         ({"lr_scheduler_type": "polynomial"}, "grpo", ("lr_scheduler_type",)),
         ({"use_peft": True, "lora_target_modules": ["q_proj"]}, "grpo", ("lora_target_modules",)),
         ({"num_train_epochs": 1.5}, "grpo", ("num_train_epochs",)),
+        ({"router_aux_loss_coef": 0.001}, "grpo", ("router_aux_loss_coef",)),
+        ({"router_aux_loss_coef": 0.0}, "grpo", ()),
         ({"fp16": True, "min_p": 0.1, "top_k": -1}, "grpo", ("fp16", "min_p")),
     ],
 )

@@ -50,7 +50,14 @@ def test_an_example(files, tree, said, tmp_path, monkeypatch):
         exec(files["make.py"], {})
     whole = {"model": {"path": "m"}, "rewards": [{"function": "math"}], **tree}
     out = StringIO()
-    card = Card(tokenizer=tokenizer(TEMPLATE), context=200, heads=2, kv_heads=1, stop_token_ids=())
+    card = Card(
+        kind="qwen2",
+        tokenizer=tokenizer(TEMPLATE),
+        context=200,
+        heads=2,
+        kv_heads=1,
+        stop_token_ids=(),
+    )
     try:
         load_data(config.parse(whole), card, Progress(Console(file=out, width=1000)))
     except DataError as error:

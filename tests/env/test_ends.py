@@ -19,7 +19,9 @@ def card(template: str | None, *ends: str) -> Card:
     """Of a checkpoint whose configuration and tokenizer say that these tokens end a response."""
     tokenizer = make_tokenizer(template)
     ids = tuple(tokenizer.convert_tokens_to_ids(list(ends)))
-    return Card(tokenizer=tokenizer, context=100, heads=1, kv_heads=1, stop_token_ids=ids)
+    return Card(
+        kind="qwen2", tokenizer=tokenizer, context=100, heads=1, kv_heads=1, stop_token_ids=ids
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -240,7 +240,7 @@ def test_a_loaded_trainer_continues_bit_for_bit(dtype, rank, tokenizer, tmp_path
 def test_loading_another_model_is_refused_by_name(tokenizer, tmp_path):
     trainer = _trainer(make_model("qwen2"), tokenizer)
     trainer.save(tmp_path)
-    with pytest.raises(ValueError, match=r"holds qwen2 .* trainer has llama"):
+    with pytest.raises(ValueError, match=r"model_type=qwen2.* trainer has model_type=llama"):
         _trainer(make_model("llama"), tokenizer).load(tmp_path)
     with pytest.raises(ValueError, match=r"hidden_size=32.*hidden_size=64"):
         _trainer(make_model(hidden_size=64), tokenizer).load(tmp_path)

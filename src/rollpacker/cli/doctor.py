@@ -148,7 +148,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _headline(found: MemoryFit) -> str:
-    from rollpacker.job.plan.learning_rate import short_count
+    from rollpacker.job.plan.model_size import in_words
 
     config, machine, division = found.config, found.needs.machine, found.needs.division
     place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
@@ -159,7 +159,7 @@ def _headline(found: MemoryFit) -> str:
     sizes = " and ".join(str(size) for size in division.sizes)
     over = f" (tensor parallel {sizes})" if division.sizes != (1,) else ""
     return (
-        f"{config.model.path}: {short_count(found.shape.parameters)} parameters, "
+        f"{config.model.path}: {in_words(found.shape.count)}, "
         f"{config.model.dtype}{lora}; {devices} on {place}, "
         f"{_count(division.processes, 'process')}, trainer {config.trainer.kind}, "
         f"engine {config.engine.kind}{over}"
@@ -235,6 +235,7 @@ def _as_json(found: MemoryFit) -> dict[str, Any]:
     return {
         "model": found.config.model.path,
         "parameters": found.shape.parameters,
+        "active_parameters": found.shape.active,
         "device": machine.name,
         "devices": machine.devices,
         "workers": machine.workers,

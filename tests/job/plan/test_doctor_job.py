@@ -19,6 +19,9 @@ SCALES = {
     ROOT / "examples" / "scale" / "one-gpu.yaml": ("--device", "H100"),
     ROOT / "examples" / "scale" / "eight-gpus.yaml": ("--device", "H100", "--gpus", 8),
     ROOT / "examples" / "scale" / "eight-gpus-separate.yaml": ("--device", "H100", "--gpus", 8),
+    ROOT / "examples" / "moe" / "qwen3-30b-a3b.yaml": ("--device", "H100", "--gpus", 8),
+    ROOT / "examples" / "moe" / "qwen3-next-80b-a3b.yaml": ("--device", "B200", "--gpus", 8),
+    ROOT / "examples" / "moe" / "gemma3-12b.yaml": ("--device", "H100", "--gpus", 8),
 }
 FOUR = ROOT / "examples" / "scale" / "cpu-four.yaml"
 
@@ -190,7 +193,53 @@ def test_the_examples_are_jobs_that_fit_as_the_guide_says(path: Path) -> None:
     check(config.load(path))
     done = cli_here("doctor", path, *SCALES[path])
     assert done.returncode == 0, done.stdout
-    if path.parent.name == "scale":
-        (verdict,) = (line for line in done.stdout.splitlines() if "each H100: " in line)
-        guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-        assert verdict.partition("each H100: ")[2] in guide
+    page = {"scale": ROOT / "docs" / "guide.md", "moe": path.parent / "README.md"}
+    if path.parent.name in page:
+        device = SCALES[path][1]
+        (verdict,) = (line for line in done.stdout.splitlines() if f"each {device}: " in line)
+        text = page[path.parent.name].read_text(encoding="utf-8")
+        assert verdict.partition(f"each {device}: ")[2] in text
+
+
+def test_experts_are_held_whole_and_said() -> None:
+    path = ROOT / "examples" / "moe" / "qwen3-next-80b-a3b.yaml"
+    done = cli_here("doctor", path, "--device", "H100", "--gpus", 8)
+    assert done.returncode == 1
+    assert "Instruct: 79.7B parameters, 3.87B active, bfloat16, LoRA rank 16; 4 + 4" in done.stdout
+    assert "no  each H100: 161.6 of 80.0 GB" in done.stdout
+    assert "loading the whole model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "decodes", "trains", "responses"),
+    [
+        ("qwen3-30b-a3b", (), "66.4 GB", "63.3 GB", 234),
+        ("qwen3-next-80b-a3b", (), "66.4 GB", "161.6 GB", 205),
+        ("gemma3-12b", (), "66.1 GB", "0.0 GB", 39),
+        ("qwen3-30b-a3b", ("model.path=google/gemma-3-27b-it",), "67.4 GB", "60.7 GB", 176),
+    ],
+)
+def test_the_table_of_the_guide(
+    name: str, words: tuple[str, ...], decodes: str, trains: str, responses: int
+) -> None:
+    path = ROOT / "examples" / "moe" / f"{name}.yaml"
+    found = json.loads(
+        cli_here("doctor", path, *words, "--device", "H100", "--gpus", 8, "--json").stdout
+    )
+    held = [f"{sum(part['gb'] for part in found[each]):.1f} GB" for each in ("worker", "trainer")]
+    assert (held, found["sequences"]) == ([decodes, trains], responses)
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    said = [
+        decodes,
+        f"{responses} responses",
+        *([f"{trains}: loading"] if found["trainer"] else []),
+    ]
+    assert all(f"| {each} |" in guide for each in said)
+
+
+def test_the_built_in_engine_is_refused_for_families_that_it_does_not_run(job: Path) -> None:
+    words = ("doctor", job, "model.path=Qwen/Qwen3-30B-A3B", "--device", "H100", "--gpus", 8)
+    done = cli_here(*words)
+    assert done.returncode == 2
+    assert "not 'qwen3_moe': engine.kind=vllm runs it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -15,6 +15,7 @@ class Affine:
     """Costs with all the KV one likes."""
 
     capacity: float = 1e9
+    slack: float = 8.0
     slope: float = 2e-8
 
     def step_s(self, batch: int, context_tokens: float) -> float:

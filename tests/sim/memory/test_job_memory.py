@@ -99,7 +99,7 @@ def test_adapters_and_what_decodes_with_them() -> None:
 def test_activations_of_a_token_in_a_layer() -> None:
     """In bfloat16 on a GPU: four times 896 and 4864, three times 896 of queries and outputs, twice
     128 of keys and values, 2 bytes each."""
-    assert layer_token_bytes(job(), SMALL, cuda=True) == 2 * (
+    assert layer_token_bytes(job(), SMALL, SMALL.blocks[0], cuda=True) == 2 * (
         4 * 896 + 4 * 4864 + 3 * 896 + 2 * 128
     )
 

@@ -22,6 +22,7 @@ class Affine:
     """Costs with any KV budget."""
 
     capacity: float = 1e9
+    slack: float = 8.0
     fixed: float = 5e-3
     per_sequence: float = 1e-4
     per_token: float = 2e-8

@@ -32,6 +32,7 @@ class Flat:
     """A second for every step, whatever it decodes."""
 
     capacity: float = 1e9
+    slack: float = 8.0
 
     def step_s(self, batch: int, context_tokens: float) -> float:
         return STEP_S

@@ -26,7 +26,6 @@ from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send
 from rollpacker.sim.costs.ahead import Rule
-from rollpacker.sim.costs.costs import BLOCK_SLACK
 from rollpacker.sim.world.machines import bare_curve
 from rollpacker.sim.world.worker import GradientWork, SimWorker, StepWork
 from rollpacker.train.base import Partial, Update
@@ -102,7 +101,7 @@ class EmulatedEngine:
         tokens = math.floor(self._costs.capacity)
         return EngineInfo(
             kv_tokens=tokens,
-            max_length=tokens - BLOCK_SLACK,
+            max_length=math.floor(tokens - self._costs.slack),
             tensor_parallel=(self._size,),
             latency=bare_curve(self._costs),
             prefill_token_s=self._costs.prefill_s(1.0),
@@ -164,9 +163,9 @@ class EmulatedEngine:
         for request, draw in zip(command.requests, command.draws, strict=True):
             coming = self._place.responses.coming(self._version, request, draw)
             course = coming.course
-            needed = course.prompt_tokens + course.tokens + BLOCK_SLACK
+            needed = course.prompt_tokens + course.tokens + self._costs.slack
             if needed > self._costs.capacity:
-                error = f"it needs {needed} tokens of KV cache of {self._costs.capacity:.0f}"
+                error = f"it needs {needed:.0f} tokens of KV cache of {self._costs.capacity:.0f}"
                 self._send(msg.Failed(attempts=[request.attempt], error=error))
                 continue
             self._held[request.attempt] = coming

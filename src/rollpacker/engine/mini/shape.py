@@ -31,6 +31,15 @@ class Shape:
     scale: float
 
 
+def check_family(kind: str) -> None:
+    """Raise ``ValueError`` for a ``model_type`` that the built-in engine does not run."""
+    if kind not in SUPPORTED:
+        raise ValueError(
+            f"engine.kind=mini runs {', '.join(SUPPORTED)} models, not {kind!r}: "
+            "engine.kind=vllm runs it"
+        )
+
+
 def shape_of(model: PreTrainedModel) -> Shape:
     """Read the shape from the model's config. Raises ``ValueError`` on what mini cannot run."""
     config: Any = model.config
@@ -41,14 +50,10 @@ def shape_of(model: PreTrainedModel) -> Shape:
             "engine.kind=mini decodes from plain weights, and this model has adapters: give it a "
             "copy without them (rollpacker.train.model.adapters)"
         )
-    if kind not in SUPPORTED:
-        raise ValueError(
-            f"engine.kind=mini runs {', '.join(SUPPORTED)} models, not {kind!r}: "
-            "use another engine.kind"
-        )
+    check_family(kind)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ValueError(
-            "engine.kind=mini has no sliding-window attention: use another engine.kind"
+            "engine.kind=mini has no sliding-window attention: engine.kind=vllm has it"
         )
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"engine.kind=mini needs hidden_act silu, not {config.hidden_act!r}")

@@ -11,7 +11,7 @@ from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_resp
 from rollpacker.core.types import PromptId
 from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
 from rollpacker.job.plan.build import evaluation_params, max_completion_length, sampling_params
-from rollpacker.job.plan.checks import check_ends
+from rollpacker.job.plan.checks import check_ends, check_engine
 from rollpacker.job.plan.emulated import check_emulated
 from rollpacker.job.plan.environments import Environments, environments_of
 from rollpacker.job.plan.nodes import nodes_of
@@ -71,6 +71,7 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
 
 async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
     card = read_card(config.model)
+    check_engine(config, card.kind)
     environments = environments_of(config, card, progress)
     try:
         return await Breaker().run(_answer(config, card, environments, progress))

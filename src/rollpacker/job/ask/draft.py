@@ -16,13 +16,15 @@ from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
 from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.guess import Answers, load_guessed
+from rollpacker.engine.mini.shape import SUPPORTED
 from rollpacker.job.plan.checks import check, check_ends
-from rollpacker.job.plan.learning_rate import model_shape
+from rollpacker.job.plan.model_size import count_model, in_words
 from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.sim.costs.models import WeightCount
 from rollpacker.train.model.card import Card, read_card
 from rollpacker.train.state.schedule import default_learning_rate
 
@@ -62,7 +64,7 @@ class Wishes:
 @dataclass(slots=True, kw_only=True)
 class _Facts:
     card: Card
-    parameters: int
+    count: WeightCount
     gpus: int
     rows: list[Row]
     data: dict[str, Any]
@@ -143,7 +145,7 @@ def _look(wishes: Wishes) -> _Facts:
         )
     facts = _Facts(
         card=card,
-        parameters=model_shape(wishes.model).parameters,
+        count=count_model(wishes.model),
         gpus=torch.cuda.device_count(),
         rows=[row for row in rows if row.id in encoded.tokens],
         data=data,
@@ -208,9 +210,9 @@ def _warnings(wishes: Wishes, facts: _Facts) -> list[str]:
             "no problems are held out, so accuracy is not measured: give --eval-data PATH, or set "
             "eval.fraction"
         )
-    if facts.gpus == 0 and facts.parameters > _LARGE:
+    if facts.gpus == 0 and facts.count.active > _LARGE:
         found.append("no GPU: a step of a model of this size takes many minutes here")
-    needed = _BYTES_A_PARAMETER * facts.parameters / 1024**3
+    needed = _BYTES_A_PARAMETER * facts.count.total / 1024**3
     if facts.gpus == 0 and needed > free_memory_gb():
         found.append(
             f"training all weights takes about {needed:.1f} GB in each worker and "
@@ -245,13 +247,17 @@ rollout:
 
 train:
   algorithm: {kind: grpo}
-  # learning_rate: $rate   # the default for ${parameters}M parameters; with LoRA $lora_rate
+  # learning_rate: $rate   # the default for ${parameters}; with LoRA $lora_rate
 
-$evaluation
+$engine$evaluation
 checkpoint:
   every: 50                  # steps; Ctrl-C writes one too
 """
 )
+_ENGINE = """\
+engine: {kind: vllm}         # the built-in one does not run this family
+
+"""
 _EVAL = Template(
     """\
 eval:                        # accuracy on problems that choose nothing
@@ -263,7 +269,7 @@ $problems
 
 def _text(wishes: Wishes, facts: _Facts) -> str:
     room = facts.card.context - facts.longest
-    small = facts.parameters < _LARGE
+    small = facts.count.total < _LARGE
     prompts = min(_PROMPTS_PER_STEP, len(facts.rows))
     one_pass = -(-len(facts.rows) // prompts)
     evaluation = _EVAL.substitute(
@@ -288,9 +294,10 @@ def _text(wishes: Wishes, facts: _Facts) -> str:
         prompts=prompts,
         most=min(_SHORT if small else _LONG, room),
         room=room,
-        rate=f"{default_learning_rate(facts.parameters, lora=False):g}",
-        lora_rate=f"{default_learning_rate(facts.parameters, lora=True):g}",
-        parameters=f"{facts.parameters / 1e6:.3g}",
+        rate=f"{default_learning_rate(facts.count.total, lora=False):g}",
+        lora_rate=f"{default_learning_rate(facts.count.total, lora=True):g}",
+        parameters=in_words(facts.count),
+        engine="" if facts.card.kind in SUPPORTED else _ENGINE,
         evaluation=evaluation,
     )
 

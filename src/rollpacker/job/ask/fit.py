@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.config import RunConfig
-from rollpacker.job.plan.checks import check, check_context
-from rollpacker.job.plan.learning_rate import model_shape
+from rollpacker.job.plan.checks import check, check_context, check_engine
+from rollpacker.job.plan.model_size import model_shape
 from rollpacker.runtime.cluster.devices import place_devices, worker_devices
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.messages.shared_weights import rooms
@@ -83,6 +83,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
             "machine the job is to fit"
         )
     shape = _shape(config.model.path)
+    check_engine(config, shape.kind)
     if shape.context:
         check_context(config, shape.context)
     machine = _here(config) if device is None else _elsewhere(config, device, gpus)

@@ -13,7 +13,14 @@ from typing import Any
 from rollpacker.config import EvalConfig, RunConfig, longest_response
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
-from rollpacker.job.plan.checks import check, check_ends, check_length, check_size, races
+from rollpacker.job.plan.checks import (
+    check,
+    check_ends,
+    check_engine,
+    check_length,
+    check_size,
+    races,
+)
 from rollpacker.job.plan.emulated import check_emulated, emulation_of
 from rollpacker.job.plan.environments import Environments, environments_of
 from rollpacker.job.plan.machine import machine_of
@@ -101,6 +108,8 @@ async def build(
     check_emulated(config)
     card = read_card(config.model)
     check_length(config, card)
+    if config.devices.emulate is None:  # else nothing is decoded
+        check_engine(config, card.kind)
     with contextlib.ExitStack() as stack:
         environments = environments_of(config, card, progress)
         stack.callback(environments.close)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rollpacker.config import RunConfig
 from rollpacker.config.rollout import RACED
+from rollpacker.engine.mini.shape import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.model.card import Card
@@ -117,6 +118,12 @@ def check_context(config: RunConfig, context: int) -> None:
             f"context of {context} tokens: lower it, or leave it unset to take what prompts "
             "leave"
         )
+
+
+def check_engine(config: RunConfig, kind: str) -> None:
+    """Raise ``ValueError`` for a model's family that the engine would refuse when it starts."""
+    if config.engine.kind == "mini":
+        check_family(kind)
 
 
 def check_size(config: RunConfig, problems: Problems) -> list[str]:

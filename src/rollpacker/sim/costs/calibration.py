@@ -172,6 +172,7 @@ class Calibration(Config):
             tp=tp,
             kappa=self.kappa,
             efficiency=self.efficiency,
+            longest=self.prompt_tokens + self.response_cap,
         )
 
     def training(self, gpus: int | None = None) -> TrainCosts:

@@ -28,6 +28,8 @@ ADMIT_SHARE = 0.99
 """Share of the KV cache that new sequences may fill (vLLM's watermark)."""
 BLOCK_SLACK = 8
 """Tokens lost per sequence: half of a 16-token block."""
+_LONG = 32_768
+"""Tokens of a long sequence, where nothing says how long they are."""
 
 
 class EngineCosts(Protocol):
@@ -36,6 +38,12 @@ class EngineCosts(Protocol):
     @property
     def capacity(self) -> float:
         """KV budget in tokens."""
+        ...
+
+    @property
+    def slack(self) -> float:
+        """Tokens of it that each sequence takes besides its own: a part of a block, and in so many
+        tokens what is kept of it however long it is (windows, states)."""
         ...
 
     def step_s(self, batch: int, context_tokens: float) -> float:
@@ -92,7 +100,18 @@ def engine_devices(
 
 
 class GpuCosts:
-    """A model on ``tp`` GPUs of one node; ``kappa`` multiplies the decode step.
+    """A model on ``tp`` GPUs of one node.
+
+    Of experts, a step reads those that its tokens choose (``ModelShape.met``), and computes with
+    those that a token does.
+
+    Args:
+        device: one of them.
+        shape: of the model.
+        tp: how many.
+        kappa: multiplies the decode step.
+        efficiency: terms of the step.
+        longest: tokens of the longest sequence; 0: not known.
 
     Raises ``ValueError`` when the model cannot have ``tp``.
     """
@@ -105,6 +124,7 @@ class GpuCosts:
         tp: int = 1,
         kappa: float = 1.0,
         efficiency: Efficiency | None = None,
+        longest: int = 0,
     ) -> None:
         e = efficiency or Efficiency()
         devices = engine_devices(device, shape, e, device.per_node)
@@ -116,32 +136,49 @@ class GpuCosts:
         free = tp * devices.device_bytes - shape.weight_bytes
         many = tp > 1
         reduced = 2 * shape.layers * shape.hidden * 2 * 2 * (tp - 1) / (tp * device.bus)
-        kv_shards = min(tp, shape.kv_heads)
+        token, sequence = _cached_bytes(shape, tp, longest)
         self.tp, self.kappa = tp, kappa
-        self.capacity = free / shape.kv_bytes
-        self._flops = 2 * shape.parameters
-        self._weights_s = shape.weight_bytes / (tp * device.bandwidth * e.weights)
+        self.capacity = free / token
+        self.slack = BLOCK_SLACK + sequence / token
+        self._flops = 2 * shape.active
+        self._shape = shape
+        self._weight_s = 2 / (tp * device.bandwidth * e.weights)
         self._sequence_flops_s = self._flops / (tp * device.flops * e.compute)
         self._fixed_s = e.step_s + many * e.layer_s * shape.layers
-        self._sequence_s = e.sequence_s + many * reduced
-        self.slope = kappa * (shape.kv_bytes / (kv_shards * device.bandwidth * e.kv))
+        reading = tp * device.bandwidth * e.kv
+        self._sequence_s = e.sequence_s + many * reduced + sequence / reading
+        self.slope = kappa * (token / reading)
         self._prefill_rate = tp * device.flops * e.prefill
 
     def step_s(self, batch: int, context_tokens: float) -> float:
         """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
-        weights = max(self._weights_s, batch * self._sequence_flops_s)
+        weights = self._weights_s(batch)
         fixed = self._fixed_s + self._sequence_s * batch + weights
         return self.kappa * fixed + self.slope * context_tokens
 
     def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
         """Overheads of drafts, and where so many rows are bound by compute, more of that."""
-        compute = max(self._weights_s, (batch + drafted) * self._sequence_flops_s)
-        more = compute - max(self._weights_s, batch * self._sequence_flops_s)
+        more = self._weights_s(batch + drafted) - self._weights_s(batch)
         return self.kappa * more + ahead.step_s + ahead.row_s * drafted
+
+    def _weights_s(self, rows: int) -> float:
+        """Seconds to read the weights that so many tokens meet, or to compute with them."""
+        return max(self._shape.met(rows) * self._weight_s, rows * self._sequence_flops_s)
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``, bound by compute."""
         return tokens * self._flops / self._prefill_rate
+
+
+def _cached_bytes(shape: ModelShape, tp: int, longest: int) -> tuple[float, float]:
+    """Bytes on all GPUs of an engine in bfloat16: of a token, and of a sequence besides.
+
+    Where no layer keeps all tokens, a token has its part of what is kept of a long sequence.
+    """
+    token, sequence = shape.cached(tp, longest)
+    if token:
+        return 2.0 * token, 2.0 * sequence
+    return 2.0 * sequence / (longest or _LONG), 0.0
 
 
 class CurveCosts:
@@ -152,6 +189,7 @@ class CurveCosts:
 
     def __init__(self, device: MeasuredDevice) -> None:
         self.capacity = float(device.kv_tokens)
+        self.slack = float(BLOCK_SLACK)
         self.slope = device.context_token_s
         self._prefill_token_s = device.prefill_token_s
         self._curve = LatencyCurve(device.latency)
@@ -209,8 +247,9 @@ class TrainCosts:
     def on_gpus(
         cls, device: DeviceSpec, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
     ) -> TrainCosts:
-        """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs."""
-        return cls(launch_s, 12 * shape.parameters / (gpus * device.flops * mfu))
+        """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs, each
+        with the weights that a token meets."""
+        return cls(launch_s, 12 * shape.active / (gpus * device.flops * mfu))
 
     def sequence_s(self, tokens: int) -> float:
         """Seconds of gradient for one response of ``tokens``."""
@@ -271,7 +310,7 @@ def packing_bound_s(
     if total == 0:
         return 0.0
     context = prompt_tokens + sum(n * n for n in lengths) / (2 * total)
-    batch = max(1, math.floor(min(costs.capacity / (context + BLOCK_SLACK), max_running)))
+    batch = max(1, math.floor(min(costs.capacity / (context + costs.slack), max_running)))
     return total * costs.step_s(batch, batch * context) / batch / replicas
 
 

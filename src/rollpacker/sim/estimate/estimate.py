@@ -18,7 +18,7 @@ from rollpacker.polytrace.statistics.statistics import dependence, read_of
 from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
-from rollpacker.sim.costs.costs import BLOCK_SLACK, PROMPT_TOKENS
+from rollpacker.sim.costs.costs import PROMPT_TOKENS
 from rollpacker.sim.estimate.verdict import ModeEstimate, recommend, sentences
 from rollpacker.sim.recorded.fit_costs import calibrate
 from rollpacker.sim.recorded.run_record import RunRecord, SharedCores
@@ -294,9 +294,10 @@ def _tensor_parallel(job: EstimatedJob) -> int | None:
     if costs.measured is not None or source.cap is None:
         return None
     prompt = (source.prompt_tokens or PROMPT_TOKENS) + source.tool_tokens
-    need = source.cap + prompt + BLOCK_SLACK
+    need = source.cap + prompt
     sizes = [tp for tp in costs.engine_sizes(job.gpus) if tp >= costs.rollout_tp]
-    return next((tp for tp in sizes if costs.engine(tp).capacity >= need), None)
+    engines = {tp: costs.engine(tp) for tp in sizes}
+    return next((tp for tp in sizes if engines[tp].capacity >= need + engines[tp].slack), None)
 
 
 def _mode(result: JobResult, base: float, shared: SharedCores | None) -> ModeEstimate:

@@ -79,11 +79,15 @@ def _packed(job: Placed) -> int:
 
 
 def _kv_token_bytes(job: Placed, devices: int) -> float:
-    """Keys and values of one token, on each of the devices that share the heads."""
-    shape, head, size = job.shape, job.shape.head_dim, job.type_bytes
-    if isinstance(job.config.engine, MiniEngineConfig) and not job.machine.cuda:
-        head, size = -(-head // _COLUMNS) * _COLUMNS, _packed(job)
-    return 2 * shape.layers * max(1.0, shape.kv_heads / devices) * head * size
+    """Of one token, on each of the devices that share the heads; of what is kept of a sequence
+    however long it is (windows, states), a token's part where responses have their full length."""
+    values = job.shape.cached(devices, job.longest)
+    each = (values.token + values.sequence / job.longest) / devices
+    if not isinstance(job.config.engine, MiniEngineConfig) or job.machine.cuda:
+        return each * job.type_bytes
+    width = job.shape.blocks[0].kv_width // 2
+    padded = -(-width // _COLUMNS) * _COLUMNS / width if width else 1.0
+    return each * padded * _packed(job)
 
 
 def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Part]:

@@ -59,5 +59,4 @@ def _model(reward: RewardConfig) -> tuple[str, int, bool] | None:
 
 def _resident(shape: ModelShape) -> int:
     """Weights that are on the device at least."""
-    ends = shape.embedding * (1 if shape.tied else 2)
-    return ends + min(shape.layers, _STREAMED) * shape.linear // shape.layers
+    return shape.ends + min(shape.layers, _STREAMED) * shape.largest_layer

@@ -8,6 +8,7 @@ their own.
 from __future__ import annotations
 
 from rollpacker.config import RunConfig
+from rollpacker.sim.costs.decoder_layers import DecoderLayer
 from rollpacker.sim.costs.models import ModelShape
 
 LOGITS = 1 << 25
@@ -23,31 +24,34 @@ def _size(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
-def layer_token_bytes(config: RunConfig, shape: ModelShape, *, cuda: bool) -> float:
-    """Saved for the backward pass: of one token, in one layer."""
-    size = _size(config)
-    hidden, inner = shape.hidden, shape.inner
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def layer_token_bytes(
+    config: RunConfig, shape: ModelShape, layer: DecoderLayer, *, cuda: bool
+) -> float:
+    """Saved for the backward pass: of one token, in one of the model's layers."""
+    size, hidden, inner = _size(config), shape.hidden, layer.inner
     # Inputs of two norms, in float32 and scaled; of the gated MLP what its products are made of.
     kept = size * (2 * hidden + 3 * inner) + 8 * hidden
+    # Each expert has an input and an output of its own.
+    kept += size * 2 * hidden * layer.routed
     rank = config.model.lora_rank
     if rank and size == 2:
-        # Adapters are float32: each of the seven has a cast input of its own.
-        kept += 4 * (5 * hidden + q + inner)
+        # Adapters are float32: each of a dense layer's seven has a cast input of its own.
+        kept += 4 * (5 * hidden + layer.output + inner)
     else:
-        kept += size * (2 * hidden + q + inner)
+        kept += size * (2 * hidden + layer.output + inner)
     # Attention is computed in float32 on a CPU.
-    attention = (size if cuda else 4) * (2 * q + 2 * kv)
-    return kept + attention + 7 * 4 * rank
+    attention = (size if cuda else 4) * layer.mixed
+    return kept + attention + len(layer.matrices) * 4 * rank
 
 
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Saved of all layers, or with checkpointing their inputs and one layer's."""
-    layer = layer_token_bytes(config, shape, cuda=cuda) * tokens
+    layers = [layer_token_bytes(config, shape, each, cuda=cuda) for each in shape.blocks]
     ends = (2 * _size(config) + 4) * shape.hidden * tokens
     if not config.train.gradient_checkpointing:
-        return shape.layers * layer + ends
-    return shape.layers * _size(config) * shape.hidden * tokens + layer + ends
+        return sum(layers) * tokens + ends
+    inputs = shape.layers * _size(config) * shape.hidden * tokens
+    return inputs + max(layers) * tokens + ends
 
 
 def backward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
@@ -58,8 +62,8 @@ def backward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -
 
 def forward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Without gradients: one layer's activations, and logits."""
-    layer = layer_token_bytes(config, shape, cuda=cuda) * tokens
-    return layer + _logits(config, shape, tokens)
+    layer = max(layer_token_bytes(config, shape, each, cuda=cuda) for each in shape.blocks)
+    return layer * tokens + _logits(config, shape, tokens)
 
 
 def gathered(shape: ModelShape, size: int) -> float:
@@ -68,8 +72,7 @@ def gathered(shape: ModelShape, size: int) -> float:
     Embedding and head stay until the backward pass ends, layers come one ahead; gradients are
     added up in float32.
     """
-    ends = shape.embedding * (1 if shape.tied else 2)
-    layer = shape.linear // shape.layers
+    ends, layer = shape.ends, shape.largest_layer
     return size * (ends + 2 * layer) + 4 * max(ends, layer)
 
 
@@ -79,7 +82,7 @@ def decoding(shape: ModelShape, running: int, cache: float) -> float:
     It gathers a layer's keys and values, which attention spreads over all heads, and draws from
     probabilities in float64.
     """
-    layer = cache / shape.layers * (1 + shape.heads / shape.kv_heads)
+    layer = cache / shape.layers * (1 + shape.heads / max(1, shape.kv_heads))
     return layer + drawing(shape, running)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from heapq import heappop, heappush
 
 from rollpacker.sim.costs.ahead import PLAIN, Pace, Rule
-from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, ahead_terms
+from rollpacker.sim.costs.costs import ADMIT_SHARE, EngineCosts, ahead_terms
 from rollpacker.sim.workload.sequences import Live, SimulatedRequest, ToolKv
 
 
@@ -51,6 +51,7 @@ class Decoder:
             raise ValueError(f"max_running={max_running} must be at least 1")
         self._costs = costs
         self._capacity = costs.capacity
+        self._slack = costs.slack
         self._admit_limit = ADMIT_SHARE * costs.capacity
         self._max_running = max_running
         self._terms: dict[int, tuple[float, float]] = {}
@@ -133,10 +134,10 @@ class Decoder:
                 f"attempt {request.attempt}: target_tokens must exceed generated, "
                 f"got {request.target_tokens} and {request.generated}"
             )
-        most = request.prompt_tokens + request.earlier + request.target_tokens + BLOCK_SLACK
+        most = request.prompt_tokens + request.earlier + request.target_tokens + self._slack
         if most > self._capacity:
             raise ValueError(
-                f"attempt {request.attempt} needs {most} tokens of KV cache, "
+                f"attempt {request.attempt} needs {most:.0f} tokens of KV cache, "
                 f"the engine has {self._capacity:.0f}: raise its tensor-parallel size"
             )
 
@@ -326,7 +327,7 @@ class Decoder:
         batch = len(self._running)
         assert batch > 0
         steps = self._first_finish() - self.decode_steps
-        room = self._capacity - self._context - BLOCK_SLACK * batch
+        room = self._capacity - self._context - self._slack * batch
         steps = 1 if preempted else max(1, min(steps, math.floor(room / batch)))
         self._end_steps = steps
         self._end = self._boundary + self._steps_s(batch, steps)
@@ -334,7 +335,7 @@ class Decoder:
 
     def _overfull(self) -> bool:
         batch = len(self._running)
-        return batch > 1 and self._context + (BLOCK_SLACK + 1) * batch > self._capacity
+        return batch > 1 and self._context + (self._slack + 1) * batch > self._capacity
 
     def _preempt(self) -> None:
         _, live = self._running.popitem()
@@ -350,7 +351,7 @@ class Decoder:
         while waiting and len(running) < self._max_running:
             live = waiting[0]
             need = live.prompt + live.generated
-            used = self._context + BLOCK_SLACK * len(running)
+            used = self._context + self._slack * len(running)
             if self._tool_kv == "kept":
                 used += self._cached - self._cache.get(live.attempt, 0)
             if not live.gone:
@@ -387,7 +388,7 @@ class Decoder:
 
         Blocks of a sequence go from its end, so that what is left of it can still be found.
         """
-        lacking = self._context + BLOCK_SLACK * len(self._running) + self._cached - self._capacity
+        lacking = self._context + self._slack * len(self._running) + self._cached - self._capacity
         while lacking > 0 and self._cache:
             attempt, tokens = next(iter(self._cache.items()))
             given = min(tokens, math.ceil(lacking))

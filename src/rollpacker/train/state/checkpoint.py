@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,21 +13,21 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import AutoConfig
 
+from rollpacker.errors import first_line
 from rollpacker.train.state.export import Layout, write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_ARCHITECTURE = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
+_ARCHITECTURE = re.compile(
+    r"size$|_dim$|_rank$|layer|_heads?$|expert|window|^n_|^moe_|^mamba_|^linear_|^conv_|_positions$"
 )
+"""Names of what a model is made of, whatever its family calls it: numbers, and kinds of layers."""
+
+_MOST = 6
+"""Differences that are named."""
 
 State = dict[str, dict[str, torch.Tensor]]
 
@@ -95,11 +95,25 @@ def check_architecture(folder: Path, model: PreTrainedModel) -> None:
     path = folder / "config.json"
     if not path.exists():
         raise ValueError(f"{folder}: no config.json, not a checkpoint's model folder")
-    saved, own = _describe(json.loads(path.read_text())), _describe(model.config.to_dict())
-    if saved != own:
-        raise ValueError(f"{folder} holds {saved}, but the trainer has {own}")
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {first_line(error)}") from error
+    saved, own = _architecture(config), _architecture(model.config)
+    odd = [key for key in own | saved if saved.get(key) != own.get(key)]
+    if odd:
+        one, other = (
+            ", ".join(f"{key}={found.get(key)}" for key in odd[:_MOST]) for found in (saved, own)
+        )
+        raise ValueError(f"{folder} holds a model with {one}, but the trainer has {other}")
 
 
-def _describe(config: dict[str, Any]) -> str:
-    shape = ", ".join(f"{key}={config.get(key)}" for key in _ARCHITECTURE[1:])
-    return f"{config.get('model_type')} ({shape})"
+def _architecture(config: Any) -> dict[str, Any]:
+    """Of the text model: its family first, then sizes and kinds of layers."""
+    text = config.get_text_config()
+    found = {
+        key: value
+        for key, value in text.to_dict().items()
+        if _ARCHITECTURE.search(key) and isinstance(value, int | list) and value is not False
+    }
+    return {"model_type": text.model_type, **found}

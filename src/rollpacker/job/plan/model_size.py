@@ -1,0 +1,78 @@
+"""How large a model is: its weights counted by name and shape, none of them loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollpacker.errors import first_line
+from rollpacker.sim.costs.config_fields import EXPERTS, ROUTED, ConfigFields
+from rollpacker.sim.costs.models import ModelShape, WeightCount
+from rollpacker.train.model.loading import source
+
+
+def model_shape(path: str) -> ModelShape:
+    """Of a folder or hub name. Raises ``ValueError``."""
+    _, config = source(path)
+    return shape_of_config(config, path)
+
+
+def count_model(path: str) -> WeightCount:
+    """Of a folder or hub name. Raises ``ValueError``."""
+    _, config = source(path)
+    return count_weights(config, path)
+
+
+def shape_of_config(config: Any, name: str) -> ModelShape:
+    """Of a configuration of transformers, of its text model where it is composed.
+
+    Raises ``ValueError`` in one line where transformers has no such model, or a size is missing.
+    """
+    count = count_weights(config, name)
+    return ModelShape.from_config(config.get_text_config().to_dict(), name, count)
+
+
+def count_weights(config: Any, name: str) -> WeightCount:
+    """Weights of the model that transformers builds of a configuration, without memory for them.
+
+    Experts are tensors of as many matrices as the configuration names experts.
+
+    Raises ``ValueError`` in one line where transformers builds none.
+    """
+    text = config.get_text_config()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(text)
+    except Exception as error:  # whatever a model's own code raises for sizes that do not fit
+        raise ValueError(
+            f"model.path={name}: transformers builds no model of its config.json: "
+            f"{first_line(error)}"
+        ) from error
+    fields = ConfigFields(text.to_dict(), name)
+    count = fields.integer(*EXPERTS, default=0)
+    total = sum(weight.numel() for weight in model.parameters())
+    stacked = [w.numel() for w in model.parameters() if _stacked(w, count)]
+    experts = sum(stacked)
+    met = experts * fields.integer(*ROUTED) // count if experts else 0
+    return WeightCount(total, total - experts + met, experts)
+
+
+def _stacked(weight: torch.Tensor, experts: int) -> bool:
+    """Whether it holds a matrix of each expert; a convolution has one row of each channel."""
+    return weight.dim() == 3 and weight.shape[0] == experts > 0 and weight.shape[1] > 1
+
+
+def short_count(count: int) -> str:
+    """Three digits and a unit, such as ``7.62B``."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def in_words(count: WeightCount) -> str:
+    """Such as ``7.62B parameters``, or ``30.5B parameters, 3.35B active``."""
+    active = f", {short_count(count.active)} active" if count.active < count.total else ""
+    return f"{short_count(count.total)} parameters{active}"

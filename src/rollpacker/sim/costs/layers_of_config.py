@@ -1,0 +1,317 @@
+"""The layers of a decoder, from its ``config.json``.
+
+Sizes are read by the names that transformers gives them; what a family does otherwise than most is
+told by its ``model_type``. ``FAMILIES`` are those whose sizes agree with the models that
+transformers builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from rollpacker.sim.costs.config_fields import (
+    EXPERTS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    LAYERS,
+    ROUTED,
+    ConfigFields,
+)
+from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
+
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "glm4"),
+    *("smollm3", "olmo2", "olmo3", "seed_oss", "exaone4", "ernie4_5", "granite", "cohere2"),
+    *("starcoder2", "gpt2", "gpt_neox", "qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss"),
+    *("deepseek_v3", "glm4_moe", "minimax_m2", "granitemoe", "phimoe", "llama4_text"),
+    *("ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "jamba"),
+    *("granitemoehybrid", "falcon_h1", "nemotron_h", "mamba", "mamba2"),
+)
+
+_PLAIN_MLP = (
+    *("gpt2", "gpt_neox", "starcoder2", "phi", "opt", "bloom", "falcon", "nemotron", "nemotron_h"),
+    *("gptj", "gpt_neo", "gpt_bigcode", "arcee", "apertus"),
+)
+"""Families whose MLP has no gate: two matrices."""
+_GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Families whose queries come with as many gates."""
+_MAMBA_ONLY = ("mamba", "mamba2", "falcon_mamba")
+_PATTERN = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Letters of ``hybrid_override_pattern``."""
+
+
+def layers_of(fields: ConfigFields) -> tuple[DecoderLayer, ...]:
+    """One for each layer. Raises ``ValueError`` for a size that is missing."""
+    return tuple(
+        _layer(fields.of_layer(index), index, kind) for index, kind in enumerate(_kinds(fields))
+    )
+
+
+def _layer(f: ConfigFields, index: int, kind: str) -> DecoderLayer:
+    hidden = f.integer(*HIDDEN)
+    norms = DecoderLayer(other=2 * hidden)
+    if kind in _MLPS:
+        return norms + _MLPS[kind](f)
+    mixer = _MIXERS.get(kind, attention)(f)
+    if f.kind in (*_MAMBA_ONLY, "nemotron_h"):  # their layers are mixers, or MLPs
+        return norms + mixer
+    return norms + mixer + (experts(f) if _sparse(f, index) else mlp(f))
+
+
+def _kinds(f: ConfigFields) -> list[str]:
+    """What each layer mixes tokens by, in transformers' words for ``layer_types``."""
+    given = f.get("layer_types", "layers_block_type")
+    if isinstance(given, list):
+        return [str(each) for each in cast(list[Any], given)]
+    pattern = f.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return [_PATTERN.get(letter, "full_attention") for letter in pattern]
+    count = f.integer(*LAYERS)
+    if f.kind in _MAMBA_ONLY:
+        return ["mamba"] * count
+    if f.kind == "falcon_h1":
+        return ["hybrid"] * count
+    full, other = _full_layers(f, count)
+    return ["full_attention" if index in full else other for index in range(count)]
+
+
+def _full_layers(f: ConfigFields, count: int) -> tuple[set[int], str]:
+    """Those with attention over everything, and what the others are, where no list says it."""
+    every = range(count)
+    for name, other in (
+        ("full_attention_interval", "linear_attention"),
+        ("sliding_window_pattern", "sliding_attention"),
+    ):
+        if step := f.get(name):
+            return {n for n in every if (n + 1) % step == 0}, other
+    if period := f.get("attn_layer_period"):
+        return {n for n in every if n % period == f.integer("attn_layer_offset")}, "mamba"
+    for name, other in (("full_attn_idxs", "conv"), ("attn_layer_indices", "mamba")):
+        if (found := f.integers(name)) is not None:
+            return set(found), other
+    if f.get("sliding_window") and f.get("use_sliding_window") is not False:
+        return set(every[: f.integer("max_window_layers", default=0)]), "sliding_attention"
+    return set(every), "full_attention"
+
+
+def _sparse(f: ConfigFields, index: int) -> bool:
+    """Whether the layer has experts."""
+    if not f.integer(*EXPERTS, default=0):
+        return False
+    listed = f.integers("moe_layers")
+    if listed is not None:
+        return index in listed
+    kinds = f.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return cast(list[Any], kinds)[index] == "sparse"
+    if index in (f.integers("mlp_only_layers") or ()):
+        return False
+    dense = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    if index < f.integer(*dense, default=0):
+        return False
+    if period := f.integer("expert_layer_period", default=0):
+        return index % period == f.integer("expert_layer_offset", default=0)
+    step = f.integer("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+    return (index + 1) % step == 0
+
+
+# Token mixers --------------------------------------------------------------------------------
+
+
+def attention(f: ConfigFields) -> DecoderLayer:
+    """Over all tokens before, with grouped queries or, as DeepSeek's, a latent cache."""
+    if f.get("kv_lora_rank"):
+        return _latent_attention(f)
+    hidden, heads = f.integer(*HIDDEN), f.integer(*HEADS)
+    kv_heads = f.integer(*KV_HEADS, default=heads)
+    if f.get("multi_query") and not f.get("new_decoder_architecture"):
+        kv_heads = 1
+    head = f.integer("head_dim", default=hidden // heads)
+    q, kv = heads * head, kv_heads * head
+    other = 0
+    if f.kind == "qwen2":
+        other = q + 2 * kv
+    elif f.get("attention_bias"):
+        other = q + 2 * kv + hidden
+    if f.kind == "qwen3":
+        other += 2 * head
+    gated = f.kind in _GATED_ATTENTION or bool(f.get("attn_output_gate"))
+    return DecoderLayer(
+        matrices=((q * (1 + gated), hidden), (kv, hidden), (kv, hidden), (hidden, q)),
+        other=other,
+        output=q,
+        mixed=q * (2 + gated) + 2 * kv,
+        kv_heads=kv_heads,
+        kv_width=2 * head,
+    )
+
+
+def _latent_attention(f: ConfigFields) -> DecoderLayer:
+    """Of each token a latent and one head's rotated key are kept, on every device."""
+    hidden, heads, rank = f.integer(*HIDDEN), f.integer(*HEADS), f.integer("kv_lora_rank")
+    plain, rotated = f.integer("qk_nope_head_dim"), f.integer("qk_rope_head_dim")
+    value, low = f.integer("v_head_dim"), f.integer("q_lora_rank", default=0)
+    q = heads * (plain + rotated)
+    queries: tuple[Matrix, ...] = ((low, hidden), (q, low)) if low else ((q, hidden),)
+    keys = ((rank + rotated, hidden), (heads * (plain + value), rank))
+    return DecoderLayer(
+        matrices=(*queries, *keys, (hidden, heads * value)),
+        other=low + rank,
+        output=heads * value,
+        mixed=2 * q + 2 * heads * value + low + rank,
+        kv_heads=1,
+        kv_width=rank + rotated,
+    )
+
+
+def _window(f: ConfigFields) -> DecoderLayer:
+    return attention(f) + DecoderLayer(window=f.integer("sliding_window", default=0))
+
+
+def _chunk(f: ConfigFields) -> DecoderLayer:
+    return attention(f) + DecoderLayer(window=f.integer("attention_chunk_size", default=0))
+
+
+def _linear(f: ConfigFields) -> DecoderLayer:
+    """A layer whose state does not grow: gated delta rule, or Mamba by transformers' new name."""
+    if not f.get("linear_num_value_heads"):
+        return _mamba(f) if _has_mamba(f) else _decayed(f)
+    hidden, kernel = f.integer(*HIDDEN), f.integer("linear_conv_kernel_dim")
+    heads = f.integer("linear_num_value_heads")
+    key_head, value_head = f.integer("linear_key_head_dim"), f.integer("linear_value_head_dim")
+    value = heads * value_head
+    convolved = 2 * f.integer("linear_num_key_heads") * key_head + value
+    return DecoderLayer(
+        matrices=((convolved + value, hidden), (2 * heads, hidden), (hidden, value)),
+        other=convolved * kernel + 2 * heads + value_head,
+        output=value,
+        mixed=2 * (convolved + value),
+        state=heads * key_head * value_head + convolved * (kernel - 1),
+    )
+
+
+def _decayed(f: ConfigFields) -> DecoderLayer:
+    """Linear attention without keys of its own sizes (lightning attention)."""
+    plain = attention(f)
+    heads = f.integer(*HEADS)
+    state = heads * (plain.output // heads) ** 2
+    return DecoderLayer(
+        matrices=plain.matrices, output=plain.output, mixed=plain.mixed, state=state
+    )
+
+
+def _has_mamba(f: ConfigFields) -> bool:
+    return f.get("mamba_d_state", "ssm_state_size", "state_size") is not None
+
+
+def _mamba(f: ConfigFields) -> DecoderLayer:
+    """Of the second kind where it has heads."""
+    heads = f.get("mamba_n_heads", "mamba_num_heads")
+    if heads is None and f.kind == "mamba2":
+        heads = f.integer("num_heads")
+    return _mamba_one(f) if heads is None else _mamba_two(f, heads)
+
+
+def _mamba_two(f: ConfigFields, heads: int) -> DecoderLayer:
+    hidden, kernel = f.integer(*HIDDEN), f.integer("mamba_d_conv", "conv_kernel")
+    state = f.integer("mamba_d_state", "ssm_state_size", "state_size")
+    head = f.integer("mamba_d_head", "mamba_head_dim", "head_dim")
+    inner, groups = heads * head, f.integer("mamba_n_groups", "n_groups")
+    convolved = inner + 2 * groups * state
+    return DecoderLayer(
+        matrices=((inner + convolved + heads, hidden), (hidden, inner)),
+        other=convolved * (kernel + 1) + 3 * heads + inner,
+        output=inner,
+        mixed=2 * (convolved + inner),
+        state=inner * state + convolved * (kernel - 1),
+    )
+
+
+def _mamba_one(f: ConfigFields) -> DecoderLayer:
+    hidden, kernel = f.integer(*HIDDEN), f.integer("mamba_d_conv", "conv_kernel")
+    state = f.integer("mamba_d_state", "state_size")
+    inner = f.integer("mamba_expand", "expand") * hidden
+    rank = f.integer("mamba_dt_rank", "time_step_rank", default=-(-hidden // 16))
+    return DecoderLayer(
+        matrices=(
+            *((2 * inner, hidden), (rank + 2 * state, inner)),
+            *((inner, rank), (hidden, inner)),
+        ),
+        other=inner * (kernel + state + 3),
+        output=inner,
+        mixed=6 * inner,
+        state=inner * (state + kernel - 1),
+    )
+
+
+def _both(f: ConfigFields) -> DecoderLayer:
+    return attention(f) + _mamba(f)
+
+
+def _convolution(f: ConfigFields) -> DecoderLayer:
+    """Gated, over a few tokens (LFM2)."""
+    hidden, kernel = f.integer(*HIDDEN), f.integer("conv_L_cache")
+    return DecoderLayer(
+        matrices=((3 * hidden, hidden), (hidden, hidden)),
+        other=hidden * kernel,
+        output=hidden,
+        mixed=4 * hidden,
+        state=hidden * (kernel - 1),
+    )
+
+
+# MLPs ----------------------------------------------------------------------------------------
+
+
+def mlp(f: ConfigFields) -> DecoderLayer:
+    """The same for every token."""
+    hidden = f.integer(*HIDDEN)
+    inner = f.integer("intermediate_size_mlp", *INNER, default=4 * hidden)
+    if f.get("shared_intermediate_size"):  # Granite's, where it has no experts
+        inner = f.integer("shared_intermediate_size")
+    if f.get("block_auto_adjust_ff_dim"):
+        step = f.integer("block_multiple_of")
+        inner = step * -(-int(f.get("block_ffn_dim_multiplier") * int(2 * inner / 3)) // step)
+    other = 2 * inner + hidden if f.get("mlp_bias") else 0
+    return DecoderLayer(matrices=_matrices(f, hidden, inner), other=other, inner=inner)
+
+
+def experts(f: ConfigFields) -> DecoderLayer:
+    """Some of many for each token, and those that all tokens share."""
+    hidden, count = f.integer(*HIDDEN), f.integer(*EXPERTS)
+    routed, inner = f.integer(*ROUTED), f.integer("moe_intermediate_size", *INNER)
+    shared = f.integer("n_shared_experts", "moe_num_shared_experts", default=0) * inner
+    shared = f.integer(
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        default=inner if f.kind == "llama4_text" else shared,
+    )
+    return DecoderLayer(
+        matrices=_matrices(f, hidden, shared) if shared else (),
+        expert=_matrices(f, hidden, inner),
+        experts=count,
+        routed=routed,
+        other=hidden * count,
+        inner=routed * inner + shared,
+    )
+
+
+def _matrices(f: ConfigFields, hidden: int, inner: int) -> tuple[Matrix, ...]:
+    ends: tuple[Matrix, ...] = ((inner, hidden), (hidden, inner))
+    return ends if f.kind in _PLAIN_MLP else ((inner, hidden), *ends)
+
+
+_MIXERS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {
+    "sliding_attention": _window,
+    "chunked_attention": _chunk,
+    "linear_attention": _linear,
+    "mamba": _mamba,
+    "conv": _convolution,
+    "hybrid": _both,
+}
+"""What is no attention over everything."""
+_MLPS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {"mlp": mlp, "moe": experts}

@@ -17,9 +17,10 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in forward and backward; bfloat16 keeps float32 master weights."""
     lora_rank: int = Field(default=0, ge=0)
-    """Rank of LoRA adapters (peft) on all linear layers; 0 trains all weights. Responses are
-    sampled from the merged weights, a second copy of the linear layers; checkpoints hold the merged
-    model, and the adapters in ``adapter/``."""
+    """Rank of LoRA adapters (peft) on all linear layers, in a mixture of experts on those of its
+    attention and other mixers; 0 trains all weights. Responses are sampled from the merged weights,
+    a second copy of the linear layers; checkpoints hold the merged model, and the adapters in
+    ``adapter/``."""
     lora_alpha: float = 32.0
     """LoRA scale, divided by the rank."""
     chat_template_kwargs: dict[str, Any] = {}

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from rollpacker.checkpoint_names import CheckpointNames, Layout, stored
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms
@@ -28,7 +29,6 @@ from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.model.token_logprobs import k3
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
-from rollpacker.train.state.export import Layout
 from rollpacker.train.state.optimizer import Optimizer
 from rollpacker.train.state.reference import Reference
 from rollpacker.train.state.schedule import check_schedule, learning_rate
@@ -92,7 +92,7 @@ class Trainer(ABC):
         self._max_length = max_length
         self._total_updates = total_updates
         self.world = world
-        self._layout: Layout = {name: (p.dtype, p.shape) for name, p in model.named_parameters()}
+        self._names = CheckpointNames(model)
         fit = fit_of(model)
         self._packing: packing.Packing = fit.packing(config.packing)
         self._adapted = None
@@ -325,10 +325,10 @@ class Trainer(ABC):
     @property
     def layout(self) -> Layout:
         """Types and shapes of ``weights``."""
-        return self._layout
+        return self._names.layout
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights by the checkpoint's names, adapters merged.
+        """The weights by the checkpoint's names, buffers that persist among them, adapters merged.
 
         With several members all must iterate: each whole tensor is gathered when it is its turn.
         """
@@ -337,8 +337,8 @@ class Trainer(ABC):
 
             weights = merged_weights(self._model)
         else:
-            weights = ((name, p.detach()) for name, p in self._model.named_parameters())
-        return ((name, whole(weight.to(self._layout[name][0]))) for name, weight in weights)
+            weights = stored(self._model)
+        return self._names.converted((n, whole(w.to(self._names.own[n][0]))) for n, w in weights)
 
     def checksum(self) -> int:
         """CRC-32 of all weights, by parts where there are members; replicas must agree."""
@@ -362,7 +362,7 @@ class Trainer(ABC):
         adapters = {} if self._adapted is None else _adapters(self._adapted)
         if self._members.rank == 0:
             try:
-                checkpoint.save_model(folder, self._model, self._tokenizer, self._layout, weights)
+                checkpoint.save_model(folder, self._model, self._tokenizer, self.layout, weights)
                 if self._adapted is not None:
                     # Left to itself, peft asks the hub whether the embeddings were changed.
                     self._adapted.save_pretrained(

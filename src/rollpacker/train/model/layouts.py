@@ -63,7 +63,9 @@ def fit_of(model: PreTrainedModel) -> ModelFit:
             problem = _problem(model, layout, items, alone, shared=False)
             if not problem:
                 able = layout == "flat"
-                return ModelFit(layout, able and not _problem(model, layout, items, alone, shared=True))
+                return ModelFit(
+                    layout, able and not _problem(model, layout, items, alone, shared=True)
+                )
             problems.append(f"{layout}: {problem}")
     kind: Any = model.config.model_type
     raise ValueError(f"{kind} models cannot be trained here: {'; '.join(problems)}")

@@ -204,6 +204,6 @@ def make(name: str, seed: int = 0) -> Any:
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            spread = 0.15 if parameter.ndim > 1 else 0.1
+            spread = 0.1 if parameter.ndim > 1 else 0.05
             parameter.add_(spread * torch.randn_like(parameter))
     return model.eval()

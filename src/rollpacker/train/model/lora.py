@@ -26,8 +26,8 @@ _FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     """Put adapters on the linear layers of ``model``, in place, and freeze its own weights.
 
-    On all but the head; in a mixture of experts not on its router and feed-forward layers (experts,
-    shared ones, dense ones).
+    On all but the head, and the outputs of Mamba's mixers, whose kernels take the bare weight; in a
+    mixture of experts not on its router and feed-forward layers (experts, shared ones, dense ones).
 
     Every replica draws the same initial adapters. What they save names ``config.path`` as the
     base model: a hub name as it is, a folder by its absolute path.
@@ -36,6 +36,7 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType]
         target_modules=_targets(model),
+        exclude_modules=_fused(model) or None,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
@@ -66,6 +67,14 @@ def _targets(model: PreTrainedModel) -> str | list[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
         if not name.startswith(mixtures) and name.rpartition(".")[2] not in _FEED_FORWARD
+    ]
+
+
+def _fused(model: PreTrainedModel) -> list[str]:
+    return [
+        f"{name}.out_proj"
+        for name, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D") and hasattr(module, "out_proj")
     ]
 
 

@@ -75,11 +75,16 @@ def render(results: dict[str, Any]) -> str:
 def measure(known: dict[str, Any]) -> dict[str, Any]:
     """All families, worst differences to one digit; what vLLM's tests found is kept."""
     sys.path[:0] = [str(TESTS), str(TESTS / "support")]
-    import families
+    import families  # pyright: ignore[reportMissingImports]
     import peft
     import torch
     import transformers
-    from family_cases import adapters, export, forward, over_processes
+    from family_cases import (  # pyright: ignore[reportMissingImports]
+        adapters,
+        export,
+        forward,
+        over_processes,
+    )
 
     torch.set_num_threads(1)
     names = list(families.CONFIGURATIONS)

@@ -19,14 +19,13 @@ from rollpacker.checkpoint_names import CheckpointNames, Layout, stored
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms
-from rollpacker.train.algorithms import Responses
-from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.base import NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, metrics
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
 from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch
-from rollpacker.train.model.token_logprobs import k3
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
 from rollpacker.train.state.optimizer import Optimizer
@@ -37,10 +36,6 @@ from rollpacker.train.state.warm_state import WarmState
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED)
-_RUN = "tokens_run"
-"""Sampled tokens of what was run: those of samples without a gradient are left out."""
 
 
 class Trainer(ABC):
@@ -148,9 +143,9 @@ class Trainer(ABC):
         samples = [sample for group in groups for sample in group.samples]
         tokens = sum(sample.sampled for sample in samples if not self._masked(sample))
         normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
-        run = self._with_gradient(groups)
-        sums = self._run(run) if run else {}
-        return Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums=sums)
+        known = Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums={})
+        items = self._with_gradient(groups)
+        return known + self._run(items) if items else known
 
     def _masked(self, sample: Sample) -> bool:
         return self._config.mask_truncated_completions and sample.finish_reason == "length"
@@ -196,50 +191,24 @@ class Trainer(ABC):
             for plan, counts in deal(plans, self._members.rank, self._members.size)
         ]
 
-    def _run(self, items: list[Item]) -> dict[str, float]:
+    def _run(self, items: list[Item]) -> Partial:
+        """Add the gradients of these; what was measured."""
         shares = self._shares(items)
         references: list[torch.Tensor] | list[None] = [None] * len(shares)
         if self._config.beta > 0:
             with torch.no_grad(), self._as_reference():
                 references = [self._logprobs(share.batch)[0] for share in shares]
-        sums = torch.zeros(len(_SUMS), device=self._optimizer.sums.device)
+        sums = torch.zeros(len(SUMS), device=self._optimizer.sums.device)
+        extremes = sums.new_tensor(NO_EXTREMES)
         for share, reference in zip(shares, references, strict=True):
-            found = self._backward(share.batch, reference, float(share.counts))
-            sums += found if share.counts else 0.0
-        result = dict(zip(_SUMS, self._members.sum(sums).tolist(), strict=True))
-        return result | {_RUN: float(sum(len(i.trained) for i in items))}
-
-    def _backward(
-        self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
-    ) -> torch.Tensor:
-        """Add one micro-batch's gradients, times ``weight``; its metrics by ``_SUMS``."""
-        logprobs, entropy = self._logprobs(batch)
-        now = logprobs.detach()
-        old = now if batch.old_logprobs is None else batch.old_logprobs
-        responses = Responses(
-            logprobs=logprobs,
-            old=old,
-            advantages=batch.advantages,
-            lengths=batch.lengths,
-            owner=batch.owner,
-        )
-        losses, clipped = self.algorithm.surrogate(responses)
-        kl = now.new_zeros(())
-        if reference is not None:
-            divergence = k3(logprobs, reference)
-            if self._config.kl_bias_correction:
-                divergence = divergence * self.algorithm.ratio(responses)
-            losses = losses + self._config.beta * divergence
-            kl = divergence.detach().sum()
-        loss = torch.dot(losses, self.algorithm.weights(batch.lengths)[batch.owner])
-        (loss * weight).backward()
-        if self.algorithm.sequence_level:
-            clipped = clipped / batch.lengths[batch.owner]
-        up = batch.advantages[batch.owner] > 0
-        ratio = torch.exp(now - old).sum()
-        difference = (now - batch.sampler_logprobs).abs().sum()
-        bounds = clipped[~up].sum(), clipped[up].sum()
-        return torch.stack((loss.detach(), *bounds, kl, entropy.sum(), ratio, difference))
+            outputs = *self._logprobs(share.batch), reference
+            found = batch_loss(share.batch, *outputs, self.algorithm, self._config)
+            (found.loss * float(share.counts)).backward()
+            if share.counts:
+                sums += found.sums
+                extremes = torch.maximum(extremes, found.extremes)
+        run = sum(len(item.trained) for item in items)
+        return measured(self._members.sum(sums), self._members.largest(extremes), run)
 
     def _as_reference(self) -> AbstractContextManager[None]:
         if self._adapted is not None:
@@ -277,8 +246,8 @@ class Trainer(ABC):
                 f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
                 "lower train.learning_rate or start from an earlier checkpoint"
             )
-        metrics = self._metrics(total)
-        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=metrics)
+        found = metrics(total, self.algorithm, self._config)
+        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=found)
 
     def _reduce(self) -> None:
         if self.world is None:
@@ -296,22 +265,6 @@ class Trainer(ABC):
         if self._members.size == 1:
             return float(norm)
         return math.sqrt(float(self._members.sum(norm.double().square())))
-
-    def _metrics(self, total: Partial) -> dict[str, float]:
-        """Means over all tokens of the loss, or responses; ``trained_tokens/*`` over those run."""
-        sums, count = total.sums, total.samples if self.algorithm.sequence_level else total.tokens
-        low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
-        metrics = {
-            "loss": sums.get("loss", 0.0) / (total.normaliser or 1.0),
-            "clip_ratio/low_mean": low,
-            "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low + high,
-        }
-        if self._config.beta > 0:
-            metrics["kl"] = sums.get("kl", 0.0) / max(total.tokens, 1)
-        if sums.get(_RUN):
-            metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
-        return metrics
 
     def _resident(self) -> Iterator[torch.Tensor]:
         yield from (part(p.detach()) for p in self._model.parameters())

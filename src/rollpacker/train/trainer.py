@@ -206,14 +206,22 @@ class Trainer(ABC):
         sums = torch.zeros(len(SUMS), device=self._optimizer.sums.device)
         extremes = sums.new_tensor(NO_EXTREMES)
         for share, reference in zip(shares, references, strict=True):
-            outputs = *self._logprobs(share.batch), reference
-            found = batch_loss(share.batch, *outputs, self.algorithm, self._config)
-            (found.loss * float(share.counts)).backward()
+            found, ends = self._backward(share.batch, reference, float(share.counts))
             if share.counts:
-                sums += found.sums
-                extremes = torch.maximum(extremes, found.extremes)
+                sums += found
+                extremes = torch.maximum(extremes, ends)
         run = sum(len(item.trained) for item in items)
         return measured(self._members.sum(sums), self._members.largest(extremes), run)
+
+    def _backward(
+        self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one micro-batch's gradients, times ``weight``; sums and extremes of ``BatchLoss``,
+        and nothing that would keep its graph."""
+        logprobs, entropy = self._logprobs(batch)
+        found = batch_loss(batch, logprobs, entropy, reference, self.algorithm, self._config)
+        (found.loss * weight).backward()
+        return found.sums, found.extremes
 
     def _as_reference(self) -> AbstractContextManager[None]:
         if self._adapted is not None:

@@ -134,7 +134,7 @@ def write_model(folder: Path, name: str) -> None:
     Qwen2Config(
         num_hidden_layers=shape.layers,
         hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
+        intermediate_size=shape.blocks[0].inner,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         vocab_size=shape.vocabulary,

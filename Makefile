@@ -84,6 +84,7 @@ lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
 
 docs: $(VENV)/.installed-dev  ## build the documentation into site/
 	@$(BIN)/python docs/gen_adapters.py
+	@$(BIN)/python docs/gen_models.py
 	@$(BIN)/python docs/gen_config.py
 	@$(BIN)/python docs/gen_mux_api.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

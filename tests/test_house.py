@@ -176,7 +176,9 @@ def test_the_blocker_blocks() -> None:
     assert "No module named 'torch'" in done.stderr
 
 
-@pytest.mark.parametrize("script", ["gen_adapters.py", "gen_config.py", "gen_mux_api.py"])
+@pytest.mark.parametrize(
+    "script", ["gen_adapters.py", "gen_models.py", "gen_config.py", "gen_mux_api.py"]
+)
 def test_the_references_are_up_to_date(script: str) -> None:
     command = [sys.executable, str(ROOT / "docs" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

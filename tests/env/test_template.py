@@ -8,7 +8,8 @@ from chat_models import ADD, NAMES, SPECIAL, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.calls.calls import Call, written
+from rollpacker.env.calls.call import Call
+from rollpacker.env.calls.calls import written
 from rollpacker.env.template import Template
 
 CALLING = ["llama3_1", "qwen2_5", "qwen3", "qwen3_instruct_2507"]

@@ -9,6 +9,8 @@ import effects_rewards
 import effects_rollout
 import effects_train
 
+from rollpacker.env.calls.calls import FORMATS
+
 FILES = (
     effects_data,
     effects_devices,
@@ -61,15 +63,13 @@ ELSEWHERE = {
     "environment.variables": (
         "tests/runtime/attempts/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),
-    "environment.call_format=hermes": (
-        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
-    ),
-    "environment.call_format=llama3": (
-        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
-    ),
-    "environment.call_format=qwen3_coder": (
-        "tests/env/processes/test_environment_pool.py::test_calls_are_read_in_the_format_that_is_named"
-    ),
+    **{
+        f"environment.call_format={form}": (
+            "tests/env/processes/test_environment_formats.py::"
+            "test_calls_are_read_in_the_format_that_is_named"
+        )
+        for form in FORMATS
+    },
 }
 """Leaves that show what they do in another environment (``make test-cluster``) or with files of
 their own, and where."""

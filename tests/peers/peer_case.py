@@ -1,13 +1,13 @@
-"""The same groups for everybody: a tiny model at three sets of weights, and cases by option."""
+"""The same groups for everybody, and a tiny model at three sets of weights."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
+from peer_options import Case
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -20,177 +20,6 @@ VOCABULARY, CAP, PROMPTS, SIZE = 23, 24, 6, 4
 COUNT = PROMPTS * SIZE
 LIMIT = 1e-5
 """Largest difference of a gradient's entries over its largest entry."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One algorithm with its options, as each of the three calls it.
-
-    Args:
-        name: of the row in docs/peers.md.
-        ours: the section ``train``.
-        trl: arguments of TRL's configuration; None where it has no such thing.
-        verl: see ``test_verl.py``; None where it has no such thing.
-        drift: scale of the update since the responses were sampled; 0 is on-policy.
-        unscored: one response has no reward.
-    """
-
-    name: str
-    ours: dict[str, Any]
-    trl: dict[str, Any] | None = None
-    verl: dict[str, Any] | None = None
-    drift: float = 0.5
-    unscored: bool = True
-
-
-def _grpo(**options: Any) -> dict[str, Any]:
-    return {"algorithm": {"kind": "grpo", **options}}
-
-
-_TRL = {"loss_type": "dapo", "beta": 0.0}
-_SMALL = {"std_epsilon": 1e-4}
-"""TRL's; verl's is the default."""
-_BETA = {"beta": 0.2}
-
-TRL_CASES = (
-    Case("grpo, on-policy", _grpo(**_SMALL), _TRL, drift=0.0),
-    Case("grpo", _grpo(**_SMALL), _TRL),
-    Case(
-        "grpo, loss_type=sequence_mean",
-        _grpo(**_SMALL, loss_type="sequence_mean"),
-        _TRL | {"loss_type": "grpo"},
-    ),
-    Case(
-        "grpo, scale_rewards=batch",
-        _grpo(**_SMALL, scale_rewards="batch"),
-        _TRL | {"scale_rewards": "batch"},
-    ),
-    Case("grpo, scale_rewards=none", _grpo(scale_rewards="none"), _TRL | {"scale_rewards": "none"}),
-    Case("grpo, delta=1.5", _grpo(**_SMALL, delta=1.5), _TRL | {"delta": 1.5}),
-    Case(
-        "grpo, mask_truncated_completions",
-        _grpo(**_SMALL) | {"mask_truncated_completions": True},
-        _TRL | {"mask_truncated_completions": True},
-    ),
-    Case(
-        "grpo, sequence_mean, mask_truncated_completions",
-        _grpo(**_SMALL, loss_type="sequence_mean") | {"mask_truncated_completions": True},
-        _TRL | {"loss_type": "grpo", "mask_truncated_completions": True},
-    ),
-    Case("grpo, beta, on-policy", _grpo(**_SMALL) | _BETA, _TRL | _BETA, drift=0.0),
-    Case("grpo, beta", _grpo(**_SMALL) | _BETA, _TRL | _BETA),
-    Case(
-        "grpo, beta, kl_bias_correction=false",
-        _grpo(**_SMALL) | _BETA | {"kl_bias_correction": False},
-        _TRL | _BETA | {"use_bias_correction_kl": False},
-    ),
-    Case(
-        "dr_grpo",
-        {"algorithm": {"kind": "dr_grpo"}} | _BETA,
-        _TRL | _BETA | {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    ),
-    Case(
-        "dr_grpo, mask_truncated_completions",
-        {"algorithm": {"kind": "dr_grpo"}, "mask_truncated_completions": True},
-        _TRL
-        | {"loss_type": "dr_grpo", "scale_rewards": "none", "mask_truncated_completions": True},
-    ),
-    Case("dapo", {"algorithm": {"kind": "dapo", **_SMALL}}, _TRL | {"epsilon_high": 0.28}),
-    Case("rloo", {"algorithm": {"kind": "rloo"}}, {"beta": 0.0}, drift=0.1),
-    Case(
-        "reinforce_pp, whiten=batch",
-        {"algorithm": {"kind": "reinforce_pp", "whiten": "batch"}},
-        _TRL | {"scale_rewards": "batch"},
-    ),
-    Case(
-        "gspo",
-        {"algorithm": {"kind": "gspo", **_SMALL}} | _BETA,
-        _TRL
-        | _BETA
-        | {
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 3e-4,
-            "epsilon_high": 4e-4,
-        },
-        drift=0.002,
-    ),
-)
-
-_VERL = {"advantage": "grpo", "loss": "vanilla", "mode": "token-mean", "clip_ratio_c": 1e9}
-VERL_CASES = (
-    Case("grpo, on-policy", _grpo(), verl=_VERL, drift=0.0, unscored=False),
-    Case("grpo", _grpo(), verl=_VERL, unscored=False),
-    Case(
-        "grpo, loss_type=sequence_mean",
-        _grpo(loss_type="sequence_mean"),
-        verl=_VERL | {"mode": "seq-mean-token-mean"},
-        unscored=False,
-    ),
-    Case(
-        "grpo, scale_rewards=none",
-        _grpo(scale_rewards="none"),
-        verl=_VERL | {"std": False},
-        unscored=False,
-    ),
-    Case("grpo, delta=1.5", _grpo(delta=1.5), verl=_VERL | {"clip_ratio_c": 1.5}, unscored=False),
-    Case(
-        "grpo, mask_truncated_completions",
-        _grpo() | {"mask_truncated_completions": True},
-        verl=_VERL,
-        unscored=False,
-    ),
-    Case(
-        "grpo, beta, kl_bias_correction=false",
-        _grpo() | _BETA | {"kl_bias_correction": False},
-        verl=_VERL,
-        unscored=False,
-    ),
-    Case(
-        "dr_grpo",
-        {"algorithm": {"kind": "dr_grpo"}},
-        verl=_VERL | {"std": False, "mode": "seq-mean-token-sum-norm"},
-        unscored=False,
-    ),
-    Case(
-        "dapo",
-        {"algorithm": {"kind": "dapo", "delta": 1.5}},
-        verl=_VERL | {"clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
-        unscored=False,
-    ),
-    Case(
-        "rloo, on-policy",
-        {"algorithm": {"kind": "rloo"}},
-        verl=_VERL | {"advantage": "rloo", "mode": "seq-mean-token-sum"},
-        drift=0.0,
-        unscored=False,
-    ),
-    Case(
-        "reinforce_pp",
-        {"algorithm": {"kind": "reinforce_pp"}},
-        verl=_VERL | {"advantage": "reinforce_plus_plus_baseline"},
-        unscored=False,
-    ),
-    Case(
-        "reinforce_pp, mask_truncated_completions",
-        {"algorithm": {"kind": "reinforce_pp"}, "mask_truncated_completions": True},
-        verl=_VERL | {"advantage": "reinforce_plus_plus_baseline"},
-        unscored=False,
-    ),
-    Case(
-        "gspo",
-        {"algorithm": {"kind": "gspo"}},
-        verl=_VERL
-        | {
-            "loss": "gspo",
-            "mode": "seq-mean-token-mean",
-            "clip_ratio_low": 3e-4,
-            "clip_ratio_high": 4e-4,
-        },
-        drift=0.002,
-        unscored=False,
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -294,6 +123,24 @@ def samples(unscored: bool) -> list[Sample]:
     return rows
 
 
+def sampled(case: Case) -> list[Sample]:
+    """The samples, with what the sampler says of their tokens where that matters."""
+    rows = samples(case.unscored)
+    if not case.noise:
+        return rows
+    model, rng = make_model(), np.random.default_rng(11)
+    model.load_state_dict(weights(model, case.drift).sampler)
+    found: list[Sample] = []
+    for row in rows:
+        ids = torch.from_numpy(np.concatenate((row.prompt_tokens, row.tokens))).long()
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0, len(row.prompt_tokens) - 1 : -1]
+        exact = logits.log_softmax(-1).gather(1, ids[len(row.prompt_tokens) :, None])[:, 0]
+        off = case.noise * rng.standard_normal(len(row.tokens))
+        found.append(replace(row, logprobs=(exact.numpy() + off).astype(np.float32)))
+    return found
+
+
 def ours(case: Case) -> Found:
     """Our gradient and advantages of a case."""
     config = TrainConfig.model_validate(case.ours)
@@ -303,7 +150,7 @@ def ours(case: Case) -> Found:
         model, make_tokenizer(), config, temperature=1.0, max_length=CAP, total_updates=1
     )
     model.load_state_dict(state.sampler)
-    groups = rewarded(config, samples(case.unscored))
+    groups = rewarded(config, sampled(case))
     if case.drift:
         old = trainer.score(groups)
         groups = [
@@ -365,6 +212,8 @@ def check_reach(case: Case, found: Found, ratios: np.ndarray, advantages: np.nda
     delta = case.ours["algorithm"].get("delta")
     if delta is not None:
         assert ((ratios > delta) & (advantages < 0)).sum() > 5
+    if case.noise:
+        assert 0.05 < found.metrics["sampler/outside"] < 0.95
     rows = samples(case.unscored)
     cut_off = np.array([row.finish_reason == "length" for row in rows])
     assert 0 < cut_off.sum() < COUNT

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from peer_case import LIMIT, TRL_CASES, VERL_CASES
+from peer_case import LIMIT
+from peer_options import TRL_CASES, VERL_CASES
 
 ROOT = Path(__file__).parents[2]
 

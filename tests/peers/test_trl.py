@@ -13,8 +13,6 @@ from peer_case import (
     COUNT,
     LIMIT,
     SIZE,
-    TRL_CASES,
-    Case,
     Found,
     check_reach,
     largest,
@@ -22,9 +20,11 @@ from peer_case import (
     make_tokenizer,
     ours,
     rewarded,
+    sampled,
     samples,
     weights,
 )
+from peer_options import TRL_CASES, Case
 
 from rollpacker.config import TrainConfig
 from rollpacker.runtime.record.metrics import reward_metrics
@@ -45,7 +45,7 @@ def trl_trainer(case: Case, model: Any, folder: Path) -> Any:
     import trl
     from datasets import Dataset
 
-    rows = samples(case.unscored)
+    rows = sampled(case)
     rollout = {
         "prompt_ids": [row.prompt_tokens.tolist() for row in rows],
         "completion_ids": [row.tokens.tolist() for row in rows],
@@ -72,7 +72,10 @@ def trl_trainer(case: Case, model: Any, folder: Path) -> Any:
 
         def _generate(self, prompts: Any) -> Any:
             if kind == "GRPO":
-                return super()._generate(prompts)
+                found = super()._generate(prompts)
+                # From here on it only says whose the log-probabilities are.
+                self.use_vllm = bool(case.noise)
+                return found
             texts = self.processing_class.batch_decode(rollout["completion_ids"])
             return rollout["prompt_ids"], rollout["completion_ids"], texts
 
@@ -141,6 +144,10 @@ def test_gradient_and_advantages_are_trls(case: Case, checkpoint: Path, tmp_path
     for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "kl"):
         if name in peer.metrics:
             assert mine.metrics[name] == pytest.approx(peer.metrics[name], rel=1e-4), name
+    if case.noise and case.ours.get("beta"):  # else not all tokens are run
+        theirs_apart = peer.metrics["sampling/sampling_logp_difference/mean"]
+        mine_apart = mine.metrics["sampler/abs_logprob_difference"]
+        assert mine_apart == pytest.approx(theirs_apart, rel=1e-4)
     groups = rewarded(TrainConfig.model_validate(case.ours), samples(case.unscored))
     same = reward_metrics(groups)
     for name in ("reward", "reward_std"):

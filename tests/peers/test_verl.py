@@ -12,27 +12,33 @@ from peer_case import (
     COUNT,
     LIMIT,
     SIZE,
-    VERL_CASES,
-    Case,
     Found,
     check_reach,
     largest,
     make_model,
     ours,
-    samples,
+    sampled,
     weights,
 )
+from peer_options import VERL_CASES, Case
 
 pytestmark = pytest.mark.peers
+
+METRICS = {
+    "k3": "k3_kl",
+    "perplexity_ratio": "ppl_ratio",
+    "effective_sample_size": "rollout_is_eff_sample_size",
+}
+"""verl's names of ours."""
 
 
 def padded(case: Case) -> dict[str, torch.Tensor]:
     """The batch as verl lays it out: prompts to the left, responses to the right."""
-    rows = samples(case.unscored)
+    rows = sampled(case)
     longest = max(len(row.prompt_tokens) for row in rows)
     ids = torch.zeros(COUNT, longest + CAP, dtype=torch.long)
     attention, mask = torch.zeros_like(ids), torch.zeros(COUNT, CAP)
-    rewards = torch.zeros(COUNT, CAP)
+    rewards, sampler = torch.zeros(COUNT, CAP), torch.zeros(COUNT, CAP)
     for i, row in enumerate(rows):
         start, length = longest - len(row.prompt_tokens), len(row.tokens)
         whole = np.concatenate((row.prompt_tokens, row.tokens))
@@ -40,9 +46,11 @@ def padded(case: Case) -> dict[str, torch.Tensor]:
         attention[i, start : longest + length] = 1
         mask[i, :length] = 1
         rewards[i, length - 1] = row.reward
+        sampler[i, :length] = torch.from_numpy(row.logprobs)
         if case.ours.get("mask_truncated_completions") and row.finish_reason == "length":
             mask[i] = 0
-    return {"ids": ids, "attention": attention, "mask": mask, "rewards": rewards}
+    named = {"attention": attention, "mask": mask, "rewards": rewards, "sampler": sampler}
+    return {"ids": ids, **named}
 
 
 def logprobs(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -86,8 +94,9 @@ def theirs(case: Case) -> tuple[Found, np.ndarray, np.ndarray]:
         clip_ratio_c=spec["clip_ratio_c"],
     )
     config.global_batch_info["loss_scale_factor"] = CAP
+    weights_of, metrics = importance_weights(case, old, batch)
     loss, _ = core_algos.get_policy_loss_fn(spec["loss"])(
-        old, now, advantages, batch["mask"], spec["mode"], config
+        old, now, advantages, batch["mask"], spec["mode"], config, weights_of
     )
     if case.ours.get("beta"):
         kl = core_algos.kl_penalty(now, reference, "low_var_kl")
@@ -97,7 +106,24 @@ def theirs(case: Case) -> tuple[Found, np.ndarray, np.ndarray]:
     counts = batch["mask"].bool()
     each = advantages.sum(1) / batch["mask"].sum(1)
     ratios = (now - old).exp()[counts].detach().numpy()
-    return Found(gradient, each.numpy()), ratios, advantages[counts].numpy()
+    return Found(gradient, each.numpy(), metrics), ratios, advantages[counts].numpy()
+
+
+def importance_weights(
+    case: Case, old: torch.Tensor, batch: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor | None, dict[str, float]]:
+    """verl's weights and their metrics; nothing where the sampler is not asked."""
+    from verl.trainer.ppo import rollout_corr_helper as helper
+
+    if not case.noise:
+        return None, {}
+    spec = case.verl or {}
+    options = {name: spec[name] for name in ("rollout_is", "rollout_is_threshold")}
+    found, mask, metrics = helper.compute_rollout_correction_and_rejection_mask(
+        old, batch["sampler"], batch["mask"], **options
+    )
+    assert torch.equal(mask, batch["mask"])
+    return found.batch["rollout_is_weights"], metrics
 
 
 def call(case: Case) -> str:
@@ -110,7 +136,7 @@ def call(case: Case) -> str:
     ]
     if not spec.pop("std", True):
         words.append("norm_adv_by_std_in_grpo=False")
-    words += [f"{key}={value:g}" for key, value in spec.items()]
+    words += [f"{key}={v if isinstance(v, str) else f'{v:g}'}" for key, v in spec.items()]
     if case.ours.get("beta"):
         words.append(f"kl_loss_coef={case.ours['beta']}, kl_loss_type=low_var_kl")
     return ", ".join(words)
@@ -131,3 +157,7 @@ def test_gradient_and_advantages_are_verls(case: Case, record) -> None:
     record("verl", case.name, call(case), gradient, float(apart.max()))
     assert apart.max() <= LIMIT * np.abs(peer.advantages[counted]).max()
     assert gradient <= LIMIT
+    if case.noise and case.ours.get("beta"):  # else not all tokens are run
+        for name, verls in METRICS.items():
+            value = peer.metrics[f"rollout_corr/{verls}"]
+            assert mine.metrics[f"sampler/{name}"] == pytest.approx(value, rel=1e-4), name

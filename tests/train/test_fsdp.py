@@ -14,7 +14,7 @@ from conftest import group_batch, make_model, with_environment
 from gang import TIMEOUT, Place, apart, gradient, held, make_trainer, over_replicas, place, run
 from test_algorithms import CONFIGS
 
-from rollpacker.config import GRPOConfig
+from rollpacker.config import GRPOConfig, SamplerCorrectionConfig
 from rollpacker.train.mesh import meet
 
 pytestmark = pytest.mark.slow
@@ -22,6 +22,10 @@ pytestmark = pytest.mark.slow
 KL = {"beta": 0.1, "gradient_checkpointing": True}
 SHARED = {"packing": "prompt_shared", "micro_batch_tokens": 60}
 LORA = {"rank": 3, "beta": 0.1}
+CORRECTED = {
+    "sampler_correction": SamplerCorrectionConfig(kind="mask", level="sequence", high=1.2),
+    "micro_batch_tokens": 60,
+}
 OTHERS = [
     KL,
     SHARED,
@@ -30,12 +34,14 @@ OTHERS = [
     {"mask_truncated_completions": True, "weight_decay": 0.1},
     {"rank": 2, "gradient_checkpointing": True, **SHARED},
     {"rank": 1, "learning_rate": 1e-2},
+    CORRECTED,
 ]
 
 
 def _batch(settings, model):
-    """Groups of responses of which some were cut off, and most went through an environment."""
-    algorithm = settings.get("algorithm", GRPOConfig())
+    """Groups of responses of which some were cut off, and most went through an environment; their
+    old log-probabilities are the sampler's where nothing is corrected."""
+    algorithm, old = settings.get("algorithm", GRPOConfig()), "sampler_correction" not in settings
     return [
         replace(
             g,
@@ -43,7 +49,7 @@ def _batch(settings, model):
                 replace(s, finish_reason="length" if s.index == 1 else "stop") for s in g.samples
             ),
         )
-        for g in with_environment(group_batch(model, algorithm, off=0.1, old=True))
+        for g in with_environment(group_batch(model, algorithm, off=0.1, old=old))
     ]
 
 
@@ -69,6 +75,9 @@ def _assert_same_sums(found, expected):
     assert found.sums.keys() == expected.sums.keys()
     for key, value in expected.sums.items():
         assert found.sums[key] == pytest.approx(value, rel=1e-4, abs=1e-3), key
+    assert found.ranges.keys() == expected.ranges.keys()
+    for key, ends in expected.ranges.items():
+        assert found.ranges[key] == pytest.approx(ends, rel=1e-4), key
 
 
 def _follow(here, settings, steps):

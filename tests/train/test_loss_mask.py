@@ -15,7 +15,7 @@ from test_algorithms import CONFIGS, plain_loss
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import response_logprobs
+from rollpacker.train.model.forward import PackedForward
 from rollpacker.train.model.packing import Costs, Item
 
 PACKINGS = ("padded", "prompt_shared")
@@ -236,7 +236,7 @@ def test_any_mask_chooses_among_the_logprobs_of_whole_responses(masks, prompt, b
 def _check_batch(plan, batch):
     """Everything of a token is of a sampled one."""
     with torch.no_grad():
-        found, _ = response_logprobs(MODEL, batch, 1.0, False)
+        found, _ = PackedForward(MODEL).logprobs(batch, 1.0)
         whole = [naive_logprobs(MODEL, i.sample.prompt_tokens, i.sample.tokens) for i in plan]
     chosen = [i.sample.loss_mask for i in plan]
     expected = torch.cat([each[torch.from_numpy(m)] for each, m in zip(whole, chosen, strict=True)])

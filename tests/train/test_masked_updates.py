@@ -113,7 +113,7 @@ def test_ratios_of_later_updates_are_one_where_the_weights_stand_still(full_soft
     groups = with_environment(group_batch(MODEL, GRPOConfig(), off=off))
     trainer = make_trainer(MODEL, updates_per_step=2, packing=how, learning_rate=1e-12)
     workers = _OneReplica(trainer)
-    updates = workers.updates = _updates(workers, GRPOConfig(), full_softmax=full_softmax)
+    updates = workers.updates = _updates(workers, GRPOConfig(), sampler_is_old=full_softmax)
     for group in groups:
         updates.accept([_Done(sample) for sample in group.samples])
     updates.rollout_over()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
 from gang import run
-from test_fsdp import KL, LORA, SHARED, follow_all
+from test_fsdp import CORRECTED, KL, LORA, SHARED, follow_all
 
 from rollpacker.config import GRPOConfig, TrainConfig
 from rollpacker.train.local import LocalTrainer
@@ -57,4 +57,4 @@ def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
 
 def test_one_replica_over_two_processes_computes_what_one_trainer_does(tmp_path):
     """In small; ``test_fsdp`` has all of it."""
-    run(follow_all, 2, tmp_path, 2, [KL | SHARED, LORA], 2)
+    run(follow_all, 2, tmp_path, 2, [KL | SHARED, LORA, CORRECTED], 2)

@@ -31,6 +31,7 @@ from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import (
     FSDPTrainerConfig,
     LocalTrainerConfig,
+    SamplerCorrectionConfig,
     TrainConfig,
     TrainerConfig,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplerCorrectionConfig",
     "SamplesConfig",
     "StreamingConfig",
     "TailBatchingConfig",

@@ -13,13 +13,14 @@ class ModelConfig(Config):
     """The model that is trained."""
 
     path: str
-    """Folder or hub name of a Qwen2, Qwen3 or Llama checkpoint with its tokenizer."""
+    """Folder or hub name of a causal language model with its tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in forward and backward; bfloat16 keeps float32 master weights."""
     lora_rank: int = Field(default=0, ge=0)
-    """Rank of LoRA adapters (peft) on all linear layers; 0 trains all weights. Responses are
-    sampled from the merged weights, a second copy of the linear layers; checkpoints hold the merged
-    model, and the adapters in ``adapter/``."""
+    """Rank of LoRA adapters (peft) on all linear layers, in a mixture of experts on those of its
+    attention and other mixers; 0 trains all weights. Responses are sampled from the merged weights,
+    a second copy of the linear layers; checkpoints hold the merged model, and the adapters in
+    ``adapter/``."""
     lora_alpha: float = 32.0
     """LoRA scale, divided by the rank."""
     chat_template_kwargs: dict[str, Any] = {}

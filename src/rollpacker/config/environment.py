@@ -43,10 +43,26 @@ class EnvironmentConfig(Config):
     ``score`` ends it there with ``failed_reward``."""
     failed_reward: float = 0.0
     """With ``on_error: score``."""
-    call_format: Literal["auto", "hermes", "llama3", "qwen3_coder"] = "auto"
+    call_format: Literal[
+        "auto",
+        "hermes",
+        "llama3",
+        "qwen3_coder",
+        "glm",
+        "mistral",
+        "mistral_v11",
+        "functiongemma",
+        "gemma4",
+        "deepseek_v3",
+        "deepseek_v31",
+        "harmony",
+        "pythonic",
+    ] = "auto"
     """How the model writes calls: ``hermes`` is ``<tool_call>{"name": ..., "arguments": ...}
     </tool_call>`` (Qwen2.5, Qwen3, SmolLM2), ``llama3`` JSON alone, ``qwen3_coder`` a tag for each
-    argument (Qwen3-Coder, Qwen3.5 and later, Nemotron 3). ``auto``: by the chat template."""
+    argument (Qwen3-Coder, Qwen3.5 and later, Nemotron 3), ``harmony`` gpt-oss's channels,
+    ``pythonic`` ``[name(argument=value)]``; the others are named for their families.
+    ``auto``: by the chat template."""
     reward: Literal["sum", "last"] = "sum"
     """Of the rewards that the turns gave: their sum, or the last one."""
     weight: float = 1.0

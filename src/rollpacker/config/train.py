@@ -39,6 +39,27 @@ TrainerConfig = Annotated[
 ]
 
 
+class SamplerCorrectionConfig(Config):
+    """Importance weights for what the sampler computes otherwise than the trainer: a token's loss,
+    without the KL term, counts times the trainer's probability over the sampler's, both under the
+    weights that sampled. Not with ``rollout.top_p`` or ``top_k``, which cut its softmax."""
+
+    kind: Literal["none", "truncate", "mask"] = "none"
+    """``none``: measured only, as ``sampler/*``. ``truncate``: weights above ``high`` are ``high``
+    (truncated importance sampling; verl's ``rollout_is_threshold: 2.0``, TRL's ``*_truncate``).
+    ``mask``: weights outside ``low`` to ``high`` are 0 (IcePop; verl's ``rollout_is_threshold:
+    0.5_2.0``, TRL's ``*_mask``); such tokens still count in the divisor."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """The ratio of each token, that of its response (the product), or the geometric mean over the
+    response."""
+    low: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Lower bound of the ratio, of ``mask`` only; 0 for none. ``sampler/outside`` counts below it
+    in any case."""
+    high: float = Field(default=2.0, ge=1.0)
+    """Upper bound of the ratio. A response's ratio spreads much more than a token's, its geometric
+    mean much less."""
+
+
 class TrainConfig(Config):
     """The update."""
 
@@ -69,6 +90,7 @@ class TrainConfig(Config):
     mask_truncated_completions: bool = False
     """Leave responses that were cut off out of the loss (DAPO's overlong filtering); their rewards
     count in their group's baseline, as in TRL."""
+    sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)

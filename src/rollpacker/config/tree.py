@@ -211,3 +211,13 @@ class RunConfig(Config):
                 "'rewards' needs at least 1 function, or an 'environment' that rewards"
             )
         return self
+
+    @model_validator(mode="after")
+    def _comparable(self) -> RunConfig:
+        kind = self.train.sampler_correction.kind
+        if kind != "none" and not self.rollout.full_softmax:
+            raise ValueError(
+                f"train.sampler_correction.kind={kind} needs the sampler's probabilities of the "
+                "whole softmax: set rollout.top_p to 1 and rollout.top_k to 0, or the kind to none"
+            )
+        return self

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls.calls import BadCall, Call, Parsed
+from rollpacker.env.calls.call import BadCall, Call, Parsed
+
+_KEY = re.compile("[A-Za-z0-9]{9}")
+"""Ids as Mistral's models write them, and their templates insist on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ def to_message(parsed: Parsed, text: str, earlier: int = 0) -> Message:
 
     Where it has calls, ``text`` is the whole of what was said. Those that were not understood are
     in ``bad_calls``, with their places among all calls of the reply. ``earlier``: calls of the
-    conversation's earlier replies, so that no two have the same id.
+    conversation's earlier replies, so that no two have the same id; one that the model gave itself
+    stays, for what the tool answers names it.
     """
     message: Message = {"role": "assistant", "content": parsed.content}
     if not parsed.calls:
@@ -36,16 +41,17 @@ def to_message(parsed: Parsed, text: str, earlier: int = 0) -> Message:
         # Nine letters and digits, which some templates insist on.
         key = f"{digest}{(earlier + place) % 100_000:05}"
         if isinstance(call, BadCall):
-            bad.append({"place": place, "error": call.error, "id": key})
-        else:
-            good.append(_openai(call, key))
+            named = {"name": whole(call.name)} if call.name else {}
+            bad.append({"place": place, "error": call.error, "id": key, **named})
+            continue
+        own = call.key if call.key and _KEY.fullmatch(call.key) else key
+        good.append(_openai(call, key if any(own == each["id"] for each in good) else own))
     found = {"tool_calls": good, "bad_calls": bad, "text": text}
     return message | {key: value for key, value in found.items() if value}
 
 
 def _openai(call: Call, key: str) -> dict[str, Any]:
-    name = call.name.encode("utf-8", "replace").decode()
-    function = {"name": name, "arguments": json.dumps(call.arguments)}
+    function = {"name": whole(call.name), "arguments": json.dumps(call.arguments)}
     return {"id": key, "type": "function", "function": function}
 
 
@@ -58,7 +64,9 @@ def calls_of(message: Message) -> list[ToolRequest]:
     """The calls of a reply, in its order."""
     asked = [_asked(each) for each in message.get("tool_calls") or ()]
     for bad in message.get("bad_calls") or ():
-        asked.insert(bad["place"], ToolRequest(BadCall(bad["error"]), bad.get("id")))
+        asked.insert(
+            bad["place"], ToolRequest(BadCall(bad["error"], bad.get("name")), bad.get("id"))
+        )
     return asked
 
 

@@ -55,6 +55,7 @@ class Episode:
         self._messages: list[Message] = []
         self._turns = 0
         self._calls = 0
+        self._answered = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -132,7 +133,7 @@ class Episode:
 
     async def _step(self, command: ModelReplied) -> EnvironmentAnswer:
         ids = np.frombuffer(command.reply, np.int32).tolist()
-        reply = self._template.reply(ids, self._tools, self._calls)
+        reply = self._template.reply(ids, self._tools, self._calls, answered=self._answered)
         self._calls += count_calls(reply.message)
         self._messages.append(reply.message)
         self._turns += 1
@@ -149,6 +150,7 @@ class Episode:
         tokens = self._template.delta(ids, turn.messages, self._tools)
         if len(tokens) >= command.left:  # no room for another reply
             return await self._last(turn, "length")
+        self._answered = turn.messages[-1]["role"] == "tool"
         return self._answer(turn, tokens=_packed(tokens))
 
     async def _last(self, turn: Turn, over: str) -> EnvironmentAnswer:

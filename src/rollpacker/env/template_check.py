@@ -6,16 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls.calls import FORMATS, Call, written
-from rollpacker.env.template import Template, Tools
+from rollpacker.env.calls.call import Call
+from rollpacker.env.calls.calls import FORMATS, replied
+from rollpacker.env.rendering import Tools
+from rollpacker.env.template import Template
 from rollpacker.errors import words_of
 
 _QUESTION: Message = {"role": "user", "content": "How much is 2 + 3?"}
 _NEXT: Message = {"role": "user", "content": "And 4 + 4?"}
 _TEXT = "It is 5."
+_REASONING = "Add them."
 _OPEN = "<think>"
-_REASONING = f"{_OPEN}\nAdd them.\n</think>\n\n"
+_FIELDS = ("thinking", "reasoning_content", "reasoning")
+"""Of a message, in which templates take reasoning that they do not find in its text."""
+_APART = ("harmony", "gemma4")
+"""Formats of models whose templates do so."""
+_ALONE = ("llama3", "pythonic", "mistral")
+"""Formats whose calls stand alone."""
 _SHOWN = 40
+_LONGEST = 160
 _KEY = "000000000"
 _START = "environment: the chat template"
 _END = "the conversation is kept as it was sampled"
@@ -27,9 +36,9 @@ class _Turn:
 
     Args:
         what: of the conversation it is about, for the warning.
-        content: of the reply, as it was sampled.
-        call: that it makes behind it.
-        reasons: whether the content begins with reasoning.
+        content: of the reply, behind reasoning.
+        call: whether it makes one behind it.
+        reasons: whether it begins with reasoning.
     """
 
     what: str
@@ -39,12 +48,10 @@ class _Turn:
 
 
 _PLAIN = _Turn("earlier replies", _TEXT)
-_THOUGHT = _Turn(
-    "the reasoning of earlier turns when a user message follows", _REASONING + _TEXT, reasons=True
-)
+_THOUGHT = _Turn("the reasoning of earlier turns when a user message follows", _TEXT, reasons=True)
 _CALL = _Turn("calls of tools", "", call=True)
 _CALLS = (
-    _Turn("the reasoning of earlier turns when a tool answers", _REASONING, True, reasons=True),
+    _Turn("the reasoning of earlier turns when a tool answers", "", True, reasons=True),
     _Turn("text beside calls of tools", _TEXT, call=True),
 )
 
@@ -58,18 +65,18 @@ def check(template: Template, tools: Tools) -> list[str]:
     if tools and template.call_format is None:
         raise ValueError(
             "environment.call_format: the chat template of model.path writes calls of tools in "
-            f"none of the known formats ({', '.join(FORMATS)}): set the one that the model writes"
+            f"none of the known formats ({', '.join(FORMATS)}) but as "
+            f"{template.writes.strip()[:_LONGEST]!r}: set the one that prompts ask the model for"
         )
     lines = _tool_lines(template, tools) if tools else []
     changed = _changed(template, _PLAIN, tools)
     if changed:
         return [*lines, *changed]
     lines += _token_lines(template, tools)
-    lines += _changed(template, _THOUGHT, tools)
-    if tools and template.writes_calls:
+    lines += [*_end_lines(template), *_changed(template, _THOUGHT, tools)]
+    if tools and template.writes:
         changed = _changed(template, _CALL, tools)
-        # Calls of Llama 3 stand alone.
-        turns = _CALLS[: 1 if template.call_format == "llama3" else None]
+        turns = _CALLS[: 1 if template.call_format in _ALONE else None]
         lines += changed or [line for turn in turns for line in _changed(template, turn, tools)]
     return lines
 
@@ -108,20 +115,36 @@ def _token_lines(template: Template, tools: Tools) -> list[str]:
     ]
 
 
+def _end_lines(template: Template) -> list[str]:
+    """Whether a reply's last token is another when something follows."""
+    if template.last is None:
+        return []
+    sampled, inside = template.last
+    ends = f"ends earlier replies with {inside!r}, where the model samples {sampled!r}"
+    return [f"{_START} {ends}: {_END}"]
+
+
 def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
     """A line where the template, as a whole, gives something else than what was sampled."""
     before = template.render([_QUESTION], tools, goes_on=True)
-    content = turn.content
-    if turn.reasons and before.rstrip().endswith(_OPEN):
-        content = content.removeprefix(f"{_OPEN}\n")
-    said: Message = {"role": "assistant", "content": content}
-    follows, sampled = _NEXT, content
-    if turn.call:
-        call = Call(str(tools[0]["function"]["name"]), {"text": "2 + 3"})
+    form = template.call_format or FORMATS[0]
+    call = Call(str(tools[0]["function"]["name"]), {"text": "2 + 3"}) if turn.call else None
+    reasoning = _REASONING if turn.reasons else ""
+    sampled = replied(form, reasoning, turn.content, call)
+    said: Message = {
+        "role": "assistant",
+        "content": replied("hermes", reasoning, turn.content, None),
+    }
+    if reasoning and form in _APART:
+        said |= dict.fromkeys(_FIELDS, reasoning) | {"content": turn.content}
+    if reasoning and before.rstrip().endswith(_OPEN):
+        opened = f"{_OPEN}\n"
+        sampled = sampled.removeprefix(opened)
+        said["content"] = said["content"].removeprefix(opened)
+    follows = _NEXT
+    if call is not None:
         said["tool_calls"] = [_openai(call)]
         follows = {"role": "tool", "name": call.name, "content": "5", "tool_call_id": _KEY}
-        gap = "\n" if content and not turn.reasons else ""
-        sampled = content + gap + written(call, template.call_format or FORMATS[0])
     try:
         sampled = before + sampled + template.behind([follows], tools)
         whole = template.render(template.fit([_QUESTION, said, follows]), tools, goes_on=True)

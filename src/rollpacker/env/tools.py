@@ -8,8 +8,8 @@ from typing import Any
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Message, Turn
+from rollpacker.env.calls.call import BadCall, Call, short
 from rollpacker.env.calls.calling import call
-from rollpacker.env.calls.calls import BadCall, Call, short
 from rollpacker.env.calls.schema import Schema, mistake, schema_of
 from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.code_tool import CodeTool
@@ -94,7 +94,7 @@ async def _result(tools: Mapping[str, Tool], made: Call | BadCall, by: Caller) -
 
 def _message(asked: ToolRequest, text: str) -> Message:
     message: Message = {"role": "tool", "content": whole(text)}
-    if isinstance(asked.call, Call):
+    if asked.call.name:
         message["name"] = asked.call.name
     if asked.key is not None:
         message["tool_call_id"] = asked.key

@@ -17,6 +17,7 @@ from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.drawing.length_curves import LengthCurves, length_curves, length_facts
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, plain, seconds, share
 from rollpacker.report.reading.run_folder import RunFolder, load_run
+from rollpacker.report.sections.agreement import agreement_section
 from rollpacker.report.sections.browser import browser_section
 from rollpacker.report.sections.environments import environment_facts, environment_section
 from rollpacker.report.sections.programs import program_section
@@ -52,6 +53,7 @@ def _page(run: RunFolder) -> Page:
             *([_missing(run)] if run.missing else []),
             *([_emulated(run)] if emulated else []),
             *learned,
+            *agreement_section(run),
             _time(run, facts),
             *_responses(gantt, curves, lost, facts),
             _steps(run, gantt),

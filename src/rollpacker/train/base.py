@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollpacker.core.types import PromptId
 
 TRAINED = ("entropy", "ratio", "abs_logprob_difference")
 """What is known of tokens that have a gradient only: others are not run."""
+RATIO = "sampler/ratio"
+"""The trainer's probability of a sampled token over the sampler's: its mean, ``_min`` and ``_max``
+are metrics."""
 
 
 class NotFiniteError(RuntimeError):
@@ -26,14 +29,15 @@ class Partial:
         normaliser: what the loss is divided by in the end (tokens, sequences, ...).
         tokens: sampled tokens of the loss.
         samples: responses.
-        sums: numerators of the metrics by name (``loss``, ``clip_low``, ``clip_high``, ``kl`` and
-            those of ``TRAINED``).
+        sums: numerators of the metrics by name (``train/losses.py`` has them all).
+        ranges: the smallest and the largest value, by name; of what was measured.
     """
 
     normaliser: float
     tokens: int
     samples: int = 0
     sums: dict[str, float]
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def __add__(self, other: Partial) -> Partial:
         """Sum of two partials."""
@@ -43,7 +47,13 @@ class Partial:
             tokens=self.tokens + other.tokens,
             samples=self.samples + other.samples,
             sums={n: self.sums.get(n, 0.0) + other.sums.get(n, 0.0) for n in sorted(names)},
+            ranges={n: self._range(n, other) for n in sorted({*self.ranges, *other.ranges})},
         )
+
+    def _range(self, name: str, other: Partial) -> tuple[float, float]:
+        """That of both."""
+        found = [each.ranges[name] for each in (self, other) if name in each.ranges]
+        return min(low for low, _ in found), max(high for _, high in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,7 @@ class Update:
         grad_norm: before clipping.
         learning_rate: of this update.
         metrics: means by TRL's names (``loss``, ``kl``, ``clip_ratio/region_mean`` ...), and
-            ``trained_tokens/*``: over the tokens that have a gradient.
+            ``trained_tokens/*`` and ``sampler/*``: over the tokens that have a gradient.
     """
 
     applied: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.distributed.tensor import DTensor
 
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.train.mesh import Members, part
-from rollpacker.train.model.forward import Rope, response_logprobs, run_layer
 from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.state.optimizer import Optimizer
 from rollpacker.train.state.reference import CopiedReference
@@ -72,37 +70,37 @@ class FSDPTrainer(Trainer):
         )
 
     def _place(self) -> Optimizer:
+        model = self._model
         # Frozen weights (LoRA) stay in the model's type, and so does what is computed.
         policy = MixedPrecisionPolicy(
-            param_dtype=self._model.lm_head.weight.dtype,
+            param_dtype=model.get_output_embeddings().weight.dtype,
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        for layer in self._model.model.layers:
-            self._shard(layer, run_layer, policy, reshard=True)
-        self._shard(self._model, response_logprobs, policy, reshard=False)
-        trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
+        blocks = set(model._no_split_modules or ())
+        for module in list(model.modules()):
+            if type(module).__name__ in blocks:
+                self._shard(module, policy, reshard=True)
+        self._shard(model, policy, reshard=False)
+        model.packed = self._forward.logprobs
+        register_fsdp_forward_method(model, "packed")
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return Optimizer(trained, self._config)
 
-    def _shard(
-        self, module: Any, forward: Any, policy: MixedPrecisionPolicy, *, reshard: bool
-    ) -> None:
-        """Spread what of ``module`` is not yet; ``module.packed`` is then ``forward`` over it."""
+    def _shard(self, module: Any, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:
+        """Spread what of ``module`` is not yet."""
         for parameter in module.parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.float()
         fully_shard(module, mesh=self._mesh, mp_policy=policy, reshard_after_forward=reshard)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        module.packed = MethodType(forward, module)
-        register_fsdp_forward_method(module, "packed")
 
     def _reference(self) -> CopiedReference:
         return CopiedReference([part(p) for p in self._model.parameters() if p.requires_grad])
 
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        recompute = self._config.gradient_checkpointing
-        found = self._model.packed(batch, self._temperature, recompute, _run_packed)
+        found = self._model.packed(batch, self._temperature)
         if not torch.is_grad_enabled():
             # A backward pass would do it; what stays gathered is not seen to change.
             self._model.reshard()
@@ -112,9 +110,3 @@ class FSDPTrainer(Trainer):
     def shares_weights(self) -> bool:
         """Never: weights are gathered for whoever reads them."""
         return False
-
-
-def _run_packed(
-    layer: Any, x: torch.Tensor, rope: Rope, batch: MicroBatch, recompute: bool
-) -> torch.Tensor:
-    return layer.packed(x, rope, batch, recompute)

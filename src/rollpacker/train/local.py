@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from rollpacker.train.model.forward import response_logprobs
 from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.state.optimizer import Optimizer
 from rollpacker.train.state.reference import SwappedReference
@@ -26,8 +25,7 @@ class LocalTrainer(Trainer):
         return SwappedReference([p for p in self._model.parameters() if p.requires_grad])
 
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        recompute = self._config.gradient_checkpointing
-        return response_logprobs(self._model, batch, self._temperature, recompute)
+        return self._forward.logprobs(batch, self._temperature)
 
     @property
     def shares_weights(self) -> bool:

@@ -15,30 +15,27 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from rollpacker.checkpoint_names import CheckpointNames, Layout, stored
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms
-from rollpacker.train.algorithms import Responses
-from rollpacker.train.base import TRAINED, NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.base import NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, metrics
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
+from rollpacker.train.model.forward import PackedForward
+from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch
-from rollpacker.train.model.token_logprobs import k3
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
-from rollpacker.train.state.export import Layout
 from rollpacker.train.state.optimizer import Optimizer
 from rollpacker.train.state.reference import Reference
-from rollpacker.train.state.schedule import learning_rate
+from rollpacker.train.state.schedule import check_schedule, learning_rate
 from rollpacker.train.state.warm_state import WarmState
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED)
-_RUN = "tokens_run"
-"""Sampled tokens of what was run: those of samples without a gradient are left out."""
 
 
 class Trainer(ABC):
@@ -52,7 +49,7 @@ class Trainer(ABC):
     changed since.
 
     Args:
-        model: Qwen2, Qwen3 or Llama, on its device, in the type to train in.
+        model: a causal language model of transformers, on its device, in the type to train in.
         tokenizer: saved beside the model.
         config: the update.
         temperature: sampling temperature; logits are divided by it (0 counts as 1).
@@ -62,7 +59,7 @@ class Trainer(ABC):
         world: the processes that hold this part of the weights, one of each replica; None when
             there is one replica.
 
-    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number.
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
     """
 
     _members = Members()
@@ -79,7 +76,9 @@ class Trainer(ABC):
         lora: ModelConfig | None = None,
         world: dist.ProcessGroup | None = None,
     ) -> None:
-        _check(config, max_length, total_updates)
+        check_schedule(config, total_updates)
+        if config.algorithm.kind == "dr_grpo" and max_length <= 0:
+            raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
         self.algorithm = algorithms.build(config.algorithm)
         self._model: Any = model
         self._tokenizer = tokenizer
@@ -88,12 +87,15 @@ class Trainer(ABC):
         self._max_length = max_length
         self._total_updates = total_updates
         self.world = world
-        self._layout: Layout = {name: (p.dtype, p.shape) for name, p in model.named_parameters()}
+        self._names = CheckpointNames(model)
+        fit = fit_of(model)
+        self._packing: packing.Packing = fit.packing(config.packing)
         self._adapted = None
         if lora is not None and lora.lora_rank > 0:
             from rollpacker.train.model.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
+        self._forward = PackedForward(model, fit.layout, recompute=config.gradient_checkpointing)
         self._costs = packing.costs_of(model)
         self._optimizer = self._place()
         self._first = None
@@ -141,9 +143,9 @@ class Trainer(ABC):
         samples = [sample for group in groups for sample in group.samples]
         tokens = sum(sample.sampled for sample in samples if not self._masked(sample))
         normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
-        run = self._with_gradient(groups)
-        sums = self._run(run) if run else {}
-        return Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums=sums)
+        known = Partial(normaliser=normaliser, tokens=tokens, samples=len(samples), sums={})
+        items = self._with_gradient(groups)
+        return known + self._run(items) if items else known
 
     def _masked(self, sample: Sample) -> bool:
         return self._config.mask_truncated_completions and sample.finish_reason == "length"
@@ -183,56 +185,30 @@ class Trainer(ABC):
     def _shares(self, items: list[Item]) -> list[MicroBatchShare]:
         """What this process runs; every member of the replica runs equally many."""
         config, device = self._config, self._optimizer.sums.device
-        plans, shared = packing.plan(items, config.micro_batch_tokens, config.packing, self._costs)
+        plans, shared = packing.plan(items, config.micro_batch_tokens, self._packing, self._costs)
         return [
             MicroBatchShare(plan, packing.build(plan, shared, device), counts)
             for plan, counts in deal(plans, self._members.rank, self._members.size)
         ]
 
-    def _run(self, items: list[Item]) -> dict[str, float]:
+    def _run(self, items: list[Item]) -> Partial:
+        """Add the gradients of these; what was measured."""
         shares = self._shares(items)
         references: list[torch.Tensor] | list[None] = [None] * len(shares)
         if self._config.beta > 0:
             with torch.no_grad(), self._as_reference():
                 references = [self._logprobs(share.batch)[0] for share in shares]
-        sums = torch.zeros(len(_SUMS), device=self._optimizer.sums.device)
+        sums = torch.zeros(len(SUMS), device=self._optimizer.sums.device)
+        extremes = sums.new_tensor(NO_EXTREMES)
         for share, reference in zip(shares, references, strict=True):
-            found = self._backward(share.batch, reference, float(share.counts))
-            sums += found if share.counts else 0.0
-        result = dict(zip(_SUMS, self._members.sum(sums).tolist(), strict=True))
-        return result | {_RUN: float(sum(len(i.trained) for i in items))}
-
-    def _backward(
-        self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
-    ) -> torch.Tensor:
-        """Add one micro-batch's gradients, times ``weight``; its metrics by ``_SUMS``."""
-        logprobs, entropy = self._logprobs(batch)
-        now = logprobs.detach()
-        old = now if batch.old_logprobs is None else batch.old_logprobs
-        responses = Responses(
-            logprobs=logprobs,
-            old=old,
-            advantages=batch.advantages,
-            lengths=batch.lengths,
-            owner=batch.owner,
-        )
-        losses, clipped = self.algorithm.surrogate(responses)
-        kl = now.new_zeros(())
-        if reference is not None:
-            divergence = k3(logprobs, reference)
-            if self._config.kl_bias_correction:
-                divergence = divergence * self.algorithm.ratio(responses)
-            losses = losses + self._config.beta * divergence
-            kl = divergence.detach().sum()
-        loss = torch.dot(losses, self.algorithm.weights(batch.lengths)[batch.owner])
-        (loss * weight).backward()
-        if self.algorithm.sequence_level:
-            clipped = clipped / batch.lengths[batch.owner]
-        up = batch.advantages[batch.owner] > 0
-        ratio = torch.exp(now - old).sum()
-        difference = (now - batch.sampler_logprobs).abs().sum()
-        bounds = clipped[~up].sum(), clipped[up].sum()
-        return torch.stack((loss.detach(), *bounds, kl, entropy.sum(), ratio, difference))
+            outputs = *self._logprobs(share.batch), reference
+            found = batch_loss(share.batch, *outputs, self.algorithm, self._config)
+            (found.loss * float(share.counts)).backward()
+            if share.counts:
+                sums += found.sums
+                extremes = torch.maximum(extremes, found.extremes)
+        run = sum(len(item.trained) for item in items)
+        return measured(self._members.sum(sums), self._members.largest(extremes), run)
 
     def _as_reference(self) -> AbstractContextManager[None]:
         if self._adapted is not None:
@@ -270,8 +246,8 @@ class Trainer(ABC):
                 f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
                 "lower train.learning_rate or start from an earlier checkpoint"
             )
-        metrics = self._metrics(total)
-        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=metrics)
+        found = metrics(total, self.algorithm, self._config)
+        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=found)
 
     def _reduce(self) -> None:
         if self.world is None:
@@ -290,22 +266,6 @@ class Trainer(ABC):
             return float(norm)
         return math.sqrt(float(self._members.sum(norm.double().square())))
 
-    def _metrics(self, total: Partial) -> dict[str, float]:
-        """Means over all tokens of the loss, or responses; ``trained_tokens/*`` over those run."""
-        sums, count = total.sums, total.samples if self.algorithm.sequence_level else total.tokens
-        low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
-        metrics = {
-            "loss": sums.get("loss", 0.0) / (total.normaliser or 1.0),
-            "clip_ratio/low_mean": low,
-            "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low + high,
-        }
-        if self._config.beta > 0:
-            metrics["kl"] = sums.get("kl", 0.0) / max(total.tokens, 1)
-        if sums.get(_RUN):
-            metrics |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
-        return metrics
-
     def _resident(self) -> Iterator[torch.Tensor]:
         yield from (part(p.detach()) for p in self._model.parameters())
         yield from self._model.buffers()
@@ -318,10 +278,10 @@ class Trainer(ABC):
     @property
     def layout(self) -> Layout:
         """Types and shapes of ``weights``."""
-        return self._layout
+        return self._names.layout
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights by the checkpoint's names, adapters merged.
+        """The weights by the checkpoint's names, buffers that persist among them, adapters merged.
 
         With several members all must iterate: each whole tensor is gathered when it is its turn.
         """
@@ -330,8 +290,8 @@ class Trainer(ABC):
 
             weights = merged_weights(self._model)
         else:
-            weights = ((name, p.detach()) for name, p in self._model.named_parameters())
-        return ((name, whole(weight.to(self._layout[name][0]))) for name, weight in weights)
+            weights = stored(self._model)
+        return self._names.converted((n, whole(w.to(self._names.own[n][0]))) for n, w in weights)
 
     def checksum(self) -> int:
         """CRC-32 of all weights, by parts where there are members; replicas must agree."""
@@ -355,7 +315,7 @@ class Trainer(ABC):
         adapters = {} if self._adapted is None else _adapters(self._adapted)
         if self._members.rank == 0:
             try:
-                checkpoint.save_model(folder, self._model, self._tokenizer, self._layout, weights)
+                checkpoint.save_model(folder, self._model, self._tokenizer, self.layout, weights)
                 if self._adapted is not None:
                     # Left to itself, peft asks the hub whether the embeddings were changed.
                     self._adapted.save_pretrained(
@@ -384,16 +344,6 @@ class Trainer(ABC):
     def _state(self) -> checkpoint.State:
         counts = torch.tensor([self._updates, self._skipped])
         return {**self._optimizer.state(), "trainer": {"counts": counts}}
-
-
-def _check(config: TrainConfig, max_length: int, total_updates: int) -> None:
-    if config.lr_scheduler_type != "constant" and total_updates <= 0:
-        raise ValueError(
-            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
-            "set steps, or use constant"
-        )
-    if config.algorithm.kind == "dr_grpo" and max_length <= 0:
-        raise ValueError("train.algorithm.kind=dr_grpo needs rollout.max_completion_length")
 
 
 def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from rollpacker.train.model.adapters import bare_copy, has_adapters, merged_weights
+from rollpacker.checkpoint_names import CheckpointNames
+from rollpacker.train.model.adapters import (
+    bare_copy,
+    bare_weights,
+    has_adapters,
+    merged_weights,
+)
 from rollpacker.trl.prompts import Examples, Given, LazilyEncoded, ShardedPrompts, TrainerProblems
 from rollpacker.trl.rewards import TrainerReward
 from rollpacker.trl.settings import reward_names
@@ -31,7 +37,8 @@ def decoded_model(trainer: Any) -> Any:
 
 def weights_of(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Its weights in place by the checkpoint's names, adapters merged into copies."""
-    return merged_weights(model_of(trainer))
+    model = model_of(trainer)
+    return CheckpointNames(model, bare_weights(model)).converted(merged_weights(model))
 
 
 def problems_of(trainer: Any, races: bool) -> TrainerProblems:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.env.base import Message
-from rollpacker.env.calls.calls import FORMATS, BadCall, Call, Format, Parsed, parse, written
+from rollpacker.env.calls.call import BadCall, Call, Parsed
+from rollpacker.env.calls.calls import FORMATS, Format, parse, written
 from rollpacker.env.conversation import calls_of, said, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})
@@ -110,6 +111,23 @@ SAY = {
     "hermes": '<tool_call>{"name": "say", "arguments": {"text": "%s"}}</tool_call>',
     "llama3": '{"name": "say", "parameters": {"text": "%s"}}',
     "qwen3_coder": "<function=say>\n<parameter=text>\n%s\n</parameter>\n</function>",
+    "glm": "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "%s"}}]',
+    "mistral_v11": '[TOOL_CALLS]say[ARGS]{"text": "%s"}',
+    "functiongemma": ("<start_function_call>call:say{text:<escape>%s<escape>}<end_function_call>"),
+    "gemma4": '<|tool_call>call:say{text:<|"|>%s<|"|>}<tool_call|>',
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>say\n"
+        '```json\n{"text": "%s"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "deepseek_v31": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>say<｜tool▁sep｜>{"text": "%s"}'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "harmony": (
+        '<|channel|>commentary to=functions.say <|constrain|>json<|message|>{"text": "%s"}'
+    ),
+    "pythonic": '[say(text="%s")]',
 }
 
 
@@ -202,6 +220,14 @@ PIECES = st.sampled_from(
     [
         *["<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", HERMES, LLAMA3],
         *["<function=", "<parameter=", ">", "</parameter>", "</function>", "add>"],
+        *["add\n<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>"],
+        *["[TOOL_CALLS]", "add[ARGS]", "[CALL_ID]", "[{", "[THINK]", "[/THINK]"],
+        *["<start_function_call>call:add{", "<escape>", "<end_function_call>", "a:"],
+        *["<|tool_call>call:add{", '<|"|>', "<tool_call|>", "<|channel>thought", "<channel|>"],
+        *["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>add\n```json"],
+        *["add<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+        *["<|channel|>commentary to=functions.add", "<|message|>", "<|call|>", "<|end|>"],
+        *["<|start|>", "<|channel|>analysis", "[add(", "a=2", "a=", ")", "```tool_code\n", "```"],
         *[
             '{"name": "',
             '"arguments": {',
@@ -253,6 +279,16 @@ def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
     [
         *["<tool_call>", "<tool_call>{", '<tool_call>"', "<tool_call>[[[", "</tool_call>{"],
         *["<function=", "<function=a>", "<function=a><parameter=b>", "<parameter=b>\n"],
+        *["<tool_call>a\n<arg_key>b</arg_key><arg_value>", "<arg_key>b</arg_key>"],
+        *["[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]a[ARGS]{", "[TOOL_CALLS]a[CALL_ID]"],
+        *["<start_function_call>", "<start_function_call>call:a{b:", "<|tool_call>call:a{b:[{"],
+        *[
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{",
+            "<｜tool▁call▁end｜>{",
+        ],
+        *["<|message|>", "<|channel|>a to=b<|message|>{", "<|end|><|start|>", "to=b"],
+        *["[a(", "[a(b=[", "```tool_code\na(", "```tool_code\n[a(b='", '\\"', "[a()]"],
     ],
 )
 @pytest.mark.parametrize("form", FORMATS)

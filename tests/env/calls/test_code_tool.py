@@ -10,7 +10,7 @@ import pytest
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError
-from rollpacker.env.calls.calls import Call, Parsed
+from rollpacker.env.calls.call import Call, Parsed
 from rollpacker.env.code_tool import CodeTool, shown
 from rollpacker.env.conversation import to_message
 from rollpacker.env.tools import ToolsFactory

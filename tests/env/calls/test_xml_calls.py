@@ -9,7 +9,8 @@ from chat_models import ADD, TEMPLATES, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.calls.calls import BadCall, Call, Parsed, parse, written
+from rollpacker.env.calls.call import BadCall, Call, Parsed
+from rollpacker.env.calls.calls import parse, written
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 

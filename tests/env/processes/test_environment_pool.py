@@ -315,42 +315,6 @@ def test_one_that_is_made_when_nobody_wants_it_any_more_is_closed(tmp_path: Path
     run(tmp_path, talk, kind="Slow")
 
 
-CALLS = {
-    "hermes": '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>',
-    "llama3": '{"name": "double", "parameters": {"number": 21}}',
-    "qwen3_coder": "<function=double>\n<parameter=number>\n21\n</parameter>\n</function>",
-}
-
-
-@pytest.mark.parametrize(
-    ("named", "template"),
-    [("hermes", "llama3_1"), ("llama3", "qwen2_5"), ("qwen3_coder", "llama3_1")],
-)
-def test_calls_are_read_in_the_format_that_is_named(named: str, template: str) -> None:
-    """Whatever the template writes."""
-
-    async def talk(driver: Driver) -> None:
-        for form, text in CALLS.items():
-            answer = (await driver.told(await driver.begun(), text)).answer
-            if {form, named} == {"hermes", "qwen3_coder"} and "<tool_call>" in text:
-                assert answer.failed_calls == 1, "both begin with the same tag"
-                continue
-            assert answer.calls == (form == named)
-            assert answer.failed_calls == 0
-            assert answer.over == ("" if form == named else "stop")
-
-    async def whole() -> None:
-        path = f"{HERE / 'unruly.py'}:double"
-        pool = pool_of(path, make_tokenizer(template), kind="tools", call_format=named)
-        try:
-            pool.wait_ready()
-            await talk(Driver(pool))
-        finally:
-            pool.close()
-
-    asyncio.run(whole())
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_one_that_cannot_be_loaded_is_said_once(tmp_path: Path, processes: int) -> None:
     file = tmp_path / "broken.py"

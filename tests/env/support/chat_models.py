@@ -1,5 +1,6 @@
 """Tokenizers with the chat templates of real models, small enough to be made in a test."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -56,18 +57,23 @@ def _bytes() -> str:
 
 
 def make_tokenizer(
-    template: str | None, eos: str = "<|im_end|>", named: bool = True
+    template: str | None,
+    eos: str = "<|im_end|>",
+    named: bool = True,
+    special: Sequence[str] = SPECIAL,
+    plain: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """Byte-level BPE; ``template`` is a name of ``NAMES``, or the text of one; ``named``: all
-    special tokens, and not only the first and the last of a text."""
+    ``special`` tokens, and not only the first and the last of a text; ``plain``: more tokens of
+    their own."""
     inner = Tokenizer.from_str(_bytes())
-    inner.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    inner.add_tokens([AddedToken(token, normalized=False) for token in PLAIN])
+    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in (*PLAIN, *plain)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        bos_token="<|begin_of_text|>",
+        bos_token="<|begin_of_text|>" if special is SPECIAL else special[0],
         eos_token=eos,
-        extra_special_tokens=SPECIAL if named else None,
+        extra_special_tokens=[*special] if named else None,
     )
     if template in NAMES:
         template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")

@@ -47,8 +47,13 @@ class Says:
 
 def talk(name: str, environment: Says, *replies: str) -> list[EnvironmentAnswer]:
     """What comes of an episode: its beginning, and an answer to each reply."""
+    return talk_with(MADE[name], TEMPLATES[name], environment, *replies)
 
-    tokenizer, template = MADE[name], TEMPLATES[name]
+
+def talk_with(
+    tokenizer: Any, template: Template, environment: Says, *replies: str
+) -> list[EnvironmentAnswer]:
+    """The same with any model."""
 
     async def episode() -> list[EnvironmentAnswer]:
         begin = Begin(episode=1, row=packed({}), prompt=[USER], tools=[], room=10_000)

@@ -150,7 +150,7 @@ def test_another_architecture(fails: Fails, tmp_path: Path) -> None:
         GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     ).save_pretrained(tmp_path)
     said = fails(model__path=str(tmp_path))
-    assert "gpt2 models are not supported; supported: llama, qwen2, qwen3" in said
+    assert "engine.kind=mini runs llama, qwen2, qwen3 models" in said
 
 
 def test_no_model(fails: Fails, tmp_path: Path) -> None:

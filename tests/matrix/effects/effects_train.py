@@ -211,6 +211,21 @@ other_gradient("train.algorithm[gspo].std_epsilon", "gspo", 0.5)
 described("held-back", {"deterministic": True, "train.beta": 2.0, "steps": 2}, slow=True)
 other_gradient("train.kl_bias_correction", "held-back", False, step=1)
 
+# Its probabilities are made up: the trainer's are far from them, above and below.
+UNLIKE = {
+    "engine.kind": "fake",
+    "engine.lengths": [3, 9, 17],
+    "rollout.temperature": 0.1,
+    "steps": 1,
+}
+described("unlike", UNLIKE, slow=True)
+for word in ("truncate", "mask"):
+    other_gradient(f"train.sampler_correction.kind={word}", "unlike", word)
+for word in ("sequence", "geometric"):
+    other_gradient(f"train.sampler_correction.level={word}", "unlike-kind-truncate", word)
+other_gradient("train.sampler_correction.high", "unlike-kind-truncate", 1.0)
+other_gradient("train.sampler_correction.low", "unlike-kind-mask", 0.0)
+
 
 # --- what counts, and how fast ------------------------------------------------------------------
 

@@ -49,6 +49,20 @@ def test_ratios_are_one_where_the_weights_stand_still(shop: Workshop, name: str)
         assert min(apart) > 0.01  # the two distributions differ
 
 
+def test_a_correction_has_the_trainers_own_in_every_update(shop: Workshop) -> None:
+    """Without one the sampler's stand for them in the second update, which measures nothing."""
+    tree = SEVERAL["updates"] | {"epochs": 1}
+    plain, _ = run(shop.config("plain", **tree))
+    corrected, _ = run(shop.config("corrected", **tree, train__sampler_correction__kind="truncate"))
+    for folder, scored in ((plain, False), (corrected, True)):
+        steps = [step for step in metrics(folder) if RATIO in step]
+        assert steps
+        assert all((step.get("timing_s/score", 0) > 0) == scored for step in steps)
+        # Of the same weights, whatever the updates before did.
+        assert max(step["sampler/abs_logprob_difference"] for step in steps) < 1e-4
+    assert max(step["trained_tokens/abs_logprob_difference"] for step in steps) > 1e-4
+
+
 def test_which_samplers_know_the_whole_softmax() -> None:
     assert RolloutConfig().full_softmax
     assert RolloutConfig(temperature=0.0, top_p=0.5, top_k=3).full_softmax

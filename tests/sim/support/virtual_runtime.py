@@ -335,7 +335,7 @@ class VirtualRun:
 class Runtime:
     """The real driver with its virtual processes."""
 
-    def __init__(self, script: Script, pool=VirtualPool, *, full_softmax: bool = True) -> None:
+    def __init__(self, script: Script, pool=VirtualPool, *, sampler_is_old: bool = True) -> None:
         self._script = script
         self.agenda = Agenda()
         self.run = VirtualRun()
@@ -349,14 +349,14 @@ class Runtime:
         run = run_config(script)
         self.pool = pool = pool(script, self.agenda)
         algorithm = algorithms.build(run.train.algorithm)
-        softmax = {"full_softmax": full_softmax}
+        old = {"sampler_is_old": sampler_is_old}
         self.rollout = Rollout(
             run,
             self.policy,
             workers=pool,
             problems=self.problems,
             rewards=VirtualRewards(script, self.agenda),
-            updates=Updates(pool, algorithm, max_length=script.cap, clock=clock, **softmax),
+            updates=Updates(pool, algorithm, max_length=script.cap, clock=clock, **old),
             params=SamplingParams(max_tokens=script.cap),
             journal=self.run.journal,
             graded=GradedLog(Path("never-begun"), say=print),

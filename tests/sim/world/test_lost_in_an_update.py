@@ -44,7 +44,7 @@ class Deadly(VirtualPool):
 
 
 def run(pool: type[Deadly]) -> Runtime:
-    runtime = Runtime(JOB, pool, full_softmax=False)
+    runtime = Runtime(JOB, pool, sampler_is_old=False)
     asyncio.run(runtime.steps())
     return runtime
 

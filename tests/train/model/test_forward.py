@@ -8,9 +8,9 @@ from conftest import FAMILIES, group_batch, make_model, naive_logprobs
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import hidden_states
+from rollpacker.train.model.forward import PackedForward
 from rollpacker.train.model.packing import Costs, Item
-from rollpacker.train.model.token_logprobs import token_logprobs
+from rollpacker.train.model.token_logprobs import Head, token_logprobs
 
 CPU = torch.device("cpu")
 COSTS = Costs(linear=1000.0, attention=100.0)
@@ -35,14 +35,13 @@ def test_logprobs_and_entropy_are_those_of_transformers(family, mode, budget):
     for plan in batches:
         batch = packing.build(plan, shared, CPU)
         with torch.no_grad():
-            hidden = hidden_states(model, batch)
-            weight = model.lm_head.weight
-            found, entropy = token_logprobs(hidden, weight, batch.targets, 0.7)
+            forward = PackedForward(model)
+            found, entropy = forward.logprobs(batch, 0.7)
             expected = torch.cat(
                 [naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7) for i in plan]
             )
             torch.testing.assert_close(found, expected, atol=4e-5, rtol=1e-5)
-            p = torch.softmax(hidden @ weight.T / 0.7, -1)
+            p = torch.softmax(model.lm_head(forward.hidden_states(batch)) / 0.7, -1)
             torch.testing.assert_close(entropy, -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-4)
 
 
@@ -75,16 +74,24 @@ def test_sharing_runs_a_prompt_once_and_auto_takes_it_for_long_prompts():
 
 
 @pytest.mark.parametrize("chunk", [VOCAB := 23, 5 * 23, 1 << 20])
-def test_chunked_logprobs_have_the_gradient_of_log_softmax(chunk):
+@pytest.mark.parametrize(
+    ("bias", "scale", "cap"), [(False, 1.0, 0.0), (True, 0.6, 0.0), (False, 1.0, 2.0), (True, 3, 2)]
+)
+def test_chunked_logprobs_have_the_gradient_of_log_softmax(chunk, bias, scale, cap):
     torch.manual_seed(0)
     hidden = torch.randn(17, 8, dtype=torch.float32, requires_grad=True)
     weight = torch.randn(VOCAB, 8, requires_grad=True)
+    inputs = [hidden, weight]
+    inputs += [torch.randn(VOCAB, requires_grad=True)] if bias else []
     targets = torch.randint(0, VOCAB, (17,))
-    scale = torch.randn(17)
-    expected = torch.log_softmax(hidden @ weight.T / 0.5, -1).gather(1, targets[:, None])[:, 0]
-    wanted = torch.autograd.grad(expected @ scale, (hidden, weight))
-    found, _ = token_logprobs(hidden, weight, targets, 0.5, chunk)
-    got = torch.autograd.grad(found @ scale, (hidden, weight))
+    weights = torch.randn(17)
+    logits = scale * (hidden @ weight.T + (inputs[2] if bias else 0.0))
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    expected = torch.log_softmax(logits / 0.5, -1).gather(1, targets[:, None])[:, 0]
+    wanted = torch.autograd.grad(expected @ weights, inputs)
+    head = Head(weight, inputs[2] if bias else None, scale, cap)
+    found, _ = token_logprobs(hidden, head, targets, 0.5, chunk)
+    got = torch.autograd.grad(found @ weights, inputs)
     torch.testing.assert_close(found, expected)
     for g, w in zip(got, wanted, strict=True):
         torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-5)
@@ -97,7 +104,7 @@ def test_logits_of_bfloat16_are_not_rounded_to_it(part, monkeypatch):
     hidden, weight = (torch.randn(n, 8).bfloat16() for n in (9, 101))
     targets = torch.arange(9)
     exact = (hidden.double() @ weight.double().T / 0.7).log_softmax(-1)
-    found, entropy = token_logprobs(hidden, weight, targets, 0.7)
+    found, entropy = token_logprobs(hidden, Head(weight), targets, 0.7)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact[targets, targets], rtol=0, atol=5e-6)
     torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=0, atol=5e-6)

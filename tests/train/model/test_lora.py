@@ -8,10 +8,15 @@ import warnings
 import pytest
 import torch
 from conftest import FAMILIES, clone, group_batch, make_model
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from tiny_families import tiny
 
+from rollpacker.checkpoint_names import stored
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.engine.mini.weights import copy_weights
 from rollpacker.train.local import LocalTrainer
+from rollpacker.train.model.adapters import bare_weights, merged_weights
 from rollpacker.train.model.lora import add_adapters, engine_copy
 
 
@@ -55,3 +60,61 @@ def test_adapters_are_added_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         add_adapters(make_model(), ModelConfig(path=".", lora_rank=2))
+
+
+def _moved(adapted):
+    """Adapters are zero at first."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    return adapted
+
+
+def _assert_merged(adapted, base):
+    """The base model with the merged weights computes what the adapted one does."""
+    weights = dict(merged_weights(adapted.get_base_model()))
+    assert list(weights) == [name for name, _ in stored(base)]
+    ids = torch.arange(3, 33).view(2, 15)
+    with torch.no_grad():
+        before, wanted = base(ids).logits, adapted(ids).logits
+        base.load_state_dict(weights, strict=False)
+        found = base(ids).logits
+    assert (wanted - before).abs().max() > 0.1
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "llama4_text", "mixtral"])
+def test_in_a_mixture_of_experts_routers_and_experts_have_no_adapters(kind):
+    base = tiny(kind)
+    adapted = _moved(add_adapters(clone(base), ModelConfig(path=".", lora_rank=4)))
+    names = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]
+    assert len(names) == sum("self_attn" in name for name in names) > 0
+    _assert_merged(adapted, base)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft")
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_adapters_on_fused_experts_are_merged(kind):
+    """peft wraps the tensors of one module one around the other; a router has a buffer too."""
+    base = tiny(kind)
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = _moved(get_peft_model(clone(base), config)).eval()
+    assert any("experts.base_layer.lora_A" in name for name, _ in adapted.named_parameters())
+    _assert_merged(adapted, base)
+    own = list(bare_weights(adapted.get_base_model()))
+    assert [name for name, _ in own] == [name for name, _ in stored(base)]
+
+
+def test_merged_weights_are_exported_by_the_checkpoints_names(tokenizer, tmp_path):
+    base = tiny("qwen3_moe")
+    config = TrainConfig(learning_rate=0.05, micro_batch_tokens=100)
+    trainer = LocalTrainer(
+        clone(base), tokenizer, config, temperature=1.0, lora=ModelConfig(path=".", lora_rank=2)
+    )
+    weights = dict(trainer.weights())
+    base.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == saved.keys() == trainer.layout.keys()
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)

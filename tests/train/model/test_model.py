@@ -110,8 +110,8 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder, tmp_path):
     empty.mkdir()
     assert "no config.json" in _error(empty)
     assert "chat template" in _error(folder, chat_template_kwargs={"thinking": True})
-    _edit(folder, model_type="gpt2")
-    assert "gpt2 models are not supported" in _error(folder)
+    _edit(folder, model_type="t5")
+    assert "t5 models are no causal language models" in _error(folder)
     _edit(folder, model_type="no_such_model")
     _error(folder)
     (folder / "config.json").write_text("{")
@@ -137,9 +137,12 @@ def test_missing_weights_are_named(folder):
     assert "model.safetensors" in _error(folder)
 
 
-def test_sliding_windows_are_refused(folder):
-    _edit(folder, layer_types=["full_attention", "sliding_attention"])
-    assert "sliding-window" in _error(folder)
+def test_positions_that_change_with_the_longest_sequence_are_refused(folder):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    _edit(folder, rope_parameters=rope | {"original_max_position_embeddings": 64})
+    assert "set max_position_embeddings to 64 in its config.json" in _error(folder)
+    _edit(folder, max_position_embeddings=64)
+    load_model(ModelConfig(path=str(folder)), "cpu")
 
 
 def test_chat_template_is_required_only_where_asked(folder):

@@ -51,7 +51,7 @@ def exported(rank: int, folder: Path) -> None:
         before = resident("VmRSS")
         if rank == 0:
             tokenizer = make_tokenizer()
-            checkpoint.save_model(out, trainer._model, tokenizer, trainer._layout, weights)
+            checkpoint.save_model(out, trainer._model, tokenizer, trainer.layout, weights)
         for _ in weights:
             pass
         grown = resident("VmHWM") - before

@@ -8,6 +8,7 @@ from rollpacker.cli.convert.table import Draft
 from rollpacker.config import algorithms
 
 KIND, UPDATES = "train.algorithm.kind", "train.updates_per_step"
+CORRECTION = "train.sampler_correction"
 _FIELDS: Mapping[str, set[str]] = {
     each.model_fields["kind"].default: {*each.model_fields}
     for each in (
@@ -34,11 +35,34 @@ def fit(draft: Draft) -> None:
             draft.refuse(f"{kind} has no {name}", *setting.keys)
 
 
-def differ(draft: Draft, hint: str, *keys: str) -> None:
+def differ(draft: Draft, hint: str, *keys: str, path: str = KIND) -> None:
     """Something that is done otherwise here, if only by the framework's default."""
     draft.refuse(hint, *keys)
     if not any(key in draft.given for key in keys):
-        draft.warnings.append(f"{KIND}: {hint}; {draft.origin(keys[0])}")
+        draft.warnings.append(f"{path}: {hint}; {draft.origin(keys[0])}")
+
+
+def correct(
+    draft: Draft, kind: str, level: str, low: float, high: float, *keys: str, note: str = ""
+) -> None:
+    """Importance weights between sampler and trainer: what is asked for by ``keys``, the one of its
+    kind first, the one of its upper bound last; by hand where that cannot be."""
+    if any(key in draft.refused for key in keys):
+        return
+    for name, whole in (("top_p", 1.0), ("top_k", 0)):
+        setting = draft.settings.get(f"rollout.{name}")
+        if setting is not None and setting.value != whole:
+            hint = f"weights need the whole softmax, rollout.{name} cuts it"
+            differ(draft, hint, *keys, path=f"{CORRECTION}.kind")
+            return
+    if not 0.0 <= low <= 1.0 <= high:
+        draft.refuse("its bounds have 1 between them: ratios that agree are 1", *keys)
+        return
+    draft.set(f"{CORRECTION}.kind", kind, *keys, note=note)
+    draft.set(f"{CORRECTION}.level", level, *keys[:-1])
+    if kind == "mask":
+        draft.set(f"{CORRECTION}.low", low, *keys[1:])
+    draft.set(f"{CORRECTION}.high", high, keys[-1])
 
 
 def warm_up(draft: Draft, count: int | None, key: str, note: str) -> None:

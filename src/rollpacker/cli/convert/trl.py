@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from rollpacker.cli.convert.joints import KIND, UPDATES, differ, fit, warm_up
+from rollpacker.cli.convert.joints import CORRECTION, KIND, UPDATES, correct, differ, fit, warm_up
 from rollpacker.cli.convert.table import Draft, Table
 
 MARKS = (
@@ -19,6 +19,8 @@ MARKS = (
 
 _WORLD = "num_processes"
 _REWARDS = ("reward_model_name_or_path", "reward_funcs", "reward_weights")
+_WEIGHTS = "vllm_importance_sampling_"
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _LOSSES = {"dapo": "grpo", "bnpo": "grpo", "grpo": "grpo", "dr_grpo": "dr_grpo"}
 
 
@@ -199,18 +201,33 @@ def _function(draft: Draft, name: str) -> str:
     return f"{module or 'rewards.py'}:{last}"
 
 
+def _correction(draft: Draft) -> None:
+    """Importance weights, which GRPOTrainer has by default where vLLM samples."""
+    on, mode, low = (f"{_WEIGHTS}{name}" for name in ("correction", "mode", "clip_min"))
+    high = f"{_WEIGHTS}cap" if draft.has(f"{_WEIGHTS}cap") else f"{_WEIGHTS}clip_max"
+    if not draft.get("use_vllm"):
+        return
+    if draft.get("trainer") == "RLOOTrainer" or not draft.get(on):
+        given = (key for key in draft.given if key.startswith(_WEIGHTS))
+        draft.ignore("there are no importance weights", *given)
+        return
+    level, _, kind = draft.known(mode, {each: each for each in _MODES}).partition("_")
+    if high in draft.given and not draft.has(high):
+        draft.refuse(f"ratios have an upper bound: {CORRECTION}.high", mode, high)
+        return
+    if kind == "truncate" and draft.has(low):
+        draft.refuse("weights that are low stay as they are", low)
+    least = draft.real(low) if kind == "mask" and draft.has(low) else 0.0
+    keys = (*([on] * (on in draft.given)), mode, *([low] * bool(least)), high)
+    correct(draft, kind, level, least, draft.real(high), *keys)
+
+
 def _devices(draft: Draft) -> None:
     """As the launcher knew them: of accelerate's own configuration the file says nothing."""
     if draft.get("vllm_mode") == "server" or draft.get("vllm_enable_sleep_mode"):
         draft.drop("engine.gpu_memory", "left at 0.4")
-    correction = "vllm_importance_sampling_correction"
     if not draft.get("use_vllm"):
         draft.ignore("use_vllm is off", *(key for key in draft.given if key.startswith("vllm_")))
-    elif correction not in draft.given:
-        draft.warnings.append(
-            "engine.kind: TRL corrects for what vLLM computes differently "
-            f"({correction}, on by default); here ratios are to vLLM's own log-probabilities"
-        )
     world = draft.asked.world or (draft.number(_WORLD) if draft.has(_WORLD) else 0)
     if world and draft.get("num_machines") in (None, 1) and draft.get("vllm_mode") != "server":
         keys, note = ((), f"--world {world}") if draft.asked.world else ((_WORLD,), "")
@@ -225,4 +242,5 @@ def _devices(draft: Draft) -> None:
 @cache
 def table() -> Table:
     """TRL's keys; rules that count steps or updates are behind those that set them."""
-    return Table.load("TRL", (_start, _batch, _algorithm, _length, _evaluation, _rewards, _devices))
+    rules = (_start, _batch, _algorithm, _length, _evaluation, _rewards, _devices, _correction)
+    return Table.load("TRL", rules)

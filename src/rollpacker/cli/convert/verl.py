@@ -5,13 +5,15 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from functools import cache
 
-from rollpacker.cli.convert.joints import KIND, UPDATES, differ, fit, warm_up
+from rollpacker.cli.convert.joints import CORRECTION, KIND, UPDATES, correct, differ, fit, warm_up
 from rollpacker.cli.convert.table import Draft, Setting, Table, Unknown
 
 MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
 """Sections by which its configurations are recognised; two of them, or the first."""
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+_WEIGHTS, _EARLIER = "algorithm.rollout_correction.", "algorithm.rollout_is"
+_LEVELS = {each: each for each in ("token", "sequence", "geometric")}
 _WHO = ("reward.custom_reward_function.", "custom_reward_function.")
 _ESTIMATORS = {
     "grpo": "grpo",
@@ -134,6 +136,48 @@ def _batch(draft: Draft) -> None:
     draft.set("train.kl_bias_correction", False, note="verl's KL loss is without the ratio")
 
 
+def _correction(draft: Draft) -> None:
+    """Importance weights, as three releases have called them."""
+    level, bound = f"{_WEIGHTS}rollout_is", f"{_WEIGHTS}rollout_is_threshold"
+    cap = f"{_ACTOR}tis_imp_ratio_cap"
+    if draft.get(f"{_WEIGHTS}bypass_mode"):
+        draft.ignore("bypass_mode has no weights", level, bound)
+    elif draft.get(level) and (bound not in draft.given or draft.given[bound] is not None):
+        low, high = _bounds(draft, bound)
+        kind = "truncate" if low is None else "mask"
+        correct(draft, kind, draft.known(level, _LEVELS), low or 0.0, high, level, bound)
+    elif draft.get(_EARLIER) and draft.get(f"{_EARLIER}_threshold"):
+        _earlier(draft)
+    elif draft.real(cap) > 0:
+        correct(draft, "truncate", "token", 0.0, draft.real(cap), cap)
+    if f"{CORRECTION}.kind" not in draft.settings:
+        given = (key for key in draft.given if key.startswith((_EARLIER, bound)))
+        draft.ignore("there are no importance weights", *given)
+
+
+def _bounds(draft: Draft, key: str) -> tuple[float | None, float]:
+    """Of ``2.0``, or ``0.5_2.0``."""
+    low, _, high = str(draft.get(key)).rpartition("_")
+    try:
+        return (float(low) if low else None), float(high)
+    except ValueError:
+        said = f"{draft.file}: {draft.origin(key)}: expected a number, or low_high"
+        raise ValueError(said) from None
+
+
+def _earlier(draft: Draft) -> None:
+    """Those of release 0.6."""
+    mode, level, low, high = (
+        f"{_EARLIER}_{name}" for name in ("mode", "level", "threshold_lower", "threshold")
+    )
+    kind = draft.known(mode, {"truncate": "truncate", "mask": "mask", "clip": "mask"})
+    least = draft.real(low) if draft.has(low) else 1.0 / draft.real(high)
+    note = "what is masked counts in the divisor here" if kind == "mask" else ""
+    keys = (_EARLIER, mode, level, *([low] * draft.has(low)), high)
+    name = draft.known(level, _LEVELS)
+    correct(draft, kind, name, least, draft.real(high), *keys, note=note)
+
+
 def _warm_up(draft: Draft) -> None:
     key, share = f"{_ACTOR}optim.lr_warmup_steps", f"{_ACTOR}optim.lr_warmup_steps_ratio"
     updates = draft.settings[UPDATES].value
@@ -151,7 +195,8 @@ def _devices(draft: Draft) -> None:
     gpus, engine = "trainer.n_gpus_per_node", f"{_ROLLOUT}tensor_model_parallel_size"
     count, size, shard = draft.get(gpus) or 0, 1, draft.number(f"{_ACTOR}fsdp_config.fsdp_size")
     if "engine.kind" in draft.settings and draft.settings["engine.kind"].value == "vllm":
-        if not draft.get("algorithm.rollout_correction.bypass_mode"):
+        bypass = draft.get(f"{_WEIGHTS}bypass_mode")
+        if not bypass and f"{CORRECTION}.kind" not in draft.settings:
             draft.warnings.append(
                 "engine.kind: verl computes old log-probabilities anew with the actor; here ratios "
                 "are to vLLM's own, unless rollout.top_p or top_k cut its softmax"
@@ -175,4 +220,5 @@ def _devices(draft: Draft) -> None:
 @cache
 def table() -> Table:
     """verl's keys; rules that count steps or updates are behind those that set them."""
-    return Table.load("verl", (_start, _rewards, _algorithm, _batch, _warm_up, _devices))
+    rules = (_start, _rewards, _algorithm, _batch, _warm_up, _correction, _devices)
+    return Table.load("verl", rules)

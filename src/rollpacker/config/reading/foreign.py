@@ -79,6 +79,13 @@ _NAMES: Mapping[str, str] = {
     "train.algorithm.delta": "clip_ratio_c dual_clip dual_clip_loss",
     "train.algorithm.loss_type": "loss_agg_mode",
     "train.algorithm.scale_rewards": "norm_adv_by_std_in_grpo",
+    "train.sampler_correction.kind": "vllm_importance_sampling_correction "
+    "vllm_importance_sampling_mode rollout_correction rollout_is rollout_is_mode use_tis",
+    "train.sampler_correction.level": "rollout_is_level",
+    "train.sampler_correction.low": "vllm_importance_sampling_clip_min "
+    "rollout_is_threshold_lower tis_clip_low",
+    "train.sampler_correction.high": "vllm_importance_sampling_clip_max "
+    "vllm_importance_sampling_cap rollout_is_threshold tis_imp_ratio_cap tis_clip",
     # The run
     "epochs": "num_train_epochs total_epochs num_epochs num_epoch n_epochs num_episodes "
     "total_episodes",

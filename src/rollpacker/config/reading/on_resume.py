@@ -47,6 +47,8 @@ _KEYS: Mapping[OnResume, str] = {
         steps epochs rewards[].timeout_s rewards[].on_error grading.retries rollout.max_retries
         environment.step_timeout_s environment.start_timeout_s
         train.learning_rate train.lr_scheduler_type train.warmup_steps
+        train.sampler_correction.kind train.sampler_correction.level
+        train.sampler_correction.low train.sampler_correction.high
     """,
     "refused": """
         seed deterministic

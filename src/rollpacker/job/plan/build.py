@@ -246,7 +246,8 @@ def assemble(
         max_length=settings.cap,
         mask_truncated=config.train.mask_truncated_completions,
         clock=clock,
-        full_softmax=config.rollout.full_softmax,
+        sampler_is_old=config.rollout.full_softmax
+        and config.train.sampler_correction.kind == "none",
         weigh=policy.censoring_weights if censoring else None,
     )
     rollout = Rollout(

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig, longest_response
 from rollpacker.env.processes.pool import EnvironmentPool
+from rollpacker.env.template import Template
 from rollpacker.processes.children import keep_to_itself
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
@@ -75,6 +76,29 @@ def environments_of(config: RunConfig, card: Card, progress: Progress) -> Enviro
     except BaseException:
         pool.close()
         raise
-    for line in pool.said():
+    for line in (*pool.said(), *check_call_ends(config, card)):
         progress.note(line)
     return Environments(config, card, pool)
+
+
+def check_call_ends(config: RunConfig, card: Card) -> list[str]:
+    """What to say where a token of its own stands behind calls, and ends no response: the model
+    would make up what its tools answer. A template that cannot be used is named elsewhere."""
+    if config.environment is None or config.environment.kind == "python":
+        return []
+    kwargs = config.model.chat_template_kwargs
+    try:
+        template = Template(card.tokenizer, kwargs, call_format=config.environment.call_format)
+    except ValueError:
+        return []
+    end = template.call_end
+    if end is None or end in config.rollout.stop or not card.stop_token_ids:
+        return []
+    if card.tokenizer.convert_tokens_to_ids(end) in card.stop_token_ids:
+        return []
+    known = [f"'{card.tokenizer.convert_ids_to_tokens(id_)}'" for id_ in card.stop_token_ids]
+    return [
+        f"model.path: its chat template has '{end}' behind a call of a tool, but responses end "
+        f"only with {' or '.join(known)}: the model would go on by itself; set rollout.stop: "
+        f"['{end}']"
+    ]

@@ -20,7 +20,7 @@ from rollpacker.runtime.messages.shm_janitor import MEMORY
 if TYPE_CHECKING:
     import torch
 
-    from rollpacker.train.state.export import Layout
+    from rollpacker.checkpoint_names import Layout
 
 _ALIGNED = 64
 

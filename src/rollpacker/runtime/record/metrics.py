@@ -16,7 +16,7 @@ import numpy as np
 from rollpacker.core.types import Group, RoundKind, Sample
 from rollpacker.durable import AppendFile, cut_jsonl
 from rollpacker.runtime.record.trackers import TensorBoard, Tracker
-from rollpacker.train.base import Update
+from rollpacker.train.base import RATIO, Update
 
 Metrics = dict[str, float | str]
 """One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
@@ -99,9 +99,13 @@ def taught(groups: Sequence[Group]) -> bool:
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Means over a step's updates; ``learning_rate`` is the last one's."""
+    """Means over a step's updates, of extremes those of all; the last one's ``learning_rate``."""
     names = sorted({name for update in updates for name in update.metrics})
-    result = {n: _mean([u.metrics[n] for u in updates if n in u.metrics]) for n in names}
+    reduced = {f"{RATIO}_min": min, f"{RATIO}_max": max}
+    result = {
+        n: float(reduced.get(n, _mean)([u.metrics[n] for u in updates if n in u.metrics]))
+        for n in names
+    }
     result["grad_norm"] = _mean([update.grad_norm for update in updates])
     result["learning_rate"] = updates[-1].learning_rate if updates else 0.0
     result["skipped_updates"] = float(sum(not update.applied for update in updates))

@@ -26,6 +26,7 @@ from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.programs import program_metrics, without_program
 from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
+from rollpacker.runtime.record.agreement import AgreementAlarm
 from rollpacker.runtime.record.metrics import (
     Metrics,
     MetricsLog,
@@ -111,6 +112,7 @@ class RunLog:
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._emulated = config.devices.emulate is not None
         self._warnings = StepWarnings(max_length, context)
+        self._agreement = AgreementAlarm.of(config)
         self._rollout = config.rollout
         self._clashes: set[str] = set()
 
@@ -172,6 +174,8 @@ class RunLog:
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
         lines = self._warnings.check(record.step, groups, without_program(graded))
+        if self._agreement is not None and (line := self._agreement.check(metrics)):
+            lines.append(line)
         if self._rollout.dynamic_sampling.enabled:
             metrics |= self._filtered(record, lines)
         return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]

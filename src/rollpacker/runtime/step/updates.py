@@ -34,9 +34,9 @@ class Updates:
         algorithm: gives advantages.
         max_length: most sampled tokens of a response (reward shaping, constant normalisers).
         clock: the run's.
-        full_softmax: the sampler's log-probabilities are those that the trainer would compute;
-            otherwise they are computed again before the step's first update, for the groups of
-            its later ones.
+        sampler_is_old: the sampler's log-probabilities stand for the trainer's, as they are of the
+            whole softmax and nothing corrects for a difference; otherwise the trainer computes
+            its own before the step's first update, for the groups of its later ones.
         mask_truncated: responses that were cut off are left out of the loss.
         weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
     """
@@ -48,7 +48,7 @@ class Updates:
         *,
         max_length: int,
         clock: Clock,
-        full_softmax: bool = True,
+        sampler_is_old: bool = True,
         mask_truncated: bool = False,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Updates:
         self._algorithm = algorithm
         self._max_length = max_length
         self._clock = clock
-        self._full_softmax = full_softmax
+        self._sampler_is_old = sampler_is_old
         self._mask_truncated = mask_truncated
         self._weigh = weigh
         self._checksums = True
@@ -156,7 +156,7 @@ class Updates:
             replace(
                 sample,
                 old_logprobs=sample.logprobs
-                if self._full_softmax
+                if self._sampler_is_old
                 else self._old.get((sample.prompt, sample.index)),
             )
             for sample in group.samples
@@ -188,7 +188,7 @@ class Updates:
             self._on_applied(decision.update, decision.last)
             return
         self._decision = decision
-        if not (self._full_softmax or self._updated):
+        if not (self._sampler_is_old or self._updated):
             self._score()
         # A replica in this process may have answered already.
         if self._decision is decision and not (self._scoring or self._dividing):

@@ -1,6 +1,6 @@
 """What a forward and backward over one micro-batch hold for a while: estimates, in bytes.
 
-Activations are counted as ``train/model/forward.py`` saves them, logits and the head's gradient as
+Activations are counted as transformers' layers save them, logits and the head's gradient as
 ``train/model/token_logprobs.py`` makes them; allocators round up, and kernels have workspaces of
 their own.
 """
@@ -29,8 +29,8 @@ def layer_token_bytes(
 ) -> float:
     """Saved for the backward pass: of one token, in one of the model's layers."""
     size, hidden, inner = _size(config), shape.hidden, layer.inner
-    # Inputs of two norms; of the gated MLP what its products are made of.
-    kept = size * (2 * hidden + 3 * inner)
+    # Inputs of two norms, in float32 and scaled; of the gated MLP what its products are made of.
+    kept = size * (2 * hidden + 3 * inner) + 8 * hidden
     # Each expert has an input and an output of its own.
     kept += size * 2 * hidden * layer.routed
     rank = config.model.lora_rank
@@ -47,7 +47,7 @@ def layer_token_bytes(
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Saved of all layers, or with checkpointing their inputs and one layer's."""
     layers = [layer_token_bytes(config, shape, each, cuda=cuda) for each in shape.blocks]
-    ends = 2 * _size(config) * shape.hidden * tokens
+    ends = (2 * _size(config) + 4) * shape.hidden * tokens
     if not config.train.gradient_checkpointing:
         return sum(layers) * tokens + ends
     inputs = shape.layers * _size(config) * shape.hidden * tokens

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from rollpacker.checkpoint_names import stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,17 +136,30 @@ def check_active(model: Any) -> None:
 def merged_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights by the base model's names, adapters merged into copies, one module at a time.
 
-    Sums and products are in float32, what comes has the base model's type.
+    Sums and products are in float32, what comes has the base model's type. Buffers that persist
+    come too.
     """
+    return _unwrapped(model, _merged)
+
+
+def bare_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What adapters are added to, by the names of ``merged_weights``; the live ones."""
+    return _unwrapped(model, lambda module: stored(_base(module)))
+
+
+def _unwrapped(
+    model: torch.nn.Module, of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a model in their order, those of wrapped modules as ``of`` gives them."""
     wrapped = _wrapped(model)
     done: set[str] = set()
-    for name, parameter in list(model.named_parameters()):
+    for name, tensor in list(stored(model)):
         owner = _owner(name, wrapped)
         if owner is None:
-            yield name, parameter.detach()
+            yield name, tensor
         elif owner not in done:
             done.add(owner)
-            for leaf, value in _merged(wrapped[owner]):
+            for leaf, value in of(wrapped[owner]):
                 yield f"{owner}.{leaf}", value
 
 
@@ -217,9 +232,9 @@ def _plain(module: Any) -> torch.nn.Module:
 
 def _merged(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Its weights, in the types of what is wrapped."""
-    types = {leaf: p.dtype for leaf, p in _base(module).named_parameters()}
-    for leaf, value in _plain(module).named_parameters():
-        yield leaf, value.detach().to(types[leaf])
+    types = {leaf: tensor.dtype for leaf, tensor in stored(_base(module))}
+    for leaf, value in stored(_plain(module)):
+        yield leaf, value.to(types[leaf])
 
 
 def _check_merge(name: str, module: Any) -> None:

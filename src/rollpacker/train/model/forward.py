@@ -1,125 +1,142 @@
-"""The forward pass of Qwen2, Qwen3 and Llama models over flat micro-batches.
-
-It calls the modules of the transformers model (so adapters and rope variants are theirs) and
-replaces only what padding would cost: attention gathers its rows from the flat tokens.
-"""
+"""The forward pass of transformers' causal language models over flat micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rollpacker.train.model.kernels import pad, rms_norm, rotate, unpad
+from rollpacker.train.model import attention
 from rollpacker.train.model.packing import MicroBatch
-from rollpacker.train.model.token_logprobs import token_logprobs
+from rollpacker.train.model.token_logprobs import Head, token_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Layout = Literal["flat", "wrapped", "rows"]
+"""How a model is given a micro-batch: as one sequence of all its tokens in which only attention
+sees rows; the same with every module that mixes neighbours by a convolution seeing rows too; or as
+rows padded on the right, for models whose attention is their own."""
 
-Rope = tuple[torch.Tensor, torch.Tensor]
-RunLayer = Callable[[Any, torch.Tensor, Rope, MicroBatch, bool], torch.Tensor]
-"""From a decoder layer, its input (N, H), cosines and sines, the batch, and whether to recompute
-activations for the backward pass, to the layer's output."""
 
+class PackedForward:
+    """Runs micro-batches through a model, which is as it was in between.
 
-def response_logprobs(
-    model: Any,
-    batch: MicroBatch,
-    temperature: float,
-    recompute: bool,
-    run: RunLayer | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs.token_logprobs``.
-
-    ``recompute`` and ``run`` are those of ``hidden_states``.
+    Args:
+        model: of transformers; it is run in evaluation mode.
+        layout: that it is right with (``layouts.fit_of``).
+        recompute: keep only each layer's input for the backward pass.
     """
-    hidden = hidden_states(model, batch, recompute=recompute, run=run)
-    return token_logprobs(hidden, model.lm_head.weight, batch.targets, temperature)
+
+    def __init__(
+        self, model: PreTrainedModel, layout: Layout = "flat", *, recompute: bool = False
+    ) -> None:
+        self._model: Any = model
+        self._layout = layout
+        self._decoder = decoder_of(model)
+        configs: dict[int, Any] = {}
+        for module in model.modules():
+            config = getattr(module, "config", None)
+            if hasattr(config, "_attn_implementation"):
+                configs.setdefault(id(config), config)
+        self._configs = list(configs.values())
+        self._recomputed: list[Any] = []
+        if recompute:
+            self._recomputed = [
+                m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+            ]
+            self._without_dropout()
+        self._hooks = [
+            hook
+            for mixer in (mixers_of(model) if layout == "wrapped" else ())
+            for hook in attention.by_rows(mixer)
+        ]
+
+    def release(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs``."""
+        hidden = self.hidden_states(batch)
+        return token_logprobs(hidden, Head.of(self._model), batch.targets, temperature)
+
+    def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
+        """Hidden states from which the sampled tokens are predicted, shape (T, H)."""
+        if self._model.training:  # whoever shares it has set it so: there is no dropout here
+            self._model.eval()
+        with self._recomputing(batch):
+            if self._layout == "rows":
+                rows = batch.causal
+                inside = torch.zeros_like(rows.gather).view(-1)
+                inside[rows.scatter] = 1
+                out = self._decoder(
+                    input_ids=batch.tokens[rows.gather],
+                    attention_mask=inside.view_as(rows.gather),
+                    use_cache=False,
+                )
+                hidden = out.last_hidden_state.flatten(0, 1)[rows.scatter]
+            else:
+                with attention.running(self._configs, batch):
+                    # Without a mask models look for the beginnings of sequences themselves.
+                    out = self._decoder(
+                        input_ids=batch.tokens[None],
+                        attention_mask=torch.ones_like(batch.tokens)[None],
+                        position_ids=batch.positions[None],
+                        use_cache=False,
+                    )
+                hidden = out.last_hidden_state[0]
+        return hidden[batch.sources]
+
+    def _without_dropout(self) -> None:
+        """Layers recompute themselves only in training mode, which is set on nothing below them;
+        a few have a dropout of their own."""
+        for layer in self._recomputed:
+            for name, value in vars(layer).items():
+                if "dropout" in name and isinstance(value, float):
+                    setattr(layer, name, 0.0)
+
+    @contextmanager
+    def _recomputing(self, batch: MicroBatch) -> Iterator[None]:
+        """Layers that have to recompute themselves in the backward pass will do so as they ran."""
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            own = self._layout != "rows"
+            return nullcontext(), attention.running(self._configs, batch) if own else nullcontext()
+
+        def run(function: Any, *args: Any) -> Any:
+            return checkpoint(
+                function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+            )
+
+        kept = [layer.training for layer in self._recomputed]
+        try:
+            for layer in self._recomputed:
+                layer.training = layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = run
+            yield
+        finally:
+            for layer, training in zip(self._recomputed, kept, strict=True):
+                layer.training, layer.gradient_checkpointing = training, False
 
 
-def hidden_states(
-    model: PreTrainedModel,
-    batch: MicroBatch,
-    *,
-    recompute: bool = False,
-    run: RunLayer | None = None,
-) -> torch.Tensor:
-    """Hidden states from which the sampled tokens are predicted, shape (T, H).
-
-    ``recompute`` keeps only each layer's input for the backward pass; ``run`` is what runs a
-    layer (``run_layer``).
-    """
-    run = run or run_layer
-    decoder: Any = model.model
-    x = decoder.embed_tokens(batch.tokens)
-    cos, sin = decoder.rotary_emb(x[None], batch.positions[None])
-    half = sin.shape[-1] // 2
-    rope = cos[0, :, None], sin[0, :, None, :half].contiguous()
-    for layer in decoder.layers:
-        x = run(layer, x, rope, batch, recompute)
-    return _norm(decoder.norm, x[batch.sources])
-
-
-def run_layer(
-    layer: Any, x: torch.Tensor, rope: Rope, batch: MicroBatch, recompute: bool
-) -> torch.Tensor:
-    """One decoder layer over flat tokens, shape (N, H)."""
-    if recompute and torch.is_grad_enabled():
-        return checkpoint(
-            _layer, layer, x, rope, batch, use_reentrant=False, preserve_rng_state=False
-        )  # pyright: ignore[reportReturnType]
-    return _layer(layer, x, rope, batch)
-
-
-def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    return rms_norm(x, norm.weight, norm.variance_epsilon)
-
-
-def _layer(layer: Any, x: torch.Tensor, rope: Rope, batch: MicroBatch) -> torch.Tensor:
-    x = x + _attention(layer.self_attn, _norm(layer.input_layernorm, x), rope, batch)
-    mlp = layer.mlp
-    h = _norm(layer.post_attention_layernorm, x)
-    return x + mlp.down_proj(mlp.act_fn(mlp.gate_proj(h)) * mlp.up_proj(h))
-
-
-def _attention(attention: Any, h: torch.Tensor, rope: Rope, batch: MicroBatch) -> torch.Tensor:
-    shape = (len(h), -1, attention.head_dim)
-    q, k = attention.q_proj(h).view(shape), attention.k_proj(h).view(shape)
-    v = attention.v_proj(h).view(shape)
-    if hasattr(attention, "q_norm"):
-        q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
-    q, k = rotate(q, *rope), rotate(k, *rope)
-    rows = batch.causal
-    cells = rows.gather, rows.scatter
-    wide = pad(q, *cells), pad(k, *cells), pad(v, *cells)
-    out = unpad(_attend(*wide, None, attention.scaling), rows.scatter)
-    if batch.prefix is not None and batch.prefix.queries.numel():
-        p = batch.prefix
-        more = _attend(q[p.queries], k[p.keys], v[p.keys], p.mask, attention.scaling)
-        out = torch.cat((out, unpad(more, p.scatter)))
-    return attention.o_proj(out)
-
-
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Attention of rows (S, L, heads, D), causal without a mask; output (S * L, heads * D)."""
-    dtype = q.dtype
-    if q.device.type == "cpu":
-        # The backward of bfloat16 attention is 1.6 times as slow as that of float32 there.
-        q, k, v = q.float(), k.float(), v.float()
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+def decoder_of(model: Any) -> Any:
+    """What lies below a model's head: the child with the input embeddings."""
+    embeddings = model.get_input_embeddings()
+    return next(
+        child for child in model.children() if any(m is embeddings for m in child.modules())
     )
-    return out.transpose(1, 2).reshape(q.shape[0] * q.shape[1], -1).to(dtype)
+
+
+def mixers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules that mix neighbouring tokens: those with a convolution over the sequence."""
+    return [
+        module
+        for module in model.modules()
+        if any(isinstance(child, torch.nn.Conv1d) for child in module.children())
+    ]

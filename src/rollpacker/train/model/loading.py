@@ -1,4 +1,4 @@
-"""Loading checkpoints of the supported architectures."""
+"""Loading checkpoints of causal language models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rollpacker.config import ModelConfig
 from rollpacker.errors import first_line
@@ -19,15 +20,14 @@ from rollpacker.train.model.adapters import has_adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
-"""Model types (``config.json``) that the engines and trainers run."""
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 _ADAPTERS = (
     "holds adapters, not a whole model: take the folder around them where it is a run's "
     "checkpoint, which has them merged, or what peft's merge_and_unload and save_pretrained write"
 )
+
+_BY_LENGTH = ("dynamic", "longrope")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -42,9 +42,7 @@ def load_model(
     """
     place, _ = source(config.path)
     with _in_one_line(config.path):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            **place, dtype=_DTYPES[config.dtype], attn_implementation="sdpa"
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=_DTYPES[config.dtype])
     if has_adapters(model):
         raise ValueError(f"model.path={config.path}: {_ADAPTERS}")
     return model.to(device).eval(), load_tokenizer(config, place)
@@ -106,16 +104,28 @@ def source(path: str) -> tuple[dict[str, Any], Any]:
 
 
 def _check_architecture(config: Any, path: str) -> None:
-    if config.model_type not in SUPPORTED:
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ValueError(
-            f"model.path={path}: {config.model_type} models are not supported; "
-            f"supported: {', '.join(SUPPORTED)}"
+            f"model.path={path}: {config.model_type} models are no causal language models, or this "
+            "release of transformers does not know them"
         )
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ValueError(
-            f"model.path={path}: sliding-window attention is not supported; "
-            "set use_sliding_window to false in its config.json"
-        )
+    text = config.get_text_config()
+    for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
+        first = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        if rope.get("rope_type") in _BY_LENGTH and first < text.max_position_embeddings:
+            raise ValueError(
+                f"model.path={path}: rotary embeddings of type {rope['rope_type']} change with the "
+                f"longest sequence beside one, so that a sampler and a trainer cannot agree: set "
+                f"max_position_embeddings to {first} in its config.json"
+            )
+
+
+def _ropes(parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of all layers, or one for each of their types."""
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        yield from (each for each in parameters.values() if isinstance(each, dict))
 
 
 @contextmanager

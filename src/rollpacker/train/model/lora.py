@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ADAPTER = "default"
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
-    """Put adapters on all linear layers of ``model``, in place, and freeze its own weights.
+    """Put adapters on the linear layers of ``model``, in place, and freeze its own weights.
+
+    On all but the head, and the outputs of Mamba's mixers, whose kernels take the bare weight; in a
+    mixture of experts not on its router and feed-forward layers (experts, shared ones, dense ones).
 
     Every replica draws the same initial adapters. What they save names ``config.path`` as the
     base model: a hub name as it is, a folder by its absolute path.
@@ -31,7 +35,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType]
-        target_modules="all-linear",
+        target_modules=_targets(model),
+        exclude_modules=_fused(model) or None,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
@@ -44,6 +49,33 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     name = str(base.resolve()) if base.is_dir() else config.path
     adapted.peft_config[_ADAPTER].base_model_name_or_path = name
     return adapted.eval()
+
+
+def _targets(model: PreTrainedModel) -> str | list[str]:
+    """peft's ``target_modules``.
+
+    Its ``all-linear`` takes experts that are fused, and routers, for linear layers; and for the
+    families whose experts it knows, whatever has an expert's name for an expert.
+    """
+    names = [name for name, _ in model.named_modules()]
+    mixtures = tuple(name.removesuffix("experts") for name in names if name.endswith(".experts"))
+    if not mixtures:
+        return "all-linear"
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+        if not name.startswith(mixtures) and name.rpartition(".")[2] not in _FEED_FORWARD
+    ]
+
+
+def _fused(model: PreTrainedModel) -> list[str]:
+    return [
+        f"{name}.out_proj"
+        for name, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D") and hasattr(module, "out_proj")
+    ]
 
 
 def engine_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,37 @@ _PART_ELEMENTS = 1 << 23
 """Of an output embedding in another type, held at a time in float32: 32 MB."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """From hidden states to logits: ``cap * tanh(scale * (hidden @ weight.T + bias) / cap)``.
+
+    Args:
+        weight: output embedding, shape (V, H).
+        bias: shape (V,); None for none.
+        scale: factor of the logits (Cohere, Granite, Falcon-H1).
+        cap: their bound (Gemma 2); 0 for none.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: float = 1.0
+    cap: float = 0.0
+
+    @classmethod
+    def of(cls, model: Any) -> Head:
+        """A model's, by the names that configurations of transformers have for its parts."""
+        config = model.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale *= getattr(config, "lm_head_multiplier", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        return cls(
+            weight=model.get_output_embeddings().weight,
+            bias=getattr(model.get_output_embeddings(), "bias", None),
+            scale=float(scale),
+            cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+        )
+
+
 class _TokenLogprobs(torch.autograd.Function):
     """Forward keeps the probabilities of one chunk at most; backward recomputes the others."""
 
@@ -20,19 +52,25 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
+        bias: torch.Tensor | None,
         targets: torch.Tensor,
+        head: Head,
         temperature: float,
         rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.temperature, ctx.rows, ctx.kept = temperature, rows, None
-        ctx.save_for_backward(hidden, weight, targets)
+        ctx.head, ctx.temperature, ctx.rows, ctx.kept = head, temperature, rows, None
+        ctx.save_for_backward(hidden, weight, bias, targets)
         logprobs, entropies = [], []
         for h, t in zip(hidden.split(rows), targets.split(rows), strict=True):
-            log_p = _log_softmax(h, weight, temperature)
+            logits = _head_logits(h, weight, bias, head)
+            slope = _slope(logits, head)
+            if temperature != 1.0:
+                logits /= temperature
+            log_p = torch.log_softmax(logits, dim=-1)
             logprobs.append(log_p.gather(1, t[:, None])[:, 0])
             p = log_p.exp()
             entropies.append(-torch.linalg.vecdot(p, log_p))
-            ctx.kept = p if len(hidden) <= rows else None
+            ctx.kept = (p, slope) if len(hidden) <= rows else None
         entropy = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy)
         return torch.cat(logprobs), entropy
@@ -42,21 +80,27 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad: torch.Tensor, _: torch.Tensor
     ) -> Any:
-        hidden, weight, targets = ctx.saved_tensors
-        grad = grad / ctx.temperature
-        for_hidden, for_weight = [], None
+        hidden, weight, bias, targets = ctx.saved_tensors
+        grad = grad * (ctx.head.scale / ctx.temperature)
+        for_hidden, for_weight, for_bias = [], None, None
         parts = (x.split(ctx.rows) for x in (hidden, targets, grad))
         for h, t, g in zip(*parts, strict=True):
-            p = ctx.kept if ctx.kept is not None else _log_softmax(h, weight, ctx.temperature).exp()
+            p, slope = ctx.kept or _probabilities(h, weight, bias, ctx.head, ctx.temperature)
             d = p * -g[:, None]
             d.scatter_add_(1, t[:, None], g[:, None])
+            if slope is not None:
+                d.mul_(slope)
+            if ctx.needs_input_grad[2]:
+                part = d.sum(0)
+                for_bias = part if for_bias is None else for_bias.add_(part)
             d = d.to(h.dtype)
             for_hidden.append(d @ weight)
             if ctx.needs_input_grad[1]:
                 part = (d.T @ h).float()
                 for_weight = part if for_weight is None else for_weight.add_(part)
         into = None if for_weight is None else for_weight.to(weight.dtype)
-        return torch.cat(for_hidden), into, None, None, None
+        into_bias = None if for_bias is None else for_bias.to(bias.dtype)
+        return torch.cat(for_hidden), into, into_bias, None, None, None, None
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -76,16 +120,39 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _log_softmax(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+def _head_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, head: Head
+) -> torch.Tensor:
     logits = _logits(hidden, weight)
+    if bias is not None:
+        logits += bias.float()
+    if head.scale != 1.0:
+        logits *= head.scale
+    return logits if not head.cap else logits.div_(head.cap).tanh_().mul_(head.cap)
+
+
+def _slope(logits: torch.Tensor, head: Head) -> torch.Tensor | None:
+    """Of bounded logits by what they were before."""
+    return None if not head.cap else 1.0 - (logits / head.cap).square_()
+
+
+def _probabilities(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    head: Head,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    logits = _head_logits(hidden, weight, bias, head)
+    slope = _slope(logits, head)
     if temperature != 1.0:
         logits /= temperature
-    return torch.log_softmax(logits, dim=-1)
+    return torch.softmax(logits, dim=-1), slope
 
 
 def token_logprobs(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    head: Head,
     targets: torch.Tensor,
     temperature: float,
     chunk_elements: int = _CHUNK_ELEMENTS,
@@ -97,13 +164,15 @@ def token_logprobs(
 
     Args:
         hidden: shape (T, H).
-        weight: output embedding, shape (V, H).
+        head: of the model.
         targets: shape (T,), int64.
         temperature: above 0.
         chunk_elements: logits held at a time.
     """
-    rows = max(1, chunk_elements // len(weight))
-    return _TokenLogprobs.apply(hidden, weight, targets, temperature, rows)  # pyright: ignore[reportReturnType]
+    rows = max(1, chunk_elements // len(head.weight))
+    return _TokenLogprobs.apply(  # pyright: ignore[reportReturnType]
+        hidden, head.weight, head.bias, targets, head, temperature, rows
+    )
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

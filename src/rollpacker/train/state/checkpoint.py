@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoConfig
 
+from rollpacker.checkpoint_names import Layout
 from rollpacker.errors import first_line
-from rollpacker.train.state.export import Layout, write_weights
+from rollpacker.train.state.export import write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,8 +52,7 @@ def save_model(
     """
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = model.config
-    dtype, _ = next(iter(layout.values()))
-    config.dtype = str(dtype).removeprefix("torch.")
+    config.dtype = str(_usual_type(layout)).removeprefix("torch.")
     # fully_shard makes a class of its own.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(str(folder))
@@ -59,6 +60,15 @@ def save_model(
         model.generation_config.save_pretrained(str(folder))
     write_weights(folder, layout, weights)
     tokenizer.save_pretrained(str(folder))
+
+
+def _usual_type(layout: Layout) -> torch.dtype:
+    """Of most weights: a router or a bias among them may have another."""
+    counts = Counter[torch.dtype]()
+    for dtype, shape in layout.values():
+        if dtype.is_floating_point:
+            counts[dtype] += shape.numel()
+    return counts.most_common(1)[0][0]
 
 
 def save_state(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:

@@ -9,8 +9,7 @@ from typing import IO
 
 import torch
 
-Layout = dict[str, tuple[torch.dtype, torch.Size]]
-"""Types and shapes of weights by name, in the order in which they come."""
+from rollpacker.checkpoint_names import Layout
 
 _LIMIT = 5 << 30
 """Bytes of a file, unless a single weight has more."""

@@ -24,6 +24,15 @@ def default_learning_rate(parameters: int, *, lora: bool) -> float:
     return float(f"{rate:.1e}")
 
 
+def check_schedule(config: TrainConfig, total_updates: int) -> None:
+    """Raise ``ValueError`` when a decaying schedule lacks the number of updates."""
+    if config.lr_scheduler_type != "constant" and total_updates <= 0:
+        raise ValueError(
+            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
+            "set steps, or use constant"
+        )
+
+
 def learning_rate(config: TrainConfig, update: int, total: int) -> float:
     """Rate of update number ``update`` (from 0) of ``total``.
 

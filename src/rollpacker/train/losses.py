@@ -1,0 +1,136 @@
+"""The loss of a micro-batch, and the metrics that the sums over all of them come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rollpacker.config import TrainConfig
+from rollpacker.train import sampler_correction
+from rollpacker.train.algorithms import Algorithm, Responses
+from rollpacker.train.base import RATIO, TRAINED, Partial
+from rollpacker.train.model.packing import MicroBatch
+from rollpacker.train.model.token_logprobs import k3
+from rollpacker.train.sampler_correction import agreement
+
+SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED, *sampler_correction.SUMS)
+"""What is summed over micro-batches, members and replicas."""
+NO_EXTREMES = (float("-inf"), float("-inf"))
+"""Those of no token; see ``sampler_correction.Agreement``."""
+_RUN = "tokens_run"
+"""Sampled tokens of what was run: those of samples without a gradient are left out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchLoss:
+    """Of one micro-batch, un-normalised: ``loss`` with its gradient, what is measured by ``SUMS``,
+    and extremes."""
+
+    loss: torch.Tensor
+    sums: torch.Tensor
+    extremes: torch.Tensor
+
+
+def batch_loss(
+    batch: MicroBatch,
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    reference: torch.Tensor | None,
+    algorithm: Algorithm,
+    config: TrainConfig,
+) -> BatchLoss:
+    """The loss of a micro-batch.
+
+    Args:
+        batch: what was run.
+        logprobs: of its targets under the weights being trained, shape (T,), differentiable.
+        entropy: there, shape (T,).
+        reference: log-probabilities of the reference model, shape (T,); None without a KL term.
+        algorithm: gives the surrogate.
+        config: the update.
+    """
+    now = logprobs.detach()
+    old = now if batch.old_logprobs is None else batch.old_logprobs
+    responses = Responses(
+        logprobs=logprobs,
+        old=old,
+        advantages=batch.advantages,
+        lengths=batch.lengths,
+        owner=batch.owner,
+    )
+    losses, clipped = algorithm.surrogate(responses)
+    kl = now.new_zeros(())
+    corrected = config.sampler_correction.kind != "none"
+    sampler, extremes = now.new_zeros(len(sampler_correction.SUMS)), now.new_tensor(NO_EXTREMES)
+    # Without a correction the old log-probabilities may be the sampler's own.
+    if corrected or batch.old_logprobs is None:
+        found = agreement(
+            old, batch.sampler_logprobs, batch.owner, batch.lengths, config.sampler_correction
+        )
+        sampler, extremes = found.sums, found.extremes
+        losses = losses * found.weights if corrected else losses
+    if reference is not None:
+        divergence = k3(logprobs, reference)
+        if config.kl_bias_correction:
+            divergence = divergence * algorithm.ratio(responses)
+        losses = losses + config.beta * divergence
+        kl = divergence.detach().sum()
+    loss = torch.dot(losses, algorithm.weights(batch.lengths)[batch.owner])
+    if algorithm.sequence_level:
+        clipped = clipped / batch.lengths[batch.owner]
+    up = batch.advantages[batch.owner] > 0
+    ratio = torch.exp(now - old).sum()
+    difference = (now - batch.sampler_logprobs).abs().sum()
+    bounds = clipped[~up].sum(), clipped[up].sum()
+    sums = torch.stack((loss.detach(), *bounds, kl, entropy.sum(), ratio, difference))
+    return BatchLoss(loss=loss, sums=torch.cat((sums, sampler)), extremes=extremes)
+
+
+def measured(sums: torch.Tensor, extremes: torch.Tensor, run: int) -> Partial:
+    """What was measured of ``run`` sampled tokens, to be added to what is known of all; ``sums``
+    and ``extremes`` are those of ``BatchLoss``."""
+    top, bottom = extremes.tolist()
+    return Partial(
+        normaliser=0.0,
+        tokens=0,
+        sums=dict(zip(SUMS, sums.tolist(), strict=True)) | {_RUN: float(run)},
+        ranges={RATIO: (-bottom, top)} if (top, bottom) != NO_EXTREMES else {},
+    )
+
+
+def metrics(total: Partial, algorithm: Algorithm, config: TrainConfig) -> dict[str, float]:
+    """Means over all tokens of the loss, or responses; ``trained_tokens/*`` and ``sampler/*`` over
+    those run."""
+    sums, count = total.sums, total.samples if algorithm.sequence_level else total.tokens
+    low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
+    result = {
+        "loss": sums.get("loss", 0.0) / (total.normaliser or 1.0),
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+    }
+    if config.beta > 0:
+        result["kl"] = sums.get("kl", 0.0) / max(total.tokens, 1)
+    if sums.get(_RUN):
+        result |= {f"trained_tokens/{name}": sums[name] / sums[_RUN] for name in TRAINED}
+    return result | _agreement(total)
+
+
+def _agreement(total: Partial) -> dict[str, float]:
+    """Nothing where it was not measured."""
+    sums = total.sums
+    if not sums.get("sampler/responses"):
+        return {}
+    tokens, weight = sums[_RUN], sums["sampler/weight"]
+    smallest, largest = total.ranges[RATIO]
+    shares = ("sampler/k3", "sampler/abs_logprob_difference", "sampler/outside")
+    spread = tokens * sums["sampler/squared_weight"]
+    return {
+        **{name: sums[name] / tokens for name in shares},
+        f"{RATIO}_mean": sums[RATIO] / tokens,
+        f"{RATIO}_min": smallest,
+        f"{RATIO}_max": largest,
+        "sampler/effective_sample_size": min(1.0, weight**2 / spread) if spread else 0.0,
+        "sampler/perplexity_ratio": sums["sampler/perplexity_ratio"] / sums["sampler/responses"],
+    }

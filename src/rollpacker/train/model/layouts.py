@@ -1,0 +1,151 @@
+"""How a model can be given micro-batches, found out by comparing with its own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rollpacker.core.types import AttemptId, PromptId, Sample
+from rollpacker.errors import first_line
+from rollpacker.train.model import packing
+from rollpacker.train.model.forward import Layout, PackedForward, mixers_of
+from rollpacker.train.model.packing import Item, Packing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NEAR = 8
+"""How far windows and chunks reach while models are compared, tokens: less than the sequences."""
+_LENGTHS = ((5, 9), (5, 14), (11, 6))
+"""Prompts and responses that are compared, tokens; the first two have one prompt."""
+_REACHES = ("sliding_window", "attention_chunk_size")
+_OFF, _OFF_ROUNDED = 1e-3, 0.2
+"""Nats by which log-probabilities may be off on average, in float32 and in shorter types."""
+_LEAK, _LEAK_ROUNDED = 1e-3, 0.05
+"""Nats by which one sequence may change another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """What a model is right with: a layout, and whether responses may share their prompt."""
+
+    layout: Layout
+    shares_prompts: bool
+
+    def packing(self, wanted: Packing) -> Packing:
+        """What comes of ``train.packing``. Raises ``ValueError`` where the model cannot do it."""
+        if self.shares_prompts:
+            return wanted
+        if wanted == "prompt_shared":
+            raise ValueError(
+                "train.packing=prompt_shared: responses of this model cannot share their prompt, "
+                "since more than attention by positions looks at it; take auto or padded"
+            )
+        return "padded"
+
+
+def fit_of(model: PreTrainedModel) -> ModelFit:
+    """Compare a few short sequences, each alone and all in one micro-batch.
+
+    Raises ``ValueError``, in one line, when no layout gives what the model itself gives.
+    """
+    problems: list[str] = []
+    layouts: tuple[Layout, ...] = ("wrapped" if mixers_of(model) else "flat", "rows")
+    with torch.no_grad(), _near(model):
+        items = _items(model)
+        alone = torch.cat([_alone(model, item) for item in items])
+        for layout in layouts:
+            problem = _problem(model, layout, items, alone, shared=False)
+            if not problem:
+                able = layout == "flat"
+                return ModelFit(
+                    layout, able and not _problem(model, layout, items, alone, shared=True)
+                )
+            problems.append(f"{layout}: {problem}")
+    kind: Any = model.config.model_type
+    raise ValueError(f"{kind} models cannot be trained here: {'; '.join(problems)}")
+
+
+@contextmanager
+def _near(model: PreTrainedModel) -> Iterator[None]:
+    """Windows reach less far than the sequences that are compared."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    kept = [
+        (config, name, value)
+        for config in configs.values()
+        for name in _REACHES
+        if isinstance(value := getattr(config, name, None), int) and value > _NEAR
+    ]
+    try:
+        for config, name, _ in kept:
+            setattr(config, name, _NEAR)
+        yield
+    finally:
+        for config, name, value in kept:
+            setattr(config, name, value)
+
+
+def _items(model: Any, changed: int | None = None) -> list[Item]:
+    """Sequences of random tokens; of the one that is ``changed`` the response has others."""
+    config = model.config.get_text_config()
+    top = min(1000, config.vocab_size)
+    rng, other = np.random.default_rng(0), np.random.default_rng(1)
+    prompts: dict[int, Any] = {}
+    items: list[Item] = []
+    for number, (before, length) in enumerate(_LENGTHS):
+        prompt = prompts.setdefault(before, rng.integers(top // 2, top, before).astype(np.int32))
+        drawn = [each.integers(top // 2, top, length).astype(np.int32) for each in (rng, other)]
+        sample = Sample(
+            prompt=PromptId(str(before)),
+            index=number,
+            attempt=AttemptId(number),
+            prompt_tokens=prompt,
+            tokens=drawn[number == changed],
+            logprobs=np.zeros(length, np.float32),
+            finish_reason="stop",
+            weights_version=0,
+        )
+        items.append(Item(sample, 1.0, len(prompts)))
+    return items
+
+
+def _alone(model: Any, item: Item) -> torch.Tensor:
+    """Log-probabilities of a response by the model's own forward pass, shape (T,)."""
+    sample = item.sample
+    whole = np.concatenate((sample.prompt_tokens, sample.tokens))
+    tokens = torch.tensor(whole, dtype=torch.int64, device=model.device)[None]
+    logits = model(input_ids=tokens, use_cache=False).logits[0, item.prompt_length - 1 : -1]
+    chosen = tokens[0, item.prompt_length :, None]
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, chosen)[:, 0]
+
+
+def _problem(
+    model: Any, layout: Layout, items: list[Item], alone: torch.Tensor, *, shared: bool
+) -> str:
+    """What is wrong with a layout; nothing where it is right."""
+    rounded = model.dtype != torch.float32
+    off, leak = (_OFF_ROUNDED, _LEAK_ROUNDED) if rounded else (_OFF, _LEAK)
+    forward = PackedForward(model, layout)
+    try:
+        found = _packed(model, forward, items, shared)
+        other = _packed(model, forward, _items(model, changed=1), shared)
+    except Exception as error:  # whatever a model of another making says
+        return first_line(error)
+    finally:
+        forward.release()
+    difference = float((found - alone).abs().mean())
+    if not difference <= off:
+        return f"log-probabilities are off by {difference:.2g} nats"
+    start, end = _LENGTHS[0][1], _LENGTHS[0][1] + _LENGTHS[1][1]
+    apart = (found - other).abs()
+    most = float(torch.cat((apart[:start], apart[end:])).max())
+    return "" if most <= leak else f"one sequence changes another's by {most:.2g} nats"
+
+
+def _packed(model: Any, forward: PackedForward, items: list[Item], shared: bool) -> torch.Tensor:
+    return forward.logprobs(packing.build(items, shared, model.device), 1.0)[0]

@@ -1,0 +1,70 @@
+"""A call in each format, and what comes of a reply that makes it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollpacker.env.calls.call import Call, Parsed
+from rollpacker.env.calls.calls import Format, parse
+from rollpacker.env.conversation import to_message
+from rollpacker.env.tools import ToolsEnvironment, tools_of
+
+DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
+DEEPSEEK_CALL = "<｜tool▁call▁begin｜>%s<｜tool▁call▁end｜>"
+V3 = DEEPSEEK_CALL % 'function<｜tool▁sep｜>add\n```json\n{"a": 2, "b": 3}\n```'
+V31 = DEEPSEEK_CALL % 'add<｜tool▁sep｜>{"a": 2, "b": 3}'
+XML = "<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n</function>"
+PAIRS = ("<arg_key>a</arg_key>", "<arg_value>2</arg_value>", "<arg_key>b</arg_key>")
+GLM = "<tool_call>add\n{}\n{}\n{}\n<arg_value>3</arg_value>\n</tool_call>".format(*PAIRS)
+GEMMA = "<start_function_call>call:add{a:2,b:3}<end_function_call>"
+HEADER = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+ONE: dict[Format, str] = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+    "llama3": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
+    "qwen3_coder": f"<tool_call>\n{XML}\n</tool_call>",
+    "glm": GLM,
+    "mistral": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2, "b": 3}}]',
+    "mistral_v11": '[TOOL_CALLS]add[ARGS]{"a": 2, "b": 3}',
+    "functiongemma": GEMMA,
+    "gemma4": "<|tool_call>call:add{a:2,b:3}<tool_call|>",
+    "deepseek_v3": DEEPSEEK % V3,
+    "deepseek_v31": DEEPSEEK % V31,
+    "harmony": f'{HEADER}{{"a": 2, "b": 3}}',
+    "pythonic": "[add(a=2, b=3)]",
+}
+"""A call, as a model of the format writes it."""
+INTEGER = {"type": "integer"}
+ADD = Call("add", {"a": 2, "b": 3})
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}},
+    },
+}
+
+
+def read(text: str, form: Format) -> Parsed:
+    """A reply, with the schema of ``add``."""
+    return parse(text, form, tools=[SCHEMA])
+
+
+def add(a: int, b: int) -> str:
+    """Add.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return str(a + b)
+
+
+def answers(text: str, form: Format) -> list[dict[str, Any]]:
+    """What tools say to a reply."""
+    tools = tools_of([add], "")
+    schemas = [tool.schema for tool in tools.values()]
+    message = to_message(parse(text, form, tools=schemas), text)
+    turn = asyncio.run(ToolsEnvironment(tools).step(message))
+    return list(turn.messages)

@@ -1,0 +1,124 @@
+"""Every family computes in micro-batches what transformers computes of each sequence alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import families
+import pytest
+import torch
+from family_cases import CPU, adapters, export, forward, gradients, items, off, over_processes
+from torch import nn
+
+from rollpacker.train.model import packing
+from rollpacker.train.model.forward import PackedForward
+from rollpacker.train.model.layouts import fit_of
+from rollpacker.train.model.packing import Costs
+
+CLOSE = 1e-5
+"""Nats, and relative to the largest gradient."""
+RESULTS = json.loads((Path(__file__).parents[1] / "support" / "family_results.json").read_text())
+
+
+@pytest.mark.parametrize("name", families.CONFIGURATIONS)
+def test_micro_batches_are_the_sequences_alone(name):
+    found, noted = forward(name), RESULTS["families"][name]
+    assert found.pop("layout") == noted["layout"]
+    ways = ["padded", "shared"][: 1 + (noted["layout"] == "flat")]
+    assert set(found) == {way + more for way in ways for more in ("", ", recomputed")}
+    assert all(max(worst) < CLOSE for worst in found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", families.CONFIGURATIONS)
+def test_checkpoints_are_the_model_and_merged_adapters_what_was_trained(name):
+    assert export(name) == 0.0
+    assert adapters(name) < CLOSE
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_weights_are_one(tmp_path):
+    found = over_processes(list(families.CONFIGURATIONS), tmp_path)
+    assert {k: v for k, v in found.items() if isinstance(v, str) or not v < CLOSE} == {}
+
+
+def test_windows_are_seen():
+    """With other windows the same weights give something else: the comparison is of windows."""
+    model, item = families.make("mistral"), items()[0]
+    batch = packing.build([item], False, CPU)
+    with torch.no_grad():
+        near, _ = PackedForward(model).logprobs(batch, 1.0)
+        model.config.sliding_window = 100
+        far, _ = PackedForward(model).logprobs(batch, 1.0)
+    assert (near - far).abs().max() > 1e-2
+
+
+def test_layers_are_recomputed():
+    """Fewer activations are kept, and layers run twice."""
+    model = families.make("qwen3_next")
+    batch = packing.build(items(), False, CPU)
+    kept, runs = [], []
+    model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    for recompute in (False, True):
+        sizes = []
+        forward = PackedForward(model, "wrapped", recompute=recompute)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        ):
+            value = forward.logprobs(batch, 1.0)[0].sum()
+        value.backward()
+        kept.append(sum(sizes))
+        forward.release()
+    assert kept[1] < kept[0] / 3
+    assert len(runs) == 3
+
+
+def test_interleaved_batches_recompute_their_own():
+    model, all_items = families.make("qwen3_5_text"), items()
+    forward = PackedForward(model, "wrapped", recompute=True)
+    parts = [packing.build(part, False, CPU) for part in (all_items[:2], all_items[2:])]
+    apart = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for part in parts:
+        for n, g in gradients(model, forward.logprobs(part, 1.0)[0].sum()).items():
+            apart[n] += g
+    both = [forward.logprobs(part, 1.0)[0].sum() for part in parts]
+    assert off(gradients(model, both[0] + both[1]), apart) < CLOSE
+
+
+class _Leaky(nn.Module):
+    """Mixes each token with the one before, wherever a sequence begins."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x + torch.roll(x, 1, dims=1))
+
+
+def test_a_model_that_mixes_sequences_unseen_is_run_by_rows_or_refused():
+    model = families.make("qwen3")
+    for layer in model.model.layers:
+        layer.mlp = _Leaky(layer.mlp)  # not causal: the first token sees the last one
+    with pytest.raises(ValueError, match=r"qwen3 models cannot be trained here: flat: .*; rows: "):
+        fit_of(model)
+
+
+def test_a_head_of_another_making_is_refused():
+    model = families.make("qwen3")
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits * 1.5)
+    with pytest.raises(ValueError, match=r"cannot be trained here: .*off by"):
+        fit_of(model)
+
+
+def test_experts_count_by_what_a_token_takes():
+    dense, moe = families.make("qwen3"), families.make("qwen3_moe")
+    config = moe.config
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
+    router = config.hidden_size * config.num_experts
+    for model, mlp in ((dense, 3 * 32 * 64), (moe, 2 * expert + router)):
+        attention = 32 * 16 * (4 + 2 + 2 + 4)
+        norms = 2 * (2 * 32 + 2 * 16) + 32
+        expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * 4 * 16 * 2)
+        assert packing.costs_of(model) == expected

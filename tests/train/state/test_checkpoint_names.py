@@ -1,0 +1,111 @@
+"""What is exported has the names, types and values of ``save_pretrained``'s, for any family."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import make_tokenizer
+from safetensors.torch import load_file
+from tiny_families import DENSE, FAMILIES, FUSED, tiny
+from transformers import AutoModelForCausalLM
+
+from rollpacker.checkpoint_names import CheckpointNames, stored
+from rollpacker.train.state import checkpoint
+
+
+def exported(model):
+    return dict(CheckpointNames(model).converted(stored(model)))
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        assert found[name].dtype == weight.dtype, name
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_is_exported_is_what_transformers_saves_and_loads(kind, dtype, tmp_path):
+    """Of a model that was made, and of one that was loaded."""
+    model = tiny(kind).to(dtype)
+    for number in range(2):
+        theirs, ours = tmp_path / f"theirs-{number}", tmp_path / f"ours-{number}"
+        model.save_pretrained(theirs)
+        names, weights = CheckpointNames(model), exported(model)
+        assert_same(weights, load_file(theirs / "model.safetensors"))
+        assert list(names.layout.items()) == [(n, (w.dtype, w.shape)) for n, w in weights.items()]
+        live = names.converted(stored(model))
+        checkpoint.save_model(ours, model, make_tokenizer(), names.layout, live)
+        mine, his = ((each / "config.json").read_text() for each in (ours, theirs))
+        assert json.loads(mine) == json.loads(his)
+        loaded = AutoModelForCausalLM.from_pretrained(ours)
+        back = dict(stored(loaded))  # some of it in float32 whatever is asked for
+        assert_same({n: back[n].to(w.dtype) for n, w in stored(model)}, dict(stored(model)))
+        model = loaded
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_weights_that_need_no_conversion_are_the_live_ones_in_their_order(kind):
+    model = tiny(kind)
+    own = list(stored(model))
+    weights = list(CheckpointNames(model).converted(iter(own)))
+    assert [w.data_ptr() for _, w in weights] == [w.data_ptr() for _, w in own]
+    if kind in ("llama", "qwen2", "qwen3"):
+        named = model.named_parameters()
+        assert [(n, w.data_ptr()) for n, w in weights] == [(n, p.data_ptr()) for n, p in named]
+
+
+def _number(name):
+    return name.split("layers.")[1].split(".")[0]
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_layer_is_given_out_before_the_next_one_is_asked_for(kind):
+    model = tiny(kind)
+    fused = {name for name, weight in stored(model) if weight.ndim == 3 and "experts" in name}
+    assert fused
+    waiting: set[str] = set()
+
+    def watched():
+        for name, weight in stored(model):
+            if name in fused:
+                waiting.add(_number(name))
+            yield name, weight
+
+    done = 0
+    for name, _ in CheckpointNames(model).converted(watched()):
+        assert len(waiting) <= 1
+        if ".experts." in name and waiting:
+            assert _number(name) == waiting.pop()
+            done += 1
+    assert done == len({name.split(".experts.")[0] for name in fused})
+
+
+def test_layers_that_cannot_be_converted_alone_are_converted_together(monkeypatch):
+    """Of a family that stores the experts of all layers as one tensor."""
+    model = tiny("mixtral")
+
+    def stacked(_model, weights):
+        fused = [n for n in weights if n.endswith("experts.down_proj")]
+        if not fused:
+            return weights
+        rest = {n: w for n, w in weights.items() if n not in fused}
+        return rest | {"all": torch.cat([weights[n] for n in fused])}
+
+    monkeypatch.setattr("rollpacker.checkpoint_names.revert_weight_conversion", stacked)
+    names = CheckpointNames(model)
+    weights = dict(names.converted(stored(model)))
+    assert weights["all"].shape[0] == 8
+    assert names.layout == {n: (w.dtype, w.shape) for n, w in weights.items()}
+
+
+def test_names_are_known_without_weights():
+    model = tiny("glm4_moe")
+    with torch.device("meta"):
+        like = AutoModelForCausalLM.from_config(model.config)
+    layout = CheckpointNames(like).layout
+    assert layout == CheckpointNames(model).layout
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in layout

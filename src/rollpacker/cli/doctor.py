@@ -148,8 +148,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _headline(found: MemoryFit) -> str:
-    from rollpacker.job.plan.model_size import in_words
-
     config, machine, division = found.config, found.needs.machine, found.needs.division
     place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
     lora = f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""
@@ -159,7 +157,7 @@ def _headline(found: MemoryFit) -> str:
     sizes = " and ".join(str(size) for size in division.sizes)
     over = f" (tensor parallel {sizes})" if division.sizes != (1,) else ""
     return (
-        f"{config.model.path}: {in_words(found.shape.count)}, "
+        f"{config.model.path}: {found.shape.count.words}, "
         f"{config.model.dtype}{lora}; {devices} on {place}, "
         f"{_count(division.processes, 'process')}, trainer {config.trainer.kind}, "
         f"engine {config.engine.kind}{over}"

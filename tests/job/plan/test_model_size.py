@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from rollpacker.job.plan.model_size import count_weights, in_words, shape_of_config
+from rollpacker.job.plan.model_size import count_weights, shape_of_config
 from rollpacker.sim.costs.layers_of_config import FAMILIES
-from rollpacker.sim.costs.models import MODELS, ModelShape, WeightCount
+from rollpacker.sim.costs.models import ModelShape, WeightCount
 
 
 def config_of(kind: str, **fields: Any) -> Any:
@@ -88,8 +88,3 @@ def test_a_model_that_cannot_be_built_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"model\.path=it: transformers builds no") as e:
         count_weights(config, "it")
     assert len(str(e.value).splitlines()) == 1
-
-
-def test_in_words() -> None:
-    assert in_words(MODELS["Qwen2.5-7B"].count) == "7.62B parameters"
-    assert in_words(MODELS["Qwen3-30B-A3B"].count) == "30.5B parameters, 3.35B active"

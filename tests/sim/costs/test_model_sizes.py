@@ -207,6 +207,12 @@ def test_a_model_without_attention_has_room_for_sequences() -> None:
     assert costs.capacity / 1000 == pytest.approx(free / (2 * state))
 
 
+def test_sizes_in_words() -> None:
+    assert MODELS["Qwen2.5-7B"].count.words == "7.62B parameters"
+    assert MODELS["Qwen3-30B-A3B"].count.words == "30.5B parameters, 3.35B active"
+    assert WeightCount(999, 999).words == "999 parameters"
+
+
 def test_names_of_the_hub() -> None:
     for name in ("google/gemma-3-12b-it", "openai/gpt-oss-20b", "Qwen/Qwen3-Next-80B-A3B-Instruct"):
         assert find_model(name).parameters > 1e10

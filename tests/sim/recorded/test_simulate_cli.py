@@ -206,8 +206,22 @@ def test_another_model_on_other_gpus_says_what_is_taken_over(tmp_path: Path) -> 
         step_s[model, device] = json.loads(result.stdout)["mean_step_s"]
         said = "fitted to Qwen2.5-7B on H800 and taken over for" in result.stderr
         assert said == ((model, device) != ("Qwen2.5-7B", "H800"))
+        size_said = "taken over for Qwen2.5-14B (14.8B parameters) on H800" in result.stderr
+        assert size_said == (model == "Qwen2.5-14B")
     plain = step_s["Qwen2.5-7B", "H800"]
     assert step_s["Qwen2.5-7B", "B200"] < plain < step_s["Qwen2.5-14B", "H800"]
+
+
+def test_a_mixture_of_experts_takes_the_time_of_its_active_weights() -> None:
+    """Qwen3-30B-A3B beside Qwen3-32B: a tenth of the arithmetic of a gradient."""
+    file = str(EXAMPLES / "paper-32b-32k.yaml")
+    step_s = {}
+    for model in ("Qwen3-30B-A3B", "Qwen3-32B"):
+        words = ["simulate", file, f"model={model}", "steps=1", "rollout.prompts_per_step=16"]
+        result = CliRunner().invoke(app, [*words, "--json"])
+        assert result.exit_code == 0, result.output
+        step_s[model] = json.loads(result.stdout)["mean_step_s"]
+    assert step_s["Qwen3-30B-A3B"] < step_s["Qwen3-32B"]
 
 
 def test_a_model_that_does_not_fit_is_named() -> None:

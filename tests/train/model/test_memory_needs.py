@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import make_groups, make_model
 from gang import make_trainer, place, run
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
 from rollpacker.engine.mini import MiniEngine
@@ -195,8 +197,42 @@ def test_activations_are_about_those_that_are_saved(dtype, rank, recompute) -> N
     )
     said = working_set.activations(config, shape, tokens, cuda=False)
     if recompute:  # a layer's own come in the backward pass
-        said -= working_set.layer_token_bytes(config, shape, cuda=False) * tokens
+        said -= working_set.layer_token_bytes(config, shape, shape.blocks[0], cuda=False) * tokens
     assert saved.bytes == pytest.approx(said, rel=0.1)
+
+
+WIDE = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 64,
+}
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("mixtral", EXPERTS | {"intermediate_size": 512}),
+        ("gemma3_text", {"intermediate_size": 1024, "sliding_window": 32}),
+    ],
+)
+def test_activations_of_a_layer_of_other_families(kind: str, fields: dict[str, Any]) -> None:
+    """As transformers' own layers save them: one more layer, by its difference."""
+
+    def saved(layers: int) -> int:
+        config = AutoConfig.for_model(kind, **WIDE, **fields, num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        kept = Saved(model)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+            model.get_decoder()(torch.arange(128)[None] % 64, use_cache=False)
+        return kept.bytes
+
+    config = AutoConfig.for_model(kind, **WIDE, **fields, num_hidden_layers=1)
+    (layer,) = (shape := ModelShape.from_config(config.to_dict(), kind)).blocks
+    said = working_set.layer_token_bytes(job("bfloat16", 0), shape, layer, cuda=False)
+    assert (saved(3) - saved(2)) / 128 == pytest.approx(said, rel=0.1)
 
 
 def test_the_loss_holds_as_many_logits_as_are_counted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollpacker.config import RunConfig
-from rollpacker.job.plan.model_size import count_model, in_words
+from rollpacker.job.plan.model_size import count_model
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.state.schedule import default_learning_rate
@@ -24,8 +24,7 @@ def with_learning_rate(
         rate = default_learning_rate(count.total, lora=lora)
         if config.devices.emulate is None:  # else nothing is trained
             progress.note(
-                f"train.learning_rate: {rate:g}, for {in_words(count)}"
-                f"{' with LoRA' if lora else ''}"
+                f"train.learning_rate: {rate:g}, for {count.words}{' with LoRA' if lora else ''}"
             )
     train = config.train.model_copy(update={"learning_rate": rate})
     return config.model_copy(update={"train": train})

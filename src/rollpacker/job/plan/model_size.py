@@ -62,17 +62,3 @@ def count_weights(config: Any, name: str) -> WeightCount:
 def _stacked(weight: torch.Tensor, experts: int) -> bool:
     """Whether it holds a matrix of each expert; a convolution has one row of each channel."""
     return weight.dim() == 3 and weight.shape[0] == experts > 0 and weight.shape[1] > 1
-
-
-def short_count(count: int) -> str:
-    """Three digits and a unit, such as ``7.62B``."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
-
-
-def in_words(count: WeightCount) -> str:
-    """Such as ``7.62B parameters``, or ``30.5B parameters, 3.35B active``."""
-    active = f", {short_count(count.active)} active" if count.active < count.total else ""
-    return f"{short_count(count.total)} parameters{active}"

@@ -142,8 +142,9 @@ class Calibration(Config):
             if key in self.fitted
         ]
         return (
-            f"fitted to {self.model} on {self.device} and taken over for {moved.model} on "
-            f"{moved.device}: {', '.join(told)}; sizes and datasheets are the new ones'"
+            f"fitted to {self.model} on {self.device} and taken over for {moved.model} "
+            f"({moved.shape.count.words}) on {moved.device}: {', '.join(told)}; sizes and "
+            "datasheets are the new ones'"
         )
 
     def devices(self, gpus: int | None = None) -> Devices:

@@ -21,6 +21,7 @@ class DecoderLayer:
         output: inputs of the mixer's last matrix.
         mixed: values of a token that the mixer keeps for its gradient, besides its input and
             ``output``.
+        normed: float32 values of a token that norms keep, where they compute in it throughout.
         inner: sizes of the MLPs that a token passes, together.
         kv_heads: heads that can be shared out among devices, each of which has one at least; of a
             latent cache one.
@@ -36,6 +37,7 @@ class DecoderLayer:
     other: int = 0
     output: int = 0
     mixed: int = 0
+    normed: int = 0
     inner: int = 0
     kv_heads: int = 0
     kv_width: int = 0
@@ -52,6 +54,7 @@ class DecoderLayer:
             other=self.other + also.other,
             output=self.output + also.output,
             mixed=self.mixed + also.mixed,
+            normed=self.normed + also.normed,
             inner=self.inner + also.inner,
             kv_heads=self.kv_heads + also.kv_heads,
             kv_width=self.kv_width + also.kv_width,

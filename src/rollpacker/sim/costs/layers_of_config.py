@@ -52,7 +52,9 @@ def layers_of(fields: ConfigFields) -> tuple[DecoderLayer, ...]:
 
 def _layer(f: ConfigFields, index: int, kind: str) -> DecoderLayer:
     hidden = f.integer(*HIDDEN)
-    norms = DecoderLayer(other=2 * hidden)
+    # Gemma's four, as saved tensors of transformers' layers were counted.
+    normed = 9 * hidden if f.kind.startswith("gemma") else 0
+    norms = DecoderLayer(other=2 * hidden, normed=normed)
     if kind in _MLPS:
         return norms + _MLPS[kind](f)
     mixer = _MIXERS.get(kind, attention)(f)

@@ -25,6 +25,20 @@ class WeightCount(NamedTuple):
     active: int
     experts: int = 0
 
+    @property
+    def words(self) -> str:
+        """Such as ``7.62B parameters``, or ``30.5B parameters, 3.35B active``."""
+        active = f", {_short(self.active)} active" if self.active < self.total else ""
+        return f"{_short(self.total)} parameters{active}"
+
+
+def _short(count: int) -> str:
+    """Three digits and a unit."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
 
 class CachedValues(NamedTuple):
     """Numbers of values that an engine keeps: of each token of a sequence, and of the sequence

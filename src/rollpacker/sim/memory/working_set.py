@@ -41,7 +41,7 @@ def layer_token_bytes(
         kept += size * (2 * hidden + layer.output + inner)
     # Attention is computed in float32 on a CPU.
     attention = (size if cuda else 4) * layer.mixed
-    return kept + attention + len(layer.matrices) * 4 * rank
+    return kept + attention + 4 * layer.normed + len(layer.matrices) * 4 * rank
 
 
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:

@@ -24,9 +24,10 @@ loaded, and by a trial of each adapted module (what is trained is moved in a cop
 compared with its merged weights) before anything is sampled. A kind that is not in this table is
 refused too.
 
-`rollpacker train` makes plain LoRA on all linear layers (`model.lora_rank`, `model.lora_alpha`);
-all other kinds come with [TRL's trainer](trl.md), as its `peft_config` or on the model it is
-given.
+`rollpacker train` makes plain LoRA on all linear layers (`model.lora_rank`, `model.lora_alpha`).
+In a mixture of experts it leaves out routers and feed-forward layers: there peft 0.21's
+`all-linear` adapts fused experts, and takes shared ones and dense ones for them. All other kinds
+come with [TRL's trainer](trl.md), as its `peft_config` or on the model it is given.
 
 The tables compare, in float32 on a CPU, the log-probabilities that the built-in engine sampled
 with and those of the adapted model in training mode, without dropout; all that is trained was

@@ -91,6 +91,9 @@ class TrainConfig(Config):
     """Leave responses that were cut off out of the loss (DAPO's overlong filtering); their rewards
     count in their group's baseline, as in TRL."""
     sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
+    router_replay: bool = False
+    """Mixtures of experts: send each token to the experts that the engine sent it to (R3, verl's
+    ``router_replay.mode: R3``). Needs an engine that says which."""
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)

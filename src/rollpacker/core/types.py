@@ -84,6 +84,8 @@ class Sample:
             the weights have changed since; None: they are the trainer's own.
         loss_mask: true on sampled tokens, false on those that an environment put in, shape (T,),
             bool; None: all were sampled. Tokens that were not sampled have a logprob of 0.
+        routes: experts that the engine sent prompt and response to, as far as it ran them, shape
+            (tokens, layers, experts of a token), int16, -1 where unknown; None: nowhere known.
     """
 
     prompt: PromptId
@@ -98,6 +100,7 @@ class Sample:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     old_logprobs: NDArray[np.float32] | None = None
     loss_mask: NDArray[np.bool_] | None = None
+    routes: NDArray[np.int16] | None = None
 
     @property
     def sampled(self) -> int:

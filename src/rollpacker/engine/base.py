@@ -134,6 +134,8 @@ class Output:
         finish_reason: ``stop``, ``length`` or ``abort``.
         weights_version: version of the weights that sampled it.
         drafts: what they brought on this engine.
+        routes: experts that prompt and response went to, as in ``Sample``; None: not asked for, or
+            not known of an attempt that was aborted.
     """
 
     attempt: AttemptId
@@ -142,6 +144,7 @@ class Output:
     finish_reason: FinishReason
     weights_version: int
     drafts: Drafted = NO_DRAFTS
+    routes: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,17 @@ GET_VLLM = (
 
 
 def build_engine(
-    config: RunConfig, model: Any, tokenizer: Any, device: str = "cpu", span: Span = ALONE
+    config: RunConfig,
+    model: Any,
+    tokenizer: Any,
+    device: str = "cpu",
+    span: Span = ALONE,
+    *,
+    alone: bool = True,
 ) -> Engine:
     """The configured engine, over ``model`` if it can share one; ``span``: over several processes.
+
+    ``alone``: nothing else in this process runs a model of transformers, as a trainer does.
 
     Raises ``ValueError`` for a model that it cannot run, and where it is not installed.
     """
@@ -51,6 +59,7 @@ def build_engine(
                 device=device,
                 sharers=config.devices.per_gpu,
                 span=span,
+                alone=alone,
             )
         case FakeEngineConfig():
             from rollpacker.engine.fake import FakeEngine

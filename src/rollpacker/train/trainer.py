@@ -7,6 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,9 @@ class Trainer(ABC):
             from rollpacker.train.model.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
-        self._forward = PackedForward(model, fit.layout, recompute=config.gradient_checkpointing)
+        self._forward = PackedForward(
+            model, fit.layout, recompute=config.gradient_checkpointing, replay=config.router_replay
+        )
         self._costs = packing.costs_of(model)
         self._optimizer = self._place()
         self._first = None
@@ -197,18 +200,28 @@ class Trainer(ABC):
         references: list[torch.Tensor] | list[None] = [None] * len(shares)
         if self._config.beta > 0:
             with torch.no_grad(), self._as_reference():
-                references = [self._logprobs(share.batch)[0] for share in shares]
+                # Other weights have routes of their own.
+                batches = [replace(share.batch, routes=None) for share in shares]
+                references = [self._logprobs(batch)[0] for batch in batches]
         sums = torch.zeros(len(SUMS), device=self._optimizer.sums.device)
         extremes = sums.new_tensor(NO_EXTREMES)
         for share, reference in zip(shares, references, strict=True):
-            outputs = *self._logprobs(share.batch), reference
-            found = batch_loss(share.batch, *outputs, self.algorithm, self._config)
-            (found.loss * float(share.counts)).backward()
+            found, ends = self._backward(share.batch, reference, float(share.counts))
             if share.counts:
-                sums += found.sums
-                extremes = torch.maximum(extremes, found.extremes)
+                sums += found
+                extremes = torch.maximum(extremes, ends)
         run = sum(len(item.trained) for item in items)
         return measured(self._members.sum(sums), self._members.largest(extremes), run)
+
+    def _backward(
+        self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one micro-batch's gradients, times ``weight``; sums and extremes of ``BatchLoss``,
+        and nothing that would keep its graph."""
+        logprobs, entropy = self._logprobs(batch)
+        found = batch_loss(batch, logprobs, entropy, reference, self.algorithm, self._config)
+        (found.loss * weight).backward()
+        return found.sums, found.extremes
 
     def _as_reference(self) -> AbstractContextManager[None]:
         if self._adapted is not None:

@@ -219,7 +219,8 @@ class Rounds:
             device = str(trainer.accelerator.device)
             try:
                 model = decoded_model(trainer)
-                engine = build_engine(self._config, model, trainer.processing_class, device)
+                tokenizer = trainer.processing_class
+                engine = build_engine(self._config, model, tokenizer, device, alone=False)
                 check_room(engine.info(), self._params.max_tokens)
             except ValueError as error:
                 raise ValueError(in_names_of_trl(str(error))) from None

@@ -30,21 +30,22 @@ def settings(folder):
 
 
 def test_a_given_budget_on_a_gpu_is_not_measured(settings):
-    """2 layers of 2 heads of 32 keep 2 x 2 x 2 x 32 x 4 = 1,024 bytes a token, on two devices half
-    of it."""
+    from rollpacker.engine.vllm.kv_blocks import Budget
+
     told = settings(kv_tokens=1024)
-    assert told["kv_cache_memory_bytes"] == (1024 + 32) * 1024
-    assert told["num_gpu_blocks_override"] == 33
+    assert told["kv_cache_memory_bytes"]
+    assert told["distributed_executor_backend"].budget == Budget(tokens=1024, running=256)
     assert told["gpu_memory_utilization"] < 0.01
-    told = settings(kv_tokens=1024, span=Span(size=2))
-    assert told["kv_cache_memory_bytes"] == (2048 + 32) * 512
+    told = settings(kv_tokens=1024, span=Span(size=2, meeting="/there"))
+    assert told["distributed_executor_backend"].budget.tokens == 2048
 
 
 def test_else_it_has_its_share(settings):
     told = settings(sharers=2, gpu_memory=0.5)
     assert told["gpu_memory_utilization"] == 0.25
     assert told["max_model_len"] == -1
-    assert not {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & told.keys()
+    assert "kv_cache_memory_bytes" not in told
+    assert told["distributed_executor_backend"].budget is None
 
 
 def test_an_engine_that_rests_on_a_gpu_gives_back_all(settings, folder):
@@ -76,9 +77,9 @@ def test_one_that_rested_asks_for_weights(folder, monkeypatch):
     engine.load_weights(build("wide").named_parameters(), 0)
     engine.sleep()
     engine.wake()
-    with pytest.raises(RuntimeError, match="slept and has no weights"):
+    with pytest.raises(RuntimeError, match="the engine has no weights: it slept"):
         engine.submit([request(0, prompt(5))])
-    with pytest.raises(RuntimeError, match="slept and has no weights"):
+    with pytest.raises(RuntimeError, match="the engine has no weights: it slept"):
         engine.load_weights(None, 1)
     engine.load_weights(build("wide").named_parameters(), 1)
     engine.submit([request(0, prompt(5), ignore_stop=True)])

@@ -1,6 +1,7 @@
 """Building vLLM's engine, and undoing what that does to the process."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
+import vllm
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -21,11 +24,16 @@ from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.engine.base import Span
 from rollpacker.engine.host_memory import free_bytes
+from rollpacker.engine.vllm.kv_blocks import Budget
 from rollpacker.engine.vllm.sampling import Seeded
 from rollpacker.engine.vllm.spanning import at_home, executor
 from rollpacker.errors import words_of
 
 _BLOCK = 32
+_STALE = {
+    "gpt_oss": "vLLM 0.32 keeps the old values of its experts and sinks when new weights come",
+}
+"""Families that begin well, and sample with weights of which parts are never replaced."""
 _UNASKED = 0.001
 """Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
 then measures nothing, so what other processes take meanwhile does not count as its own."""
@@ -54,27 +62,64 @@ class Counting(Scheduler):
 
 
 def build(
-    model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
+    model: ModelConfig,
+    config: VllmEngineConfig,
+    device: str,
+    sharers: int,
+    span: Span,
+    *,
+    alone: bool = True,
 ) -> Any:
     """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
 
-    Raises ``ValueError`` for a model that vLLM cannot run there.
+    Raises ``ValueError`` for a model that vLLM cannot run there, or not beside a model of
+    transformers in this process (``alone``).
     """
     settings = _settings(model, config, device, sharers, span)
     gc.collect()  # an engine that is gone takes the process's groups along as it is collected
     try:
         with _process_kept(), at_home(span, device):
-            return LLMEngine.from_engine_args(EngineArgs(**settings))
-    except (ValueError, RuntimeError, AssertionError) as error:
-        said = words_of(error)
+            args = EngineArgs(**settings)
+            _check(args, device, alone)
+            return LLMEngine.from_engine_args(args)
+    except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
-        raise ValueError(f"engine.kind=vllm{on} cannot run {model.path} here: {said}") from error
+        raise ValueError(
+            f"engine.kind=vllm{on} cannot run {model.path} here: {_said(error)}"
+        ) from error
+
+
+def _check(args: EngineArgs, device: str, alone: bool) -> None:
+    """Refuse what would run, and be wrong."""
+    model = args.create_model_config()
+    kind = model.hf_config.model_type
+    if kind in _STALE:
+        raise ValueError(f"{kind}: {_STALE[kind]}")
+    if model.using_transformers_backend() and not alone:
+        raise ValueError(
+            f"vLLM runs {kind} by transformers' own classes, which it changes in this process, "
+            "where the trainer has them too: take engine.kind=mini, or rollpacker train"
+        )
+    if model.is_hybrid and device == "cpu":
+        # Its kernel gives no states from the middle of a prompt, which those of others would use.
+        args.enable_prefix_caching = False
+
+
+def _said(error: Exception) -> str:
+    """Also of what another version of transformers has no more."""
+    said = words_of(error) or type(error).__name__
+    if isinstance(error, AttributeError | ImportError | KeyError | TypeError):
+        return f"vLLM {vllm.__version__} beside transformers {transformers.__version__}: {said}"
+    return said
 
 
 def _settings(
     model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
 ) -> dict[str, Any]:
     """vLLM's arguments. All members of an engine must come to the same number of blocks."""
+    budget = None
+    if device == "cpu" or config.kv_tokens:
+        budget = Budget(tokens=span.size * config.kv_tokens, running=config.max_running)
     settings: dict[str, Any] = {
         "model": model.path,
         "dtype": model.dtype,
@@ -84,10 +129,7 @@ def _settings(
         "max_model_len": -1,
         "block_size": _BLOCK,
         "max_num_seqs": config.max_running,
-        # Left to itself it takes the first device.
-        "distributed_executor_backend": (
-            "uni" if span.size == 1 and device in ("cpu", "cuda:0") else executor(span, device)
-        ),
+        "distributed_executor_backend": executor(span, device, budget),
         "tensor_parallel_size": span.size,
         "logits_processors": [Seeded],
         "scheduler_cls": Counting,
@@ -97,51 +139,21 @@ def _settings(
         "enable_prefix_caching": True,
         "generation_config": "vllm",
     }
-    given = _given(config, span.size)
     if device == "cpu":
         _hide_llvmlite()
         settings["enforce_eager"] = True
     else:
         settings |= {
             "enable_sleep_mode": True,
-            "gpu_memory_utilization": _UNASKED if given else config.gpu_memory / sharers,
+            "gpu_memory_utilization": (
+                _UNASKED if config.kv_tokens else config.gpu_memory / sharers
+            ),
         }
-    if device == "cpu" or given:
-        size = _block_bytes(model, span.size)
-        blocks = given or _fitting_blocks(model, config, sharers, size)
-        settings["kv_cache_memory_bytes"] = (blocks + 1) * size  # one of them is vLLM's own
-    if given:
-        settings["num_gpu_blocks_override"] = given + 1
+    if config.kv_tokens:
+        settings["kv_cache_memory_bytes"] = 1  # so that it measures nothing: blocks are given
+    elif device == "cpu":
+        settings["kv_cache_memory_bytes"] = max(1, free_bytes() // sharers // KV_SHARE)
     return settings
-
-
-def _given(config: VllmEngineConfig, devices: int) -> int:
-    """KV blocks of the budget that is configured, 0 without."""
-    return max(1, devices * config.kv_tokens // _BLOCK) if config.kv_tokens else 0
-
-
-def _shape(model: ModelConfig) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(model.path)
-
-
-def _block_bytes(model: ModelConfig, devices: int) -> int:
-    """Bytes of a KV block on each of the devices that share the heads."""
-    shape = _shape(model)
-    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    heads = max(1, shape.num_key_value_heads // devices)
-    row = 2 * shape.num_hidden_layers * heads * width
-    return _BLOCK * row * (2 if model.dtype == "bfloat16" else 4)
-
-
-def _fitting_blocks(
-    model: ModelConfig, config: VllmEngineConfig, sharers: int, block_bytes: int
-) -> int:
-    """KV blocks on a CPU when no budget is given; members take the least of what they found."""
-    wanted = config.max_running * -(-_shape(model).max_position_embeddings // _BLOCK)
-    free = free_bytes() // sharers // KV_SHARE
-    return max(1, min(wanted, free // block_bytes))
 
 
 @contextmanager
@@ -172,4 +184,4 @@ def _hide_llvmlite() -> None:
     with suppress(ImportError):
         from llvmlite.binding import ffi
 
-        ffi.lib._fntab.setdefault("__dict__", {})  # pyright: ignore[reportAttributeAccessIssue]
+        ffi.lib._fntab.setdefault("__dict__", {})

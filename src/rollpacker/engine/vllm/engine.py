@@ -28,6 +28,7 @@ from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, measure_steps
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.build import build
+from rollpacker.engine.vllm.kv_blocks import room
 from rollpacker.engine.vllm.sampling import VllmAttempt
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
 from rollpacker.errors import words_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from rollpacker.config import ModelConfig, VllmEngineConfig
 
-_GONE = "the engine slept and has no weights: load them first"
+_GONE = "the engine has no weights: it slept, or took only some of the last ones; load them first"
 _MEASURED = (1, 4, 16, 32, 64)
 _MEASURED_AT = 32
 """Tokens of context: all prompts together are one chunk of prefill."""
@@ -62,6 +63,8 @@ class VllmEngine:
         device: ``cpu`` or ``cuda:N``, the current one.
         sharers: processes like this one on the device, this one among them.
         span: this process's place among those of the engine.
+        alone: no model of transformers is used in this process: vLLM changes their classes where it
+            has no implementation of its own.
 
     Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
     """
@@ -75,24 +78,26 @@ class VllmEngine:
         device: str = "cpu",
         sharers: int = 1,
         span: Span = ALONE,
+        alone: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._device, self._devices = device, span.size
         self._most_running = config.max_running
         folder = config_folder(model.path)
         found = model.model_copy(update={"path": folder})
-        self._engine: Any = build(found, config, device, sharers, span)
+        self._path = model.path
+        self._engine: Any = build(found, config, device, sharers, span, alone=alone)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
-        self._names = names_of(folder)
+        self._names = names_of(folder, self._engine.vllm_config)
         self._rows: dict[AttemptId, VllmAttempt] = {}
         self._by_key: dict[str, VllmAttempt] = {}
         self._submitted = self._version = self._steps = self._generated = 0
-        self._slept = False
-        self._try(model.path)
+        self._bare = False
+        self._try()
 
-    def _try(self, path: str) -> None:
+    def _try(self) -> None:
         """One token: what vLLM's attention cannot do it says as it runs."""
         request = Request(
             attempt=AttemptId(-1),
@@ -106,7 +111,7 @@ class VllmEngine:
             self.step()
         except Exception as error:
             raise ValueError(
-                f"engine.kind=vllm cannot run {path} here: {words_of(error)}"
+                f"engine.kind=vllm cannot run {self._path} here: {words_of(error)}"
             ) from error
         self._steps = self._generated = 0
 
@@ -128,14 +133,12 @@ class VllmEngine:
 
     @property
     def _kv_tokens(self) -> int:
-        """One block stays vLLM's own."""
-        cache = self._engine.vllm_config.cache_config
-        return (cache.num_gpu_blocks - 1) * cache.block_size
+        return room(self._scheduler, self._engine.vllm_config)
 
     @property
     def _room(self) -> int:
         """Tokens of the longest sequence."""
-        return min(self._context, self._kv_tokens)
+        return self._context
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer,
@@ -181,17 +184,24 @@ class VllmEngine:
         """Take new weights, by the checkpoint's names; None keeps those that it has.
 
         Raises ``RuntimeError`` when attempts are held and where there are none to keep,
-        ``ValueError`` on names not the model's.
+        ``ValueError`` on names not the model's and where something would keep old weights; then
+        nothing is sampled until good ones come.
         """
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
-        if weights is None and self._slept:
+        if weights is None and self._bare:
             raise RuntimeError(_GONE)
         if weights is not None:
+            self._bare = True
             checked = Checked(weights, self._names)
-            self._engine.collective_rpc(reload, args=(checked,))
+            (kept,) = self._engine.collective_rpc(reload, args=(checked,))
             checked.verify()
-            self._slept = False
+            if kept:
+                raise ValueError(
+                    f"engine.kind=vllm cannot run {self._path}: among its weights vLLM found none "
+                    f"for its own {kept[0]!r} ({len(kept)} in all)"
+                )
+            self._bare = False
         self._drop_prefixes()
         self._version = version
 
@@ -199,7 +209,7 @@ class VllmEngine:
         """Give the memory of KV cache and weights back; nothing may be held. A CPU keeps it."""
         assert not self.busy()
         self._drop_prefixes()
-        self._slept = True
+        self._bare = True
         if self._engine.model_config.enable_sleep_mode:
             # Level 1 would copy the weights to the host: the next ones come anyway.
             self._engine.sleep(level=2)
@@ -231,7 +241,7 @@ class VllmEngine:
         self._engine.engine_core.shutdown()
 
     def _check(self, request: Request) -> None:
-        if self._slept:
+        if self._bare:
             raise RuntimeError(_GONE)
         if request.attempt in self._rows:
             raise ValueError(f"attempt {request.attempt} is already held")

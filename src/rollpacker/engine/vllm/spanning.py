@@ -14,24 +14,33 @@ from contextlib import contextmanager
 
 import torch
 from vllm.distributed import parallel_state
-from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
 from rollpacker.engine.base import Span
+from rollpacker.engine.vllm.kv_blocks import Budget, Budgeted
 
 _HERE = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 """An engine never leaves its machine. Read as groups are made; the trainer's go elsewhere."""
 
 
-def executor(span: Span, device: str) -> type[ExecutorWithExternalLauncher]:
+def executor(span: Span, device: str, budget: Budget | None) -> type[Executor]:
     """vLLM's executor of one member, which is told its place instead of reading variables."""
+
+    class Alone(Budgeted, UniProcExecutor):
+        pass
+
     index = None if device == "cpu" else torch.device(device).index
     place = (f"file://{span.meeting}", span.rank, span.rank if index is None else index)
 
-    class Member(ExecutorWithExternalLauncher):
+    class Member(Budgeted, ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
             return place
 
-    return Member
+    # Left to itself vLLM takes the first device.
+    chosen = Alone if span.size == 1 and device in ("cpu", "cuda:0") else Member
+    chosen.budget = budget
+    return chosen
 
 
 @contextmanager

@@ -1,25 +1,34 @@
 """New weights into a built vLLM engine."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from rollpacker.checkpoint_names import CheckpointNames
 
 _HEAD = "lm_head.weight"
 """May come too where it is tied to the embeddings."""
 
 
-def names_of(path: str) -> frozenset[str]:
+def names_of(path: str, vllm_config: Any) -> frozenset[str]:
     """Names of a checkpoint's tensors, by its configuration."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
+    # Where vLLM runs transformers' own model, it has changed that model's class.
+    with set_current_vllm_config(vllm_config), torch.device("meta"):
         like = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return frozenset(name for name, _ in like.named_parameters())
+    return frozenset(CheckpointNames(like).layout)
 
 
 class Checked:
@@ -54,9 +63,48 @@ class Checked:
             raise ValueError(f"weights lack {first!r} ({count} missing in all)")
 
 
-def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Runs in vLLM's worker. On a CPU a tied head keeps a packed copy that a reload forgets."""
-    worker.reload_weights(weights_iterator=iter(weights))
-    head = getattr(worker.get_model(), "lm_head", None)
-    if head is not None and head.weight.device.type == "cpu":
+def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Runs in vLLM's worker, in place of its own ``reload_weights``: parameters that kept old
+    values, of which vLLM only warns.
+
+    On a CPU, weights that were packed for its kernels are packed anew: those of experts together
+    with their kernel, since old ones are copied over as they are; and those of a tied head, which a
+    reload forgets.
+    """
+    model, config = worker.get_model(), worker.vllm_config
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu:
+        for module in model.modules():
+            if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+                module.quant_method.moe_kernel = None
+    names = {name for name, _ in model.named_parameters()}
+    with set_current_vllm_config(config):
+        initialize_layerwise_reload(model)
+        try:
+            taken = model.load_weights(iter(weights))
+        finally:
+            kept = _kept(model)
+            finalize_layerwise_reload(model, config.model_config)
+    head = getattr(model, "lm_head", None)
+    if head is not None and on_cpu:
         head.quant_method.process_weights_after_loading(head)
+    return sorted(kept | (names - taken if taken is not None else set()))
+
+
+def _kept(model: torch.nn.Module) -> set[str]:
+    """Parameters of modules for which nothing came, at the end of a reload."""
+    fresh: set[int] = set()
+    waiting: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        info = get_layerwise_info(module)
+        old = info.kernel_tensors[0] if info.kernel_tensors else _own(module)
+        if info.can_load() and info.load_numel <= 0:
+            if not is_deferred_attention_layer(module):
+                waiting |= {f"{path}.{name}": parameter for name, parameter in old.items()}
+        else:
+            fresh |= {id(parameter) for parameter in old.values()}
+    return {name for name, parameter in waiting.items() if id(parameter) not in fresh}
+
+
+def _own(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters(recurse=False))

@@ -7,6 +7,7 @@ one verified checkpoint: a step that begins with any others starts an empty log.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
 Buffer = bytes | memoryview
 _FRAME = struct.Struct("<III")
-"""CRC-32 of what follows the frame, bytes of JSON, bytes of tokens with logprobs."""
+"""CRC-32 of what follows the frame, bytes of JSON, bytes of tokens, logprobs and routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class GradedResponse:
             logprobs=out.logprobs,
             finish_reason=out.finish_reason,
             weights_version=out.weights_version,
+            routes=out.routes,
         )
         return replace(self, output=output, grade=replace(old, attempt=attempt))
 
@@ -163,17 +165,26 @@ def _encode_attempt(attempt: Trajectory) -> Sequence[Buffer]:
             fields["prompt_tokens"] = attempt.prompt_tokens.tolist()
     tokens = np.ascontiguousarray(attempt.output.tokens, dtype="<i4")
     logprobs = np.ascontiguousarray(attempt.output.logprobs, dtype="<f4")
-    return _encode(fields, tokens.data, logprobs.data)
+    arrays = [tokens.data, logprobs.data]
+    if attempt.output.routes is not None:
+        fields["routes"] = attempt.output.routes.shape
+        arrays.append(np.ascontiguousarray(attempt.output.routes, dtype="<i2").data)
+    return _encode(fields, *arrays)
 
 
 def _response(step: int, fields: Mapping[str, Any], body: bytes) -> GradedResponse:
-    half = len(body) // 2
+    shape = fields.get("routes")
+    end = len(body) - (0 if shape is None else 2 * math.prod(shape))
+    half, routes = end // 2, None
+    if shape is not None:
+        routes = np.frombuffer(body[end:], dtype="<i2").astype(np.int16).reshape(shape)
     output = Output(
         attempt=AttemptId(-1),
         tokens=np.frombuffer(body[:half], dtype="<i4").astype(np.int32),
-        logprobs=np.frombuffer(body[half:], dtype="<f4").astype(np.float32),
+        logprobs=np.frombuffer(body[half:end], dtype="<f4").astype(np.float32),
         finish_reason=fields["finish_reason"],
         weights_version=step,
+        routes=routes,
     )
     grade = Grade(
         attempt=AttemptId(-1),

@@ -24,7 +24,8 @@ class ColocatedWorker:
     def __init__(self, spec: WorkerSpec, send: Send) -> None:
         config = spec.config
         model, tokenizer = prepared(spec)
-        engine = build_engine(config, _decoded(config, model), tokenizer, spec.device)
+        decoded = _decoded(config, model)
+        engine = build_engine(config, decoded, tokenizer, spec.device, alone=False)
         info = engine.info()
         check_room(info, spec.max_length)
         trainer = trainer_of(spec, model, tokenizer)

@@ -116,6 +116,8 @@ class MicroBatch:
         advantages: of each response, shape (S,), float32.
         sampler_logprobs: of ``targets``, shape (T,), float32.
         old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
+        routes: experts that ``tokens`` go to, shape (N, layers, k), int64, -1 where the router
+            chooses; None: it always does.
     """
 
     tokens: torch.Tensor
@@ -129,6 +131,7 @@ class MicroBatch:
     advantages: torch.Tensor
     sampler_logprobs: torch.Tensor
     old_logprobs: torch.Tensor | None
+    routes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,29 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
         advantages=put(np.array([i.advantage for i in batch], np.float32)),
         sampler_logprobs=put(logprobs),
         old_logprobs=put(np.concatenate(old).astype(np.float32)) if old else None,
+        routes=None if (routes := _routes(batch, shared)) is None else put(routes),
     )
+
+
+def _routes(batch: Sequence[Item], shared: bool) -> NDArray[np.int64] | None:
+    """In the order of the flat tokens."""
+    known = [i.sample.routes for i in batch if i.sample.routes is not None]
+    if not known:
+        return None
+    wholes = []
+    for item in batch:
+        whole = np.full((item.prompt_length + item.inputs, *known[0].shape[1:]), -1, np.int64)
+        if item.sample.routes is not None:
+            given = item.sample.routes[: len(whole)]
+            whole[: len(given)] = given
+        wholes.append(whole)
+    if not shared:
+        return np.concatenate(wholes)
+    prompts: dict[int, NDArray[np.int64]] = {}
+    for item, whole in zip(batch, wholes, strict=True):
+        prompts.setdefault(item.group, whole[: item.prompt_length])
+    responses = [w[i.prompt_length :] for i, w in zip(batch, wholes, strict=True)]
+    return np.concatenate([*prompts.values(), *responses])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -143,6 +143,8 @@ def _settings(
         "generation_config": "vllm",
     }
     if device == "cpu":
+        # Its attention uses the tiles of a CPU that has them, for which a process has to ask Linux.
+        torch.cpu._init_amx()
         _hide_llvmlite()
         settings["enforce_eager"] = True
     else:

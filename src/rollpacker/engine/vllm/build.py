@@ -10,6 +10,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -94,10 +95,12 @@ def build(
 
 def _check(args: EngineArgs, device: str, alone: bool) -> None:
     """Refuse what would run, and be wrong."""
-    model = args.create_model_config()
-    kind = model.hf_config.model_type
+    kind = transformers.AutoConfig.from_pretrained(args.model).model_type
     if kind in _STALE:
         raise ValueError(f"{kind}: {_STALE[kind]}")
+    if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
+        raise ValueError(f"{kind}: vLLM's module for it imports torchvision, which is not there")
+    model = args.create_model_config()
     if model.using_transformers_backend() and not alone:
         raise ValueError(
             f"vLLM runs {kind} by transformers' own classes, which it changes in this process, "

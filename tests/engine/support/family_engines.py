@@ -63,7 +63,8 @@ def main(path: Path) -> None:
         try:
             said = ", ".join(f"{worst:.0e}" for worst in measure(name, beside))
         except (AssertionError, ValueError, RuntimeError, EOFError) as error:
-            said = " ".join(str(error).split()).removeprefix("engine.kind=vllm ")
+            said = " ".join(str(error).split()) or type(error).__name__
+            said = said.removeprefix("engine.kind=vllm ").replace("cannot run ", "refused: ")
             beside.close()
             beside = Beside()
         results["families"][name]["vllm"] = said

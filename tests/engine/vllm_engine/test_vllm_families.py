@@ -48,6 +48,7 @@ FAMILIES = {
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCABULARY,
     },
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
     "smollm3": {},
     "nemotron_h": {
         "num_hidden_layers": 4,

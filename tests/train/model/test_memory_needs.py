@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import torch
 from conftest import make_groups, make_model
 from gang import make_trainer, place, run
-from tiny_families import tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker.config import GRPOConfig, MiniEngineConfig, ModelConfig, parse
@@ -204,7 +204,7 @@ def test_activations_are_about_those_that_are_saved(dtype, rank, recompute) -> N
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen2_moe", "qwen3_next", "deepseek_v3"])
 def test_adapters_are_as_many_as_are_counted(kind: str) -> None:
-    model = tiny(kind)
+    model = families.make(kind)
     shape = ModelShape.from_config(model.config.to_dict(), kind)
     adapted = add_adapters(model, ModelConfig(path="it", lora_rank=3))
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rollpacker.checkpoint_names import stored
+
 VOCABULARY = 41
 
 _PLAIN = {
@@ -168,6 +170,21 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "n_groups": 1,
         "conv_kernel": 3,
     },
+    "nemotron_h, experts": _EXPERTS
+    | {
+        "hybrid_override_pattern": "M*ME",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "conv_kernel": 3,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 32,
+    },
     "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 32},
     "jamba": {
         "attn_layer_period": 2,
@@ -197,13 +214,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, seed: int = 0) -> Any:
-    """A random model of a family in float32, far from its initial symmetry."""
+    """A random model of a family in float32, far from its initial symmetry, buffers too."""
     settings = _PLAIN | CONFIGURATIONS[name]
     config = AutoConfig.for_model(name.split(",")[0], **settings)
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            spread = 0.05
-            parameter.add_(spread * torch.randn_like(parameter))
+        for _, weight in stored(model):
+            weight.add_(0.05 * torch.randn_like(weight))
     return model.eval()

@@ -35,6 +35,8 @@ _STALE = {
     "gpt_oss": "vLLM 0.32 keeps the old values of its experts and sinks when new weights come",
 }
 """Families that begin well, and sample with weights of which parts are never replaced."""
+_WIDER = ("cohere2",)
+"""Families whose windows vLLM makes one token longer than transformers does, which trains here."""
 _UNASKED = 0.001
 """Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
 then measures nothing, so what other processes take meanwhile does not count as its own."""
@@ -101,6 +103,8 @@ def _check(args: EngineArgs, device: str, alone: bool) -> None:
     if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
         raise ValueError(f"{kind}: vLLM's module for it imports torchvision, which is not there")
     model = args.create_model_config()
+    if kind in _WIDER:
+        args.hf_overrides = {"sliding_window": model.hf_config.sliding_window - 1}
     if model.using_transformers_backend() and not alone:
         raise ValueError(
             f"vLLM runs {kind} by transformers' own classes, which it changes in this process, "

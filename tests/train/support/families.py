@@ -41,11 +41,11 @@ _LINEAR = {
     "linear_conv_kernel_dim": 3,
 }
 _LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 24,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "n_group": 2,

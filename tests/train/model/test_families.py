@@ -74,6 +74,17 @@ def test_layers_are_recomputed():
     assert len(runs) == 3
 
 
+def test_a_model_that_recomputes_for_its_owner_still_does():
+    model = families.make("qwen3")
+    model.gradient_checkpointing_enable()
+    before = [layer._gradient_checkpointing_func for layer in model.model.layers]
+    forward = PackedForward(model, recompute=True)
+    forward.logprobs(packing.build(items(), False, CPU), 1.0)[0].sum().backward()
+    assert [layer._gradient_checkpointing_func for layer in model.model.layers] == before
+    assert model.is_gradient_checkpointing
+    assert not any(module.training for module in model.modules())
+
+
 def test_interleaved_batches_recompute_their_own():
     model, all_items = families.make("qwen3_5_text"), items()
     forward = PackedForward(model, "wrapped", recompute=True)

@@ -129,15 +129,19 @@ class PackedForward:
                 function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
             )
 
-        kept = [layer.training for layer in self._recomputed]
+        ours: dict[str, Any] = {
+            "training": True,
+            "gradient_checkpointing": True,
+            "_gradient_checkpointing_func": run,
+        }
+        kept = [{n: getattr(layer, n, None) for n in ours} for layer in self._recomputed]
         try:
             for layer in self._recomputed:
-                layer.training = layer.gradient_checkpointing = True
-                layer._gradient_checkpointing_func = run
+                layer.__dict__.update(ours)
             yield
         finally:
-            for layer, training in zip(self._recomputed, kept, strict=True):
-                layer.training, layer.gradient_checkpointing = training, False
+            for layer, own in zip(self._recomputed, kept, strict=True):
+                layer.__dict__.update(own)
 
 
 def decoder_of(model: Any) -> Any:

@@ -1,11 +1,12 @@
 """What vLLM makes of every family, on a CPU: whether it samples with the weights that it is given.
 
-``python family_engines.py FILE`` writes what was found to a file of families' results.
+``python family_engines.py FILE [FAMILY ...]`` writes what was found to a file of families' results.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -55,19 +56,19 @@ def measure(name: str, beside: Beside) -> list[float]:
     return found
 
 
-def main(path: Path) -> None:
+def main(path: Path, names: list[str]) -> None:
     """Every family; a child that fails leaves process groups behind, so the next has its own."""
     results = json.loads(path.read_text())
     beside = Beside()
-    for name in families.CONFIGURATIONS:
+    for name in names or families.CONFIGURATIONS:
         try:
             said = ", ".join(f"{worst:.0e}" for worst in measure(name, beside))
         except (AssertionError, ValueError, RuntimeError, EOFError) as error:
             said = " ".join(str(error).split()) or type(error).__name__
-            said = said.removeprefix("engine.kind=vllm ").replace("cannot run ", "refused: ")
+            said = re.sub(r"^.*cannot run \S+ here: ", "", said)
             beside.close()
             beside = Beside()
-        results["families"][name]["vllm"] = said
+        results["families"].setdefault(name, {})["vllm"] = said
         sys.stdout.write(f"{name}: {said}\n")
         sys.stdout.flush()
     beside.close()
@@ -75,4 +76,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -213,6 +213,15 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _replayable(self) -> RunConfig:
+        if self.train.router_replay and self.engine.kind != "vllm":
+            raise ValueError(
+                f"train.router_replay needs an engine that says its routes, and engine.kind="
+                f"{self.engine.kind} has none: take vllm, or set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _comparable(self) -> RunConfig:
         kind = self.train.sampler_correction.kind
         if kind != "none" and not self.rollout.full_softmax:

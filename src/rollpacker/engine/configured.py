@@ -60,6 +60,7 @@ def build_engine(
                 sharers=config.devices.per_gpu,
                 span=span,
                 alone=alone,
+                routes=config.train.router_replay,
             )
         case FakeEngineConfig():
             from rollpacker.engine.fake import FakeEngine

@@ -1,5 +1,7 @@
 """Families whose layers vLLM holds in its own way sample with the weights they are given."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,7 @@ FAMILIES = {
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCABULARY,
     },
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
     "smollm3": {},
     "nemotron_h": {
         "num_hidden_layers": 4,
@@ -117,13 +120,16 @@ def test_what_is_sampled_has_the_log_probabilities_of_the_newest_weights(kind, b
     assert difference(first, outputs) > 0.1
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "lfm2", "minimax_m2"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_5_text", "lfm2", "minimax_m2"])
 def test_families_that_it_cannot_run_are_refused_in_a_line(kind, another, tmp_path):
     reasons = {
         "gpt_oss": "gpt_oss: vLLM 0.32 keeps the old values of its experts",
+        "qwen3_5_text": "qwen3_5_text: vLLM's module for it imports torchvision",
         "lfm2": "beside transformers",
         "minimax_m2": "beside transformers",
     }
+    if kind == "qwen3_5_text" and find_spec("torchvision"):
+        pytest.skip("torchvision is there")
     more = {"lfm2": {"full_attn_idxs": [1]}}.get(kind, EXPERTS)
     with pytest.raises(ValueError, match=reasons[kind]) as caught:
         another.build(made(kind, **more), tmp_path)

@@ -58,6 +58,9 @@ def graded(number: int) -> Trajectory:
             logprobs=-rng.random(number + 1).astype(np.float32),
             finish_reason="stop",
             weights_version=STEP,
+            routes=rng.integers(-1, 300, (number + 2, 3, 2)).astype(np.int16)
+            if number % 3
+            else None,
         ),
         reward=number / 3,
         rewards={"ones": number / 3, "never": None},
@@ -110,6 +113,7 @@ def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) 
         assert (again.output.attempt, again.grade.attempt) == (70, 70)
         np.testing.assert_array_equal(again.output.tokens, old.output.tokens)
         np.testing.assert_array_equal(again.output.logprobs, old.output.logprobs)
+        np.testing.assert_array_equal(again.output.routes, old.output.routes)
         assert (again.grade.reward, again.grade.rewards, again.grade.runs) == (
             old.reward,
             old.rewards,

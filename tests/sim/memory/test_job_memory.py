@@ -96,11 +96,17 @@ def test_adapters_and_what_decodes_with_them() -> None:
     assert said["engine's weights"] == pytest.approx(2 * LARGE.linear / 1e9)
 
 
+def test_adapters_of_a_mixture_of_experts_are_attention_s() -> None:
+    """48 layers of 4096 + 2048, twice 512 + 2048, 2048 + 4096 outputs and inputs."""
+    found = MODELS["Qwen3-30B-A3B"].adapter_parameters(16)
+    assert found == 16 * 48 * (6144 + 2 * 2560 + 6144)
+
+
 def test_activations_of_a_token_in_a_layer() -> None:
     """In bfloat16 on a GPU: four times 896 and 4864, three times 896 of queries and outputs, twice
-    128 of keys and values, 2 bytes each."""
+    128 of keys and values, 2 bytes each; two norms' 896 in float32."""
     assert layer_token_bytes(job(), SMALL, SMALL.blocks[0], cuda=True) == 2 * (
-        4 * 896 + 4 * 4864 + 3 * 896 + 2 * 128
+        4 * 896 + 4 * 4864 + 3 * 896 + 2 * 128 + 4 * 896
     )
 
 

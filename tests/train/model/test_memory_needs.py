@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from conftest import make_groups, make_model
 from gang import make_trainer, place, run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollpacker.config import GRPOConfig, MiniEngineConfig, parse
+from rollpacker.config import GRPOConfig, MiniEngineConfig, ModelConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.sim.costs.models import ModelShape
@@ -21,7 +22,7 @@ from rollpacker.sim.memory.needs import JobMachine
 from rollpacker.train.algorithms import build
 from rollpacker.train.mesh import part
 from rollpacker.train.model import token_logprobs
-from rollpacker.train.model.lora import engine_copy
+from rollpacker.train.model.lora import add_adapters, engine_copy
 
 SIZES = {
     "vocab_size": 96,
@@ -199,6 +200,15 @@ def test_activations_are_about_those_that_are_saved(dtype, rank, recompute) -> N
     if recompute:  # a layer's own come in the backward pass
         said -= working_set.layer_token_bytes(config, shape, shape.blocks[0], cuda=False) * tokens
     assert saved.bytes == pytest.approx(said, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen2_moe", "qwen3_next", "deepseek_v3"])
+def test_adapters_are_as_many_as_are_counted(kind: str) -> None:
+    model = families.make(kind)
+    shape = ModelShape.from_config(model.config.to_dict(), kind)
+    adapted = add_adapters(model, ModelConfig(path="it", lora_rank=3))
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert trained == shape.adapter_parameters(3)
 
 
 WIDE = {

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rollpacker.checkpoint_names import stored
+
 VOCABULARY = 41
 
 _PLAIN = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 160,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -25,13 +27,13 @@ _PLAIN = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
-_HEADS = {"head_dim": 16}
+_HEADS = {"head_dim": 32}
 _WINDOW = {"sliding_window": 8}
 _BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LINEAR = {
     "num_hidden_layers": 4,
-    "head_dim": 16,
+    "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -48,7 +50,7 @@ _LATENT = {
     "num_experts_per_tok": 2,
     "n_group": 2,
     "topk_group": 1,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
@@ -81,7 +83,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     | _WINDOW
     | _BOTH
     | {
-        "global_head_dim": 16,
+        "global_head_dim": 32,
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCABULARY,
         "num_kv_shared_layers": 0,
@@ -89,7 +91,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "phi": {},
     "phi3": _WINDOW,
     "stablelm": {},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128},
     "gpt_neox": {},
     "starcoder2": {"use_bias": True},
     "mistral": _WINDOW,
@@ -107,9 +109,9 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "glm4": _HEADS,
     "granite": {"logits_scaling": 3.0, "residual_multiplier": 0.5, "embedding_multiplier": 2.0},
     "nemotron": {},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "opt": {"ffn_dim": 160, "word_embed_proj_dim": 128},
     "qwen2_moe": _EXPERTS
-    | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 1, "mlp_only_layers": [0]},
+    | {"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [0]},
     "qwen3_moe": _EXPERTS | _HEADS | {"norm_topk_prob": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -120,7 +122,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {
         "moe_num_experts": 4,
         "moe_k": 2,
-        "moe_intermediate_size": 24,
+        "moe_intermediate_size": 32,
         "moe_layer_start_index": 1,
     },
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2} | _HEADS,
@@ -136,9 +138,9 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "qwen3_next": _EXPERTS
     | _LINEAR
-    | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 1},
+    | {"shared_expert_intermediate_size": 32, "decoder_sparse_step": 1},
     "qwen3_5_text": _LINEAR,
-    "qwen3_5_moe_text": _EXPERTS | _LINEAR | {"shared_expert_intermediate_size": 24},
+    "qwen3_5_moe_text": _EXPERTS | _LINEAR | {"shared_expert_intermediate_size": 32},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
     "granitemoehybrid": _MAMBA
     | {
@@ -146,29 +148,44 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 32,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
         "logits_scaling": 3.0,
     },
     "falcon_h1": _MAMBA
     | {
-        "head_dim": 16,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
-        "mamba_d_ssm": 64,
+        "head_dim": 32,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_ssm": 256,
         "lm_head_multiplier": 0.5,
     },
     "nemotron_h": {
         "hybrid_override_pattern": "M*-M",
         "num_hidden_layers": 4,
-        "head_dim": 16,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
+        "head_dim": 32,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
         "ssm_state_size": 8,
         "n_groups": 1,
         "conv_kernel": 3,
     },
-    "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16},
+    "nemotron_h, experts": _EXPERTS
+    | {
+        "hybrid_override_pattern": "M*ME",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "conv_kernel": 3,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 32},
     "jamba": {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
@@ -182,7 +199,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "llama4_text": _HEADS
     | {
-        "intermediate_size_mlp": 64,
+        "intermediate_size_mlp": 160,
         "num_local_experts": 4,
         "attention_chunk_size": 8,
         "floor_scale": 4,
@@ -197,13 +214,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, seed: int = 0) -> Any:
-    """A random model of a family in float32, far from its initial symmetry."""
+    """A random model of a family in float32, far from its initial symmetry, buffers too."""
     settings = _PLAIN | CONFIGURATIONS[name]
     config = AutoConfig.for_model(name.split(",")[0], **settings)
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            spread = 0.1 if parameter.ndim > 1 else 0.05
-            parameter.add_(spread * torch.randn_like(parameter))
+        for _, weight in stored(model):
+            weight.add_(0.05 * torch.randn_like(weight))
     return model.eval()

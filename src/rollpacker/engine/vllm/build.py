@@ -10,6 +10,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _STALE = {
     "gpt_oss": "vLLM 0.32 keeps the old values of its experts and sinks when new weights come",
 }
 """Families that begin well, and sample with weights of which parts are never replaced."""
+_WIDER = ("cohere2",)
+"""Families whose windows vLLM makes one token longer than transformers does, which trains here."""
 _UNASKED = 0.001
 """Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
 then measures nothing, so what other processes take meanwhile does not count as its own."""
@@ -69,6 +72,7 @@ def build(
     span: Span,
     *,
     alone: bool = True,
+    routes: bool = False,
 ) -> Any:
     """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
 
@@ -76,6 +80,7 @@ def build(
     transformers in this process (``alone``).
     """
     settings = _settings(model, config, device, sharers, span)
+    settings["enable_return_routed_experts"] = routes
     gc.collect()  # an engine that is gone takes the process's groups along as it is collected
     try:
         with _process_kept(), at_home(span, device):
@@ -84,6 +89,7 @@ def build(
             return LLMEngine.from_engine_args(args)
     except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
+        on += " with train.router_replay" if routes else ""
         raise ValueError(
             f"engine.kind=vllm{on} cannot run {model.path} here: {_said(error)}"
         ) from error
@@ -91,10 +97,14 @@ def build(
 
 def _check(args: EngineArgs, device: str, alone: bool) -> None:
     """Refuse what would run, and be wrong."""
-    model = args.create_model_config()
-    kind = model.hf_config.model_type
+    kind = transformers.AutoConfig.from_pretrained(args.model).model_type
     if kind in _STALE:
         raise ValueError(f"{kind}: {_STALE[kind]}")
+    if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
+        raise ValueError(f"{kind}: vLLM's module for it imports torchvision, which is not there")
+    model = args.create_model_config()
+    if kind in _WIDER:
+        args.hf_overrides = {"sliding_window": model.hf_config.sliding_window - 1}
     if model.using_transformers_backend() and not alone:
         raise ValueError(
             f"vLLM runs {kind} by transformers' own classes, which it changes in this process, "
@@ -140,6 +150,8 @@ def _settings(
         "generation_config": "vllm",
     }
     if device == "cpu":
+        # Its attention uses the tiles of a CPU that has them, for which a process has to ask Linux.
+        torch.cpu._init_amx()
         _hide_llvmlite()
         settings["enforce_eager"] = True
     else:

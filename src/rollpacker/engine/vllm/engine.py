@@ -65,6 +65,8 @@ class VllmEngine:
         span: this process's place among those of the engine.
         alone: no model of transformers is used in this process: vLLM changes their classes where it
             has no implementation of its own.
+        routes: say which experts tokens went to. Never run on a GPU: vLLM 0.32 has it in its second
+            model runner only, which takes no seeds of ours yet, and refuses elsewhere.
 
     Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
     """
@@ -79,6 +81,7 @@ class VllmEngine:
         sharers: int = 1,
         span: Span = ALONE,
         alone: bool = True,
+        routes: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._device, self._devices = device, span.size
@@ -86,7 +89,7 @@ class VllmEngine:
         folder = config_folder(model.path)
         found = model.model_copy(update={"path": folder})
         self._path = model.path
-        self._engine: Any = build(found, config, device, sharers, span, alone=alone)
+        self._engine: Any = build(found, config, device, sharers, span, alone=alone, routes=routes)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
@@ -168,7 +171,7 @@ class VllmEngine:
                 reason = "stop" if told.outputs[0].finish_reason == "stop" else "length"
                 if row.watcher is not None and row.watcher.found(_ints(row.tokens)):
                     reason = "stop"
-                outputs.append(self._forget(row, reason))
+                outputs.append(self._forget(row, reason, told.outputs[0].routed_experts))
             elif row.watcher is not None and row.watcher.found(_ints(row.tokens)):
                 stopped.append(row)
         self._steps += 1
@@ -283,15 +286,19 @@ class VllmEngine:
             self._engine.abort_request([row.key for row in rows])
         return [self._forget(row, reason) for row in rows]
 
-    def _forget(self, row: VllmAttempt, reason: FinishReason) -> Output:
+    def _forget(self, row: VllmAttempt, reason: FinishReason, routes: Any = None) -> Output:
         attempt = row.request.attempt
         del self._rows[attempt], self._by_key[row.key]
+        run = len(row.request.prompt) + len(row.tokens) - 1
+        if routes is not None and len(routes) < run:
+            routes = None  # of which tokens they are is not known
         return Output(
             attempt=attempt,
             tokens=_ints(row.tokens),
             logprobs=np.array(row.logprobs, np.float32),
             finish_reason=reason,
             weights_version=self._version,
+            routes=None if routes is None else np.asarray(routes, np.int16),
         )
 
     def _drop_prefixes(self) -> None:

@@ -13,7 +13,8 @@ class DecoderLayer:
     """Numbers of weights and of values; a token mixer and an MLP are added up to a layer.
 
     Args:
-        matrices: of linear layers that every token passes.
+        matrices: of the mixer's linear layers.
+        feed_forward: those of MLPs that every token passes.
         expert: those of one expert, where a router chooses among experts.
         experts: how many there are.
         routed: how many of them a token meets.
@@ -31,6 +32,7 @@ class DecoderLayer:
     """
 
     matrices: tuple[Matrix, ...] = ()
+    feed_forward: tuple[Matrix, ...] = ()
     expert: tuple[Matrix, ...] = ()
     experts: int = 0
     routed: int = 0
@@ -48,6 +50,7 @@ class DecoderLayer:
         """Both in one layer: at most one of them has experts, and one a cache by tokens."""
         return DecoderLayer(
             matrices=self.matrices + also.matrices,
+            feed_forward=self.feed_forward + also.feed_forward,
             expert=self.expert + also.expert,
             experts=self.experts + also.experts,
             routed=self.routed + also.routed,
@@ -75,17 +78,12 @@ class DecoderLayer:
     @property
     def linear(self) -> int:
         """Weights of all matrices."""
-        return _size(self.matrices) + self.expert_weights
+        return _size(self.matrices) + _size(self.feed_forward) + self.expert_weights
 
     @property
     def weights(self) -> int:
         """All of them."""
         return self.linear + self.other
-
-    @property
-    def ends(self) -> int:
-        """Inputs and outputs of the matrices that every token passes, together."""
-        return sum(rows + columns for rows, columns in self.matrices)
 
     def cached(self, devices: int) -> int:
         """Values that a token leaves on so many devices together: where there are fewer heads,

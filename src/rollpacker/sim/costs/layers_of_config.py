@@ -53,7 +53,7 @@ def layers_of(fields: ConfigFields) -> tuple[DecoderLayer, ...]:
 def _layer(f: ConfigFields, index: int, kind: str) -> DecoderLayer:
     hidden = f.integer(*HIDDEN)
     # Gemma's four, as saved tensors of transformers' layers were counted.
-    normed = 9 * hidden if f.kind.startswith("gemma") else 0
+    normed = 7 * hidden if f.kind.startswith("gemma") else 0
     norms = DecoderLayer(other=2 * hidden, normed=normed)
     if kind in _MLPS:
         return norms + _MLPS[kind](f)
@@ -278,7 +278,7 @@ def mlp(f: ConfigFields) -> DecoderLayer:
         step = f.integer("block_multiple_of")
         inner = step * -(-int(f.get("block_ffn_dim_multiplier") * int(2 * inner / 3)) // step)
     other = 2 * inner + hidden if f.get("mlp_bias") else 0
-    return DecoderLayer(matrices=_matrices(f, hidden, inner), other=other, inner=inner)
+    return DecoderLayer(feed_forward=_matrices(f, hidden, inner), other=other, inner=inner)
 
 
 def experts(f: ConfigFields) -> DecoderLayer:
@@ -293,7 +293,7 @@ def experts(f: ConfigFields) -> DecoderLayer:
         default=inner if f.kind == "llama4_text" else shared,
     )
     return DecoderLayer(
-        matrices=_matrices(f, hidden, shared) if shared else (),
+        feed_forward=_matrices(f, hidden, shared) if shared else (),
         expert=_matrices(f, hidden, inner),
         experts=count,
         routed=routed,

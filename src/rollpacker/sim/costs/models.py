@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from rollpacker.sim.costs.config_fields import CONTEXT, HEADS, HIDDEN, KV_HEADS, ConfigFields
-from rollpacker.sim.costs.decoder_layers import DecoderLayer
+from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
 from rollpacker.sim.costs.known_models import CONFIGS
 from rollpacker.sim.costs.layers_of_config import FAMILIES, layers_of
 
@@ -133,8 +133,13 @@ class ModelShape:
         return max(layer.linear for layer in self.blocks)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of LoRA adapters on every linear layer but experts, routers and the output head."""
-        return rank * sum(layer.ends for layer in self.blocks)
+        """Of LoRA adapters on all linear layers, as ``train/model/lora.py`` puts them."""
+        adapted = (each for layer in self.blocks for each in self.adapted(layer))
+        return rank * sum(rows + columns for rows, columns in adapted)
+
+    def adapted(self, layer: DecoderLayer) -> tuple[Matrix, ...]:
+        """Those of a layer that get adapters: in a model with experts the mixer's only."""
+        return layer.matrices if self.count.experts else layer.matrices + layer.feed_forward
 
     @classmethod
     def from_config(

@@ -33,15 +33,16 @@ def layer_token_bytes(
     kept = size * (2 * hidden + 3 * inner) + 8 * hidden
     # Each expert has an input and an output of its own.
     kept += size * 2 * hidden * layer.routed
-    rank = config.model.lora_rank
+    rank, adapted = config.model.lora_rank, shape.adapted(layer)
     if rank and size == 2:
-        # Adapters are float32: each of a dense layer's seven has a cast input of its own.
-        kept += 4 * (5 * hidden + layer.output + inner)
+        # Adapters are float32: each of them has a cast input of its own.
+        kept += 4 * sum(columns for _, columns in adapted)
+        kept += size * (hidden + inner) if shape.count.experts else 0
     else:
         kept += size * (2 * hidden + layer.output + inner)
     # Attention is computed in float32 on a CPU.
     attention = (size if cuda else 4) * layer.mixed
-    return kept + attention + 4 * layer.normed + len(layer.matrices) * 4 * rank
+    return kept + attention + 4 * layer.normed + len(adapted) * 4 * rank
 
 
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:

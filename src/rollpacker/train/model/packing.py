@@ -22,6 +22,9 @@ from rollpacker.core.types import Sample
 
 Packing = Literal["auto", "padded", "prompt_shared"]
 
+_ROUTED = ("num_experts_per_tok", "moe_k", "top_k_experts")
+"""What configurations call the experts of a token."""
+
 
 @dataclass(frozen=True, eq=False)
 class Item:
@@ -157,7 +160,8 @@ def costs_of(model: Any) -> Costs:
             continue
         share = 1.0
         if parameter.ndim == 3 and "experts" in name:
-            share = getattr(config, "num_experts_per_tok", len(parameter)) / len(parameter)
+            chosen = next((n for name in _ROUTED if (n := getattr(config, name, None))), 0)
+            share = chosen / len(parameter) if chosen else 1.0
         linear += parameter.numel() * share
     heads = getattr(config, "num_attention_heads", None) or 0
     width = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)

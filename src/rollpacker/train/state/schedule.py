@@ -17,7 +17,7 @@ def default_learning_rate(parameters: int, *, lora: bool) -> float:
     1e-6 from 7B on is what verl, TRL and DAPO (Yu et al., 2025) take there. Below it grows with
     1/sqrt(parameters): on the safe side of what was tried here (2e-5 for 135M, where 3e-5
     collapses; 3e-4 for 0.2M). Of a mixture of experts all parameters count, not the active ones:
-    verl and slime take 1e-6 for Qwen3-30B-A3B too, as for dense models of its size. Ten times as
+    verl takes 1e-6 for Qwen3-30B-A3B too, as for dense models of its size. Ten times as
     much for LoRA (Schulman et al., 2025, "LoRA Without Regret").
     """
     rate = _LARGE_RATE * max(1.0, math.sqrt(_LARGE / parameters)) * (_LORA if lora else 1.0)

@@ -56,3 +56,10 @@ def test_the_model_is_small_and_its_weights_depend_on_the_seed_alone():
     assert all(torch.equal(a, b) for a, b in pairs)
     other = build_model(seed=2)
     assert not torch.equal(first.get_input_embeddings().weight, other.get_input_embeddings().weight)
+
+
+def test_other_families_have_its_size():
+    model = build_model(0, 4, "qwen3_moe", num_experts=4, moe_intermediate_size=32)
+    assert (model.config.model_type, model.config.hidden_size) == ("qwen3_moe", 128)
+    assert model.config.num_experts == 4
+    assert model.config.eos_token_id == EOS_ID

@@ -55,8 +55,9 @@ def test_what_a_killed_run_leaves_is_not_taken_for_a_checkpoint(tmp_path):
 
 
 def test_the_key_follows_seed_and_recipe():
-    keys = {cache_key(0, SHORT), cache_key(1, SHORT), cache_key(0, Recipe())}
-    assert len(keys) == 3
+    other, more = replace(SHORT, family="llama"), replace(SHORT, settings={"hidden_size": 64})
+    keys = {cache_key(0, each) for each in (SHORT, Recipe(), other, more)} | {cache_key(1, SHORT)}
+    assert len(keys) == 5
     assert cache_key(0, SHORT) == cache_key(0, replace(SHORT))
 
 

@@ -1,16 +1,19 @@
-"""The demo's model: a Qwen2 of 0.2M parameters and a tokenizer with one token per task word."""
+"""The demo's model: a Qwen2 of 0.2M parameters and a tokenizer with one token per task word.
+
+Other families can have its size.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AddedToken, AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
 
 from rollpacker.demo.task import END_OF_THOUGHT
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CONTEXT = 1024
 """Positions that the model knows."""
@@ -49,23 +52,32 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def build_model(seed: int, heads: int = 3) -> Qwen2ForCausalLM:
-    """An untrained float32 model with heads of 32; torch's global generator stays as it was."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32 * heads,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
+def build_model(
+    seed: int, heads: int = 3, family: str = "qwen2", **settings: Any
+) -> PreTrainedModel:
+    """An untrained float32 model with heads of 32; torch's global generator stays as it was.
+
+    Args:
+        seed: of its weights.
+        heads: of attention.
+        family: ``model_type`` of transformers.
+        settings: keys of the family's configuration, before those of the demo.
+    """
+    ours = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32 * heads,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
         # Of the order of 1/sqrt(hidden): the usual 0.02 takes about twice as many steps.
-        initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-    )
+        "initializer_range": 0.08,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **ours | settings))

@@ -11,10 +11,10 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from rollpacker.demo import task
 from rollpacker.demo.model import EOS_ID, PAD_ID, build_model, build_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Progress = Callable[[int, int, float], None]
 """Called with (steps done, steps, loss)."""
@@ -44,6 +44,8 @@ class Recipe:
         answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
             model do so 1.5 / 2.5 of the time.
         heads: the model's attention heads.
+        family: its ``model_type``.
+        settings: of the family's configuration.
     """
 
     steps: int = 1700
@@ -53,6 +55,8 @@ class Recipe:
     warmup_steps: int = 50
     answer_weight: float = 1.5
     heads: int = 3
+    family: str = "qwen2"
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def default_cache() -> Path:
@@ -105,9 +109,9 @@ def cache_key(seed: int, recipe: Recipe) -> str:
 
 def train(
     tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe, progress: Progress | None = None
-) -> Qwen2ForCausalLM:
+) -> PreTrainedModel:
     """Train a fresh model; the same seed gives the same weights."""
-    model = build_model(seed, recipe.heads)
+    model = build_model(seed, recipe.heads, recipe.family, **recipe.settings)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
@@ -168,7 +172,7 @@ def _batches(
         yield from batches
 
 
-def _loss(model: Qwen2ForCausalLM, batch: list[_Example], answer_weight: float) -> torch.Tensor:
+def _loss(model: PreTrainedModel, batch: list[_Example], answer_weight: float) -> torch.Tensor:
     """Cross entropy per response token of both ways to answer each problem."""
     thoughts = [(example.prompt, example.thought) for example in batch]
     answers = [(example.prompt, example.answer) for example in batch]
@@ -176,7 +180,7 @@ def _loss(model: Qwen2ForCausalLM, batch: list[_Example], answer_weight: float) 
     return total / sum(len(response) for _, response in (*thoughts, *answers))
 
 
-def _sum_loss(model: Qwen2ForCausalLM, pairs: list[tuple[list[int], list[int]]]) -> torch.Tensor:
+def _sum_loss(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     # Padding is on the right: a causal model does not see it.
     width = max(len(prompt) + len(response) for prompt, response in pairs)
     tokens = torch.full((len(pairs), width), PAD_ID)

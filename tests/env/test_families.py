@@ -221,7 +221,9 @@ def job(**settings: Any) -> Any:
 
 def card(name: str, *ends: str) -> Card:
     stops = tuple(token(name, end) for end in ends)
-    return Card(tokenizer=MADE[name], context=100, heads=1, kv_heads=1, stop_token_ids=stops)
+    return Card(
+        kind="any", tokenizer=MADE[name], context=100, heads=1, kv_heads=1, stop_token_ids=stops
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

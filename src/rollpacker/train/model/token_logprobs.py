@@ -104,8 +104,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """In float32 whatever the type of both: rounded to bfloat16 they would be off by 0.03 nats in
-    the mean, more than everything else that a sampler and a trainer differ by."""
+    """In float32 whatever the type of both: rounded to bfloat16 log-probabilities would be off by
+    0.01 nats in the mean (SmolLM2-135M), up to 0.03 where no token is likely."""
     if hidden.dtype == torch.float32:
         return hidden @ weight.T
     if hidden.is_cuda:

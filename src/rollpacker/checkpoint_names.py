@@ -6,10 +6,11 @@ renamed. transformers knows the way back (``revert_weight_conversion``), for a w
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.core_model_loading import revert_weight_conversion
@@ -52,7 +53,7 @@ class CheckpointNames:
     def __init__(
         self, model: PreTrainedModel, own: Iterable[tuple[str, torch.Tensor]] | None = None
     ) -> None:
-        self._model = model
+        self._model: Any = model
         self.own: Layout = dict(map(_entry, stored(model) if own is None else own))
         """What ``converted`` takes, by the model's own names."""
         meta = torch.device("meta")
@@ -61,6 +62,8 @@ class CheckpointNames:
         names = {id(tensor): name for name, tensor in whole.items()}
         self._renamed = {n: names[id(tensor)] for n, tensor in like.items() if id(tensor) in names}
         self._blocks = {name: _layer(name) for name in like if name not in self._renamed}
+        if self._blocks:
+            self._model = _twin(model)
         self.layout: Layout = dict(map(_entry, self.converted(like.items())))
         """What ``converted`` yields."""
         if self.layout != dict(map(_entry, whole.items())):
@@ -81,6 +84,15 @@ class CheckpointNames:
             held[block][name] = weight
             if len(held[block]) == sizes[block]:
                 yield from revert_weight_conversion(self._model, held.pop(block)).items()
+
+
+def _twin(model: Any) -> Any:
+    """A model without weights that is converted as this one is now: transformers goes by the names
+    of classes, which FSDP changes."""
+    with torch.device("meta"):
+        twin: Any = type(model)(copy.deepcopy(model.config))
+    twin._weight_conversions = getattr(model, "_weight_conversions", None)
+    return twin
 
 
 def _layer(name: str) -> str:

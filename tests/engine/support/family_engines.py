@@ -64,7 +64,7 @@ def main(path: Path, names: list[str]) -> None:
         try:
             said = ", ".join(f"{worst:.0e}" for worst in measure(name, beside))
         except (AssertionError, ValueError, RuntimeError, EOFError) as error:
-            said = " ".join(str(error).split()) or type(error).__name__
+            said = " ".join(str(error).split()) or "its process died"
             said = re.sub(r"^.*cannot run \S+ here: ", "", said)
             beside.close()
             beside = Beside()

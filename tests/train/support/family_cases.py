@@ -108,7 +108,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def replicas(rank: int, folder: Path, names: list[str]) -> None:
-    """Two processes that share each family's weights, against one: gradients and weights."""
+    """Two processes that share each family's weights, against one: the gradient, and the weights
+    after two updates."""
     here, results = place(2), {}
     for name in names:
         for kind, settings in SETTINGS.items():
@@ -118,8 +119,9 @@ def replicas(rank: int, folder: Path, names: list[str]) -> None:
                 found = []
                 for _ in range(2):
                     expected, total = (t.accumulate(groups()) for t in (local, spread))
-                    sums, wanted = gradient(spread), gradient(local)
-                    found.append(float((sums - wanted).norm() / wanted.norm()))
+                    if not found:
+                        sums, wanted = gradient(spread), gradient(local)
+                        found.append(float((sums - wanted).norm() / wanted.norm()))
                     local.apply(expected)
                     spread.apply(total)
                 found.append(apart(held(spread), held(local)))

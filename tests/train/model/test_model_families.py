@@ -125,11 +125,11 @@ def test_a_head_of_another_making_is_refused():
 
 def test_experts_count_by_what_a_token_takes():
     dense, moe = families.make("qwen3"), families.make("qwen3_moe")
-    config = moe.config
-    expert = 3 * config.hidden_size * config.moe_intermediate_size
-    router = config.hidden_size * config.num_experts
-    for model, mlp in ((dense, 3 * 32 * 64), (moe, 2 * expert + router)):
-        attention = 32 * 16 * (4 + 2 + 2 + 4)
-        norms = 2 * (2 * 32 + 2 * 16) + 32
-        expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * 4 * 16 * 2)
+    hidden, inner, heads, kv_heads, width = 128, 160, 4, 2, 32
+    expert = 3 * hidden * moe.config.moe_intermediate_size
+    router = hidden * moe.config.num_experts
+    for model, mlp in ((dense, 3 * hidden * inner), (moe, 2 * expert + router)):
+        attention = 2 * hidden * width * (heads + kv_heads)
+        norms = 2 * (2 * hidden + 2 * width) + hidden
+        expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * heads * width * 2)
         assert packing.costs_of(model) == expected

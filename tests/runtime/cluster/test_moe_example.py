@@ -94,6 +94,7 @@ def test_sampler_and_trainer_agree_after_updates(family: str, models: Any, tmp_p
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
     family: str, models: Any, tmp_path: Path

@@ -8,6 +8,22 @@ from pydantic import Field, model_validator
 
 from rollpacker.config.base import Config
 
+CallFormat = Literal[
+    "hermes",
+    "llama3",
+    "qwen3_coder",
+    "glm",
+    "mistral",
+    "mistral_v11",
+    "functiongemma",
+    "gemma4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "harmony",
+    "pythonic",
+]
+"""How models write calls of tools."""
+
 
 class EnvironmentConfig(Config):
     """What answers the model between two turns of a response."""
@@ -43,21 +59,7 @@ class EnvironmentConfig(Config):
     ``score`` ends it there with ``failed_reward``."""
     failed_reward: float = 0.0
     """With ``on_error: score``."""
-    call_format: Literal[
-        "auto",
-        "hermes",
-        "llama3",
-        "qwen3_coder",
-        "glm",
-        "mistral",
-        "mistral_v11",
-        "functiongemma",
-        "gemma4",
-        "deepseek_v3",
-        "deepseek_v31",
-        "harmony",
-        "pythonic",
-    ] = "auto"
+    call_format: Literal["auto", CallFormat] = "auto"
     """How the model writes calls: ``hermes`` is ``<tool_call>{"name": ..., "arguments": ...}
     </tool_call>`` (Qwen2.5, Qwen3, SmolLM2), ``llama3`` JSON alone, ``qwen3_coder`` a tag for each
     argument (Qwen3-Coder, Qwen3.5 and later, Nemotron 3), ``harmony`` gpt-oss's channels,

@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import Call
-from rollpacker.env.calls.calls import FORMATS, Format, parse, written
+from rollpacker.env.calls.calls import FORMATS, parse, written
 from rollpacker.env.calls.formats.scan import as_json
 from rollpacker.env.conversation import arguments_of, whole
 from rollpacker.errors import words_of
@@ -60,7 +61,7 @@ class Rendering:
     """
 
     def __init__(
-        self, tokenizer: Any, kwargs: Mapping[str, Any], call_format: Format | Literal["auto"]
+        self, tokenizer: Any, kwargs: Mapping[str, Any], call_format: CallFormat | Literal["auto"]
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
@@ -83,10 +84,10 @@ class Rendering:
         """What the template writes behind a reply, whatever follows."""
         self.writes: str = ""
         """How it writes a call; empty where it does not."""
-        self._own: Format | None = self._format_found()
+        self._own: CallFormat | None = self._format_found()
         self.guessed = call_format == "auto" and not self.writes
         """Whether nothing says how calls are written."""
-        self.call_format: Format | None = self._own if call_format == "auto" else call_format
+        self.call_format: CallFormat | None = self._own if call_format == "auto" else call_format
         """Of the model's calls; None where the template writes them in one that is unknown."""
         self.results: Results = self._results_as()
         """How messages of role tool are rendered: as they are, only behind calls, or as the
@@ -218,7 +219,7 @@ class Rendering:
         rest = self._behind_end(text, ANSWER)
         return rest is not None and rest != plain
 
-    def _format_found(self) -> Format | None:
+    def _format_found(self) -> CallFormat | None:
         """The format in which the template writes calls; the first where it writes none."""
         writes: list[str] = []
         for self._as_text in (False, True):  # a few templates want arguments as text of JSON

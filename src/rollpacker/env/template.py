@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollpacker.chat import Complete
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import EpisodeError, Message
-from rollpacker.env.calls.calls import FORMATS, Format, opens_reasoning, parse
+from rollpacker.env.calls.calls import FORMATS, opens_reasoning, parse
 from rollpacker.env.conversation import to_message
 from rollpacker.env.rendering import ANSWER, ASKED, PROBE_TOOL, Rendering, Tools
 from rollpacker.errors import words_of
@@ -46,7 +47,7 @@ class Template(Rendering):
         tokenizer: Any,
         kwargs: Mapping[str, Any],
         *,
-        call_format: Format | Literal["auto"] = "auto",
+        call_format: CallFormat | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(tokenizer, kwargs, call_format)
         self._variants: dict[str, Template] = {}

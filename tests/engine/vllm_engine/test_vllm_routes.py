@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_models import VOCABULARY, drain, request
+from family_cases import record
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rollpacker.checkpoint_names import CheckpointNames, stored
@@ -16,7 +17,6 @@ from rollpacker.core.types import Group, PromptId, Sample
 from rollpacker.train.local import LocalTrainer
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
-from rollpacker.train.model.routes import record
 
 pytestmark = pytest.mark.cluster
 

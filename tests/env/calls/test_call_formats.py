@@ -9,8 +9,9 @@ from call_texts import ADD, DEEPSEEK, GEMMA, GLM, ONE, V3, V31, XML, answers, re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
-from rollpacker.env.calls.calls import FORMATS, Format, parse, written
+from rollpacker.env.calls.calls import FORMATS, parse, written
 
 TWO = {form: text * 2 for form, text in ONE.items()} | {
     "mistral": "[TOOL_CALLS] [%s, %s]" % ((ONE["mistral"].split(" [")[1][:-1],) * 2),
@@ -45,7 +46,7 @@ ALONE = ("llama3", "pythonic", "harmony")
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_call_is_read_and_run(form: Format) -> None:
+def test_a_call_is_read_and_run(form: CallFormat) -> None:
     parsed = read(ONE[form], form)
     assert (parsed.calls, parsed.content) == ((ADD,), "")
     (answer,) = answers(ONE[form], form)
@@ -53,7 +54,7 @@ def test_a_call_is_read_and_run(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", TWO)
-def test_several_calls(form: Format) -> None:
+def test_several_calls(form: CallFormat) -> None:
     parsed = read(TWO[form], form)
     assert (parsed.calls, parsed.content) == ((ADD, ADD), "")
     first, second = answers(TWO[form], form)
@@ -61,20 +62,20 @@ def test_several_calls(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form not in ALONE])
-def test_text_before_a_call_and_behind_it_stays(form: Format) -> None:
+def test_text_before_a_call_and_behind_it_stays(form: CallFormat) -> None:
     parsed = read(f"I add 2 é 3.\n\n{ONE[form]}\nThen I wait.", form)
     assert parsed.calls == (ADD,)
     assert parsed.content.split() == ["I", "add", "2", "é", "3.", "Then", "I", "wait."]
 
 
 @pytest.mark.parametrize("form", OPENED)
-def test_the_end_of_a_call_may_be_missing(form: Format) -> None:
+def test_the_end_of_a_call_may_be_missing(form: CallFormat) -> None:
     parsed = read(OPENED[form], form)
     assert (parsed.calls, parsed.content) == ((ADD,), "")
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_call_that_is_wrong_is_answered_with_what_is_wrong(form: Format) -> None:
+def test_a_call_that_is_wrong_is_answered_with_what_is_wrong(form: CallFormat) -> None:
     (bad,) = read(WRONG[form], form).calls
     assert isinstance(bad, BadCall)
     assert "\n" not in bad.error
@@ -87,14 +88,14 @@ def test_a_call_that_is_wrong_is_answered_with_what_is_wrong(form: Format) -> No
 @pytest.mark.parametrize(
     "form", [form for form in TWO if form not in ("llama3", "mistral", "pythonic")]
 )
-def test_a_call_that_is_wrong_harms_no_other(form: Format) -> None:
+def test_a_call_that_is_wrong_harms_no_other(form: CallFormat) -> None:
     calls = read(f"{WRONG[form]}{ONE[form]}", form).calls
     assert isinstance(calls[0], BadCall)
     assert calls[-1] == ADD
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_tool_that_is_not_there_is_named(form: Format) -> None:
+def test_a_tool_that_is_not_there_is_named(form: CallFormat) -> None:
     text = ONE[form].replace("add", "take")
     (answer,) = answers(text, form)
     assert answer["content"] == "Error: there is no tool 'take': there is add"
@@ -102,7 +103,7 @@ def test_a_tool_that_is_not_there_is_named(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_argument_of_another_type_is_named(form: Format) -> None:
+def test_an_argument_of_another_type_is_named(form: CallFormat) -> None:
     many = {
         "deepseek_v3": '"many"',
         "qwen3_coder": "many",
@@ -115,7 +116,7 @@ def test_an_argument_of_another_type_is_named(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_call_without_arguments(form: Format) -> None:
+def test_a_call_without_arguments(form: CallFormat) -> None:
     assert parse(written(Call("take", {}), form), form).calls == (Call("take", {}),)
 
 
@@ -142,7 +143,7 @@ KINDS = SCALARS | {
 
 
 @given(st.data(), st.sampled_from(FORMATS))
-def test_what_is_written_is_read_back_as_it_was(data: st.DataObject, form: Format) -> None:
+def test_what_is_written_is_read_back_as_it_was(data: st.DataObject, form: CallFormat) -> None:
     """Unicode, nested lists and objects, numbers, truth values and text, as the schema has them."""
     types = data.draw(st.dictionaries(NAMES, st.sampled_from(sorted(KINDS)), max_size=3))
     call = Call("look.up-1", {name: data.draw(KINDS[kind]) for name, kind in types.items()})
@@ -160,7 +161,7 @@ def test_what_is_written_is_read_back_as_it_was(data: st.DataObject, form: Forma
 
 @given(st.data(), st.sampled_from(FORMATS), st.data())
 def test_a_call_that_is_cut_anywhere_raises_nothing(
-    data: st.DataObject, form: Format, more: st.DataObject
+    data: st.DataObject, form: CallFormat, more: st.DataObject
 ) -> None:
     text = data.draw(st.sampled_from([ONE[form], TWO.get(form, ONE[form]), WRONG[form]]))
     cut = text[: more.draw(st.integers(0, len(text)))]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from call_texts import ADD, GLM, ONE, answers, read
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
-from rollpacker.env.calls.calls import Format, parse
+from rollpacker.env.calls.calls import parse
 
 # One format each -------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ DEEP = {
 
 @pytest.mark.parametrize("form", DEEP)
 @pytest.mark.parametrize("depth", [100, 10_000])
-def test_arguments_that_are_nested_too_deep_are_no_call(form: Format, depth: int) -> None:
+def test_arguments_that_are_nested_too_deep_are_no_call(form: CallFormat, depth: int) -> None:
     (bad,) = parse(DEEP[form] % ("[" * depth + "]" * depth), form).calls
     assert isinstance(bad, BadCall)
     assert "too deep" in bad.error
@@ -187,7 +188,7 @@ def test_a_reply_of_harmony_s_without_a_message_is_text(text: str) -> None:
     [("mistral_v11", "[THINK]", "[/THINK]"), ("gemma4", "<|channel>thought\n", "<channel|>")],
 )
 def test_other_marks_of_reasoning_are_shown_as_most_have_them(
-    form: Format, begins: str, ends: str
+    form: CallFormat, begins: str, ends: str
 ) -> None:
     text = f"{begins}I may call {ONE[form]}{ends}It is 5."
     parsed = parse(text, form)

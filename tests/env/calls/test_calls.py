@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import BadCall, Call, Parsed
-from rollpacker.env.calls.calls import FORMATS, Format, parse, written
+from rollpacker.env.calls.calls import FORMATS, parse, written
 from rollpacker.env.conversation import calls_of, said, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})
@@ -99,7 +100,7 @@ def test_several_hermes_calls_keep_their_order() -> None:
         f"<think>{HERMES}</think>It is 5.",
     ],
 )
-def test_what_is_no_call(form: Format, text: str) -> None:
+def test_what_is_no_call(form: CallFormat, text: str) -> None:
     parsed = parse(text, form)
     assert parsed.calls == ()
     assert parsed.content == text
@@ -133,7 +134,7 @@ SAY = {
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("text", [WORDS, "</think>", "<think>", "</think> <think>"])
-def test_what_arguments_say_of_reasoning_hides_no_call(form: Format, text: str) -> None:
+def test_what_arguments_say_of_reasoning_hides_no_call(form: CallFormat, text: str) -> None:
     parsed = parse(SAY[form] % text, form)
     assert parsed.calls == (Call("say", {"text": text}),)
     assert parsed.content == ""
@@ -146,7 +147,7 @@ def test_what_is_said_of_reasoning_behind_a_call_or_before_it_hides_none() -> No
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("begins", ["<think>", "\n <think>\n"])
-def test_calls_in_reasoning_are_not_meant(form: Format, begins: str) -> None:
+def test_calls_in_reasoning_are_not_meant(form: CallFormat, begins: str) -> None:
     call = SAY[form] % "hi"
     assert parse(f"{begins}{call}", form).calls == ()
     parsed = parse(f"{begins}{call}</think>{call}", form)
@@ -155,7 +156,7 @@ def test_calls_in_reasoning_are_not_meant(form: Format, begins: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_reply_may_begin_inside_of_reasoning(form: Format) -> None:
+def test_a_reply_may_begin_inside_of_reasoning(form: CallFormat) -> None:
     """The template has opened it: the reply itself has only its end."""
     call = SAY[form] % WORDS
     parsed = parse(f"Hm.</think>{call}", form, reasons=True)
@@ -248,7 +249,7 @@ TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join)
 
 
 @given(TEXTS, st.sampled_from(FORMATS))
-def test_nothing_is_too_strange(text: str, form: Format) -> None:
+def test_nothing_is_too_strange(text: str, form: CallFormat) -> None:
     parsed = parse(text, form)
     message = to_message(parsed, text)
     assert len(calls_of(message)) == len(parsed.calls)
@@ -266,7 +267,7 @@ CALLS = st.builds(Call, st.text(min_size=1), st.dictionaries(st.text(), JSON, ma
 
 
 @given(CALLS, st.sampled_from(("hermes", "llama3")))
-def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
+def test_what_is_written_is_read_back(call: Call, form: CallFormat) -> None:
     parsed = parse(written(call, form), form)
     assert parsed.calls == (call,)
     message = to_message(parsed, written(call, form))
@@ -293,7 +294,7 @@ def test_what_is_written_is_read_back(call: Call, form: Format) -> None:
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_work_grows_with_the_text_and_not_faster(
-    piece: str, form: Format, calls: Callable[[Callable[[], object]], int]
+    piece: str, form: CallFormat, calls: Callable[[Callable[[], object]], int]
 ) -> None:
     once = calls(lambda: parse(piece * 100, form))
     assert calls(lambda: parse(piece * 1000, form)) <= 11 * once

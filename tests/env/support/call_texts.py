@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import Call, Parsed
-from rollpacker.env.calls.calls import Format, parse
+from rollpacker.env.calls.calls import parse
 from rollpacker.env.conversation import to_message
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 
@@ -20,7 +21,7 @@ GLM = "<tool_call>add\n{}\n{}\n{}\n<arg_value>3</arg_value>\n</tool_call>".forma
 GEMMA = "<start_function_call>call:add{a:2,b:3}<end_function_call>"
 HEADER = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 
-ONE: dict[Format, str] = {
+ONE: dict[CallFormat, str] = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
     "llama3": '{"name": "add", "parameters": {"a": 2, "b": 3}}',
     "qwen3_coder": f"<tool_call>\n{XML}\n</tool_call>",
@@ -46,7 +47,7 @@ SCHEMA = {
 }
 
 
-def read(text: str, form: Format) -> Parsed:
+def read(text: str, form: CallFormat) -> Parsed:
     """A reply, with the schema of ``add``."""
     return parse(text, form, tools=[SCHEMA])
 
@@ -61,7 +62,7 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-def answers(text: str, form: Format) -> list[dict[str, Any]]:
+def answers(text: str, form: CallFormat) -> list[dict[str, Any]]:
     """What tools say to a reply."""
     tools = tools_of([add], "")
     schemas = [tool.schema for tool in tools.values()]

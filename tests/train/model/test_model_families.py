@@ -133,3 +133,13 @@ def test_experts_count_by_what_a_token_takes():
         norms = 2 * (2 * hidden + 2 * width) + hidden
         expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * heads * width * 2)
         assert packing.costs_of(model) == expected
+
+
+def test_queries_that_are_scaled_by_their_index_are_run_by_rows():
+    """Whose steps are far too long for a comparison to see them, as in Llama 4 itself."""
+    model = families.make("llama4_text")
+    for layer in model.model.layers:
+        layer.self_attn.floor_scale = 8192
+    assert fit_of(model).layout == "rows"
+    model.config.attn_temperature_tuning = False
+    assert fit_of(model).layout == "flat"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import clone
-from family_cases import CPU, TEMPERATURE, gradients, groups, items, off
+from family_cases import CPU, TEMPERATURE, gradients, groups, items, off, record
 from gang import gradient, make_trainer
 
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
 from rollpacker.train.model.layouts import fit_of
-from rollpacker.train.model.routes import mixtures_of, record
+from rollpacker.train.model.routes import mixtures_of
 
 MIXTURES = {
     name: "wrapped" if name in ("qwen3_next", "qwen3_5_moe_text", "jamba") else "flat"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import get_args
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import Call, Parsed
 from rollpacker.env.calls.formats import (
     deepseek_calls,
@@ -19,28 +20,14 @@ from rollpacker.env.calls.formats import (
 )
 from rollpacker.env.calls.formats.typed import Tools
 
-Format = Literal[
-    "hermes",
-    "llama3",
-    "qwen3_coder",
-    "glm",
-    "mistral",
-    "mistral_v11",
-    "functiongemma",
-    "gemma4",
-    "deepseek_v3",
-    "deepseek_v31",
-    "harmony",
-    "pythonic",
-]
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 
 _END = "</think>"
 _REASONING = {"<think>": _END, "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
 """How reasoning begins and ends: with most models, Mistral's, and Gemma 4."""
 _ENDS = re.compile("|".join(map(re.escape, _REASONING.values())))
 
-_READS: Mapping[Format, Callable[[str, int], Parsed]] = {
+_READS: Mapping[CallFormat, Callable[[str, int], Parsed]] = {
     "hermes": json_calls.hermes,
     "llama3": json_calls.llama3,
     "mistral": mistral_calls.mistral,
@@ -52,12 +39,12 @@ _READS: Mapping[Format, Callable[[str, int], Parsed]] = {
     "harmony": harmony.harmony,
     "pythonic": python_calls.pythonic,
 }
-_READS_TEXT: Mapping[Format, Callable[[str, int, Tools], Parsed]] = {
+_READS_TEXT: Mapping[CallFormat, Callable[[str, int, Tools], Parsed]] = {
     "qwen3_coder": xml_calls.qwen3_coder,
     "glm": glm_calls.glm,
 }
 """Formats whose arguments are plain text."""
-_WRITES: Mapping[Format, Callable[[Call], str]] = {
+_WRITES: Mapping[CallFormat, Callable[[Call], str]] = {
     "hermes": json_calls.write_hermes,
     "llama3": json_calls.write_llama3,
     "qwen3_coder": xml_calls.write_xml,
@@ -73,7 +60,9 @@ _WRITES: Mapping[Format, Callable[[Call], str]] = {
 }
 
 
-def parse(text: str, call_format: Format, *, reasons: bool = False, tools: Tools = ()) -> Parsed:
+def parse(
+    text: str, call_format: CallFormat, *, reasons: bool = False, tools: Tools = ()
+) -> Parsed:
     """The content and the calls of a reply. Whatever the text is, this does not raise.
 
     Where it begins with ``<think>``, or the template has begun it so (``reasons``), calls up to
@@ -107,12 +96,12 @@ def opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(tuple(_REASONING))
 
 
-def written(call: Call, call_format: Format) -> str:
+def written(call: Call, call_format: CallFormat) -> str:
     """A call as a model writes it."""
     return _WRITES[call_format](call)
 
 
-def replied(call_format: Format, reasoning: str, content: str, call: Call | None) -> str:
+def replied(call_format: CallFormat, reasoning: str, content: str, call: Call | None) -> str:
     """A reply as a model writes it, of parts that may be empty."""
     if call_format == "harmony":
         return harmony.write_reply(reasoning, content, call)

@@ -17,7 +17,7 @@ from rollpacker.train.model.token_logprobs import Head, token_logprobs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Layout = Literal["flat", "wrapped", "rows"]
+BatchLayout = Literal["flat", "wrapped", "rows"]
 """How a model is given a micro-batch: as one sequence of all its tokens in which only attention
 sees rows; the same with every module that mixes neighbours by a convolution seeing rows too; or as
 rows padded on the right, for models whose attention is their own."""
@@ -38,7 +38,7 @@ class PackedForward:
     def __init__(
         self,
         model: PreTrainedModel,
-        layout: Layout = "flat",
+        layout: BatchLayout = "flat",
         *,
         recompute: bool = False,
         replay: bool = False,

@@ -13,7 +13,7 @@ import torch
 from rollpacker.core.types import AttemptId, PromptId, Sample
 from rollpacker.errors import first_line
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import Layout, PackedForward, mixers_of
+from rollpacker.train.model.forward import BatchLayout, PackedForward, mixers_of
 from rollpacker.train.model.packing import Item, Packing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LEAK, _LEAK_ROUNDED = 1e-3, 0.05
 class ModelFit:
     """What a model is right with: a layout, and whether responses may share their prompt."""
 
-    layout: Layout
+    layout: BatchLayout
     shares_prompts: bool
 
     def packing(self, wanted: Packing) -> Packing:
@@ -55,7 +55,10 @@ def fit_of(model: PreTrainedModel) -> ModelFit:
     Raises ``ValueError``, in one line, when no layout gives what the model itself gives.
     """
     problems: list[str] = []
-    layouts: tuple[Layout, ...] = ("wrapped" if mixers_of(model) else "flat", "rows")
+    layouts: tuple[BatchLayout, ...] = ("wrapped" if mixers_of(model) else "flat", "rows")
+    if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
+        # Llama 4 scales queries by their index, in steps too long to be seen here.
+        layouts = ("rows",)
     with torch.no_grad(), _near(model):
         items = _items(model)
         alone = torch.cat([_alone(model, item) for item in items])
@@ -125,7 +128,7 @@ def _alone(model: Any, item: Item) -> torch.Tensor:
 
 
 def _problem(
-    model: Any, layout: Layout, items: list[Item], alone: torch.Tensor, *, shared: bool
+    model: Any, layout: BatchLayout, items: list[Item], alone: torch.Tensor, *, shared: bool
 ) -> str:
     """What is wrong with a layout; nothing where it is right."""
     rounded = model.dtype != torch.float32

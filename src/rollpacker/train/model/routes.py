@@ -107,12 +107,3 @@ def replay(
         return lambda own: torch.where(given < 0, own, given)
 
     return [handle for mixture in mixtures for handle in mixture.ask(chooser)]
-
-
-def record(model: torch.nn.Module, into: list[torch.Tensor]) -> list[RemovableHandle]:
-    """Append what each mixture of ``model`` chooses, shape (N, k). The handles take that back."""
-
-    def keep(own: torch.Tensor) -> None:
-        into.append(own)
-
-    return [handle for mixture in mixtures_of(model) for handle in mixture.ask(lambda _: keep)]

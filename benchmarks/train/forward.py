@@ -3,8 +3,8 @@ prompt for each response and with shared prompts, beside transformers' own over 
 
 python -m benchmarks.train.forward [--rounds 5]
 
-Models have random weights in float32, of the demo's size and of SmolLM2-135M's shape. To compare two
-revisions run it in both, in turn.
+Models have random weights in float32, of the demo's size and of SmolLM2-135M's shape. To compare
+two revisions run it in both, in turn.
 """
 
 import statistics

@@ -136,6 +136,17 @@ def test_only_what_speaks_to_the_user_prints() -> None:
     assert {each: lines for each, lines in printing.items() if lines} == {}
 
 
+def test_nothing_is_imported_from_a_conftest() -> None:
+    """Every folder may have one: which of them is meant depends on what ran before."""
+    tests = [path for path in FILES if ROOT / "tests" in path.parents]
+    found = [
+        path
+        for path in tests
+        if re.search(r"^(from|import) conftest", path.read_text("utf-8"), re.M)
+    ]
+    assert found == []
+
+
 def test_every_module_says_what_it_is() -> None:
     assert [name(path) for path in MODULES if not ast.get_docstring(parse(path))] == []
 

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_LENGTH, group_batch, make_model, padded_logprobs, with_environment
+from tiny_models import MAX_LENGTH, group_batch, make_model, padded_logprobs, with_environment
 
 from rollpacker.config import (
     AlgorithmConfig,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, MAX_LENGTH, VOCABULARY, clone, group_batch, make_model
+from tiny_models import FAMILIES, MAX_LENGTH, VOCABULARY, clone, group_batch, make_model
 
 from rollpacker.config import GRPOConfig, MiniEngineConfig, TrainConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import group_batch, make_model, with_environment
 from gang import TIMEOUT, Place, apart, gradient, held, make_trainer, over_replicas, place, run
 from test_algorithms import CONFIGS
+from tiny_models import group_batch, make_model, with_environment
 
 from rollpacker.config import GRPOConfig, SamplerCorrectionConfig
 from rollpacker.train.mesh import meet

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_LENGTH, clone, group_batch, make_model, naive_logprobs
 from test_algorithms import CONFIGS
+from tiny_models import MAX_LENGTH, clone, group_batch, make_model, naive_logprobs
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import clone, group_batch, make_model, mask, naive_logprobs, with_environment
 from gang import gradient, make_trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_algorithms import CONFIGS, plain_loss
+from tiny_models import clone, group_batch, make_model, mask, naive_logprobs, with_environment
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing

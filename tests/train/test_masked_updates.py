@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from conftest import MAX_LENGTH, group_batch, make_model, with_environment
 from gang import make_trainer
 from test_algorithms import CONFIGS
+from tiny_models import MAX_LENGTH, group_batch, make_model, with_environment
 
 from rollpacker.config import DAPOConfig, GRPOConfig
 from rollpacker.core import decisions as do

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from conftest import MAX_LENGTH, group_batch, make_model, make_tokenizer
 from gang import run
 from test_fsdp import CORRECTED, KL, LORA, SHARED, follow_all
+from tiny_models import MAX_LENGTH, group_batch, make_model, make_tokenizer
 
 from rollpacker.config import GRPOConfig, TrainConfig
 from rollpacker.train.local import LocalTrainer

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import clone, group_batch, make_model, naive_logprobs, with_environment
 from gang import gradient, make_trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import clone, group_batch, make_model, naive_logprobs, with_environment
 
 from rollpacker.config import GRPOConfig, GSPOConfig, RunConfig, SamplerCorrectionConfig
 from rollpacker.config.reading.load import ConfigError, parse

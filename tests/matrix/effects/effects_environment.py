@@ -157,9 +157,10 @@ def _(ran: Ran) -> None:
     assert "p3" not in set(talks(ran)["prompt"])
 
 
-described("unloaded", CHAT | {"environment.start_timeout_s": 0.01}, refused=True)
+LATE = {"environment.path": f"{CHATTING.parent / 'late.py'}:Chat"}
+described("unloaded", CHAT | LATE | {"environment.start_timeout_s": 0.2}, refused=True)
 
 
 @effect("environment.start_timeout_s", run="unloaded")
 def _(ran: Ran) -> None:
-    assert "did not start in 0.01 s (environment.start_timeout_s)" in ran.error
+    assert "did not start in 0.2 s (environment.start_timeout_s)" in ran.error

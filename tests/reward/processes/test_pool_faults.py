@@ -7,8 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from conftest import CODE
-from pool_helpers import collect, processes_of, requests, wait_until
+from pool_helpers import CODE, collect, processes_of, requests, wait_until
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import FAMILIES, group_batch, make_model, naive_logprobs
+from tiny_models import FAMILIES, group_batch, make_model, naive_logprobs
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing

@@ -8,9 +8,9 @@ import warnings
 import families
 import pytest
 import torch
-from conftest import FAMILIES, clone, group_batch, make_model
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from tiny_models import FAMILIES, clone, group_batch, make_model
 
 from rollpacker.checkpoint_names import stored
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig

@@ -9,8 +9,8 @@ import families
 import numpy as np
 import pytest
 import torch
-from conftest import make_groups, make_model
 from gang import make_trainer, place, run
+from tiny_models import make_groups, make_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker.config import GRPOConfig, MiniEngineConfig, ModelConfig, parse

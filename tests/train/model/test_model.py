@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from conftest import FAMILIES, make_model
 from peft import LoraConfig, get_peft_model
+from tiny_models import FAMILIES, make_model
 from transformers import GenerationConfig
 
 from rollpacker.config import ModelConfig, RolloutConfig, TrainConfig

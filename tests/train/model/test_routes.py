@@ -8,9 +8,9 @@ import families
 import numpy as np
 import pytest
 import torch
-from conftest import clone
 from family_cases import CPU, TEMPERATURE, gradients, groups, items, off, record
 from gang import gradient, make_trainer
+from tiny_models import clone
 
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward

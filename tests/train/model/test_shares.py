@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import group_batch, make_model
+from tiny_models import group_batch, make_model
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing

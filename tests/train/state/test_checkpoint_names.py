@@ -7,8 +7,8 @@ import json
 import families
 import pytest
 import torch
-from conftest import make_tokenizer
 from safetensors.torch import load_file
+from tiny_models import make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from rollpacker.checkpoint_names import CheckpointNames, stored

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import clone, make_model, make_tokenizer
+from tiny_models import clone, make_model, make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from rollpacker.train.state import checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_tokenizer
 from gang import TIMEOUT, make_trainer, place, run
+from tiny_models import make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollpacker.train.state import checkpoint

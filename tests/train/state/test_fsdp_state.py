@@ -7,9 +7,9 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import group_batch, make_model
 from gang import held, make_trainer, place, run
 from peft import PeftModel
+from tiny_models import group_batch, make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config import GRPOConfig

@@ -10,9 +10,9 @@ from typing import Any
 import families
 import numpy as np
 import torch
-from conftest import naive_logprobs
 from gang import apart, gradient, held, make_trainer, place, run
 from safetensors import safe_open
+from tiny_models import naive_logprobs
 
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample
 from rollpacker.train.model import packing

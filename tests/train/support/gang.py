@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import MAX_LENGTH, clone, make_tokenizer
+from tiny_models import MAX_LENGTH, clone, make_tokenizer
 
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.runtime.cluster.local import PRELOADED

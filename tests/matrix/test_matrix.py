@@ -16,8 +16,7 @@ The table is made of eight files, one for each part of the tree (``effects_*.py`
    the keys ``instead``, where that alone would be no valid run, or no control).
 
 Leaves that no real run on a CPU can show are listed in ``EXCEPTIONS`` with the reason. The list may
-only get shorter. ``python tests/matrix/summary.py`` prints what there is, and with ``--run`` the
-seconds that the runs take.
+only get shorter.
 """
 
 from __future__ import annotations

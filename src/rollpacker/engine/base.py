@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 # One of each: a message with many requests holds it once.
 _TOKENS, _LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -98,7 +100,8 @@ class Request:
         group: requests of one group share their prompt's prefill.
         prompt: token ids, shape (P,), int32.
         params: how to sample.
-        seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs.
+        seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs
+            (``engine.sampling`` draws with it).
         generated: the response so far, shape (T,): sampled elsewhere (a migrated attempt), or that
             of earlier turns, with what an environment put behind them.
         logprobs: their sampler logprobs, shape (T,).

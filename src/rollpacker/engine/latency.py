@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.engine.base import Engine, Request, SamplingParams
+from rollpacker.engine.base import Engine, Request, SamplingParams, Speculation
 
 STEPS = 3
 SHORT_STEPS = 16
@@ -146,6 +146,25 @@ def measure_steps(
         slope = min(slope, *(_MOST * t / (size * context) for size, t in decode.items()))
         decode = {size: t - slope * size * context for size, t in decode.items()}
     return StepCosts(decode, max(0.0, min(prefill, default=0.0)), slope)
+
+
+def decode_ahead(engine: Engine, room: int) -> None:
+    """Draft and verify once, so that nothing is compiled when it is first of use.
+
+    Args:
+        engine: idle; what it learns from here on is for it to forget.
+        room: tokens of its longest sequence.
+    """
+    half = min(8, room // 2)
+    params = SamplingParams(max_tokens=half, temperature=0.0, ignore_stop=True)
+    prompt, group = np.zeros(half, np.int32), PromptId("drafts")
+    sequences = [AttemptId(-1), AttemptId(-2)]
+    engine.submit(
+        [Request(attempt=a, group=group, prompt=prompt, params=params, seed=0) for a in sequences]
+    )
+    engine.speculate(Speculation(below=len(sequences), most=4))
+    while engine.busy():
+        engine.step()
 
 
 def _context_token_s(

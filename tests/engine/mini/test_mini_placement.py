@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from rollpacker.engine.mini.cpu.attention import rotate, softmax, write_kv
-from rollpacker.engine.mini.cpu.draw import draw, exponentials, restricted_draw
+from rollpacker.engine.mini.cpu.draw import draw, exponentials
 from rollpacker.engine.mini.cpu.forward import add_bias, start_rows
 from rollpacker.engine.mini.cpu.kernels import gate, multiply, normalise
 from rollpacker.engine.mini.cpu.lanes import COLUMNS
+from rollpacker.engine.sampling.single import draw_token
 
 GAPS = (0, 4, 16, 36, 64, 100, 252, 256, 1024)
 """Bytes between one array and the next, at least."""
@@ -139,7 +140,7 @@ def write_of(size: int) -> tuple[Kernel, Arrays]:
 
 
 def nucleus_of(size: int) -> tuple[Kernel, Arrays]:
-    return lambda a: restricted_draw(a["logits"], 0.8, 20, 0.9, 0.6), {"logits": numbers(size)}
+    return lambda a: draw_token(a["logits"], 0.8, 20, 0.9, 0.6), {"logits": numbers(size)}
 
 
 BFLOAT = np.uint16

@@ -12,6 +12,7 @@ from rollpacker.engine.base import uniforms
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
+from rollpacker.engine.sampling.single import draw_token
 from rollpacker.engine.stops import StopWatcher
 
 MODEL = build("qwen2")
@@ -97,14 +98,14 @@ def test_samples_follow_the_distribution(path, temperature, top_k, top_p):
         assert output.logprobs[0] == pytest.approx(np.log(p[output.tokens[0]]), abs=1e-4)
 
 
-def test_inverse_cdf_of_the_seeds_stream():
+def test_it_draws_with_the_seeds_stream():
     engine = make("numba")
     tokens = prompt(6)
-    cumulative = np.cumsum(first_token_probabilities(tokens, 1.0, 0, 1.0))
+    logits = np.log(first_token_probabilities(tokens, 1.0, 0, 1.0)).astype(np.float32)
     engine.submit([request(i, tokens, group="g", seed=i, max_tokens=1) for i in range(50)])
     for i, output in drain(engine).items():
         u = np.random.Generator(np.random.Philox(key=i)).random()
-        assert output.tokens[0] == np.searchsorted(cumulative, u, side="right")
+        assert output.tokens[0] == draw_token(logits, 1.0, 0, 1.0, u)[0]
 
 
 def test_streams_are_the_generators_in_pieces():

@@ -6,49 +6,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_models import VOCABULARY, build, drain, prompt, request
+from engine_models import build, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_drafts import (
+    HOWS,
+    LENGTHS_OF_DRAFTS,
+    Letters,
+    Scripted,
+    alone_in_group,
+    ask,
+    same,
+)
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import PromptId
 from rollpacker.engine.base import Speculation
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.drafts.draft_table import LENGTHS
-from rollpacker.engine.mini.drafts.drafter import Drafter
 from rollpacker.engine.mini.shape import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
 MODEL = build("qwen2")
-STOP = 7
-
-
-def ask(number: int, **params) -> object:
-    """Of every kind: greedy, restricted, with stop tokens, short and beyond a chunk of uniforms."""
-    return request(
-        number,
-        prompt(3 + 9 * (number % 4), number % 4),
-        group=str(number % 4),
-        seed=1000 + number,
-        **{
-            "max_tokens": (90, 140, 5, 1, 65)[number % 5],
-            "temperature": (1.0, 0.7, 0.0)[number % 3],
-            "top_p": 0.8 if number % 7 == 3 else 1.0,
-            "top_k": 5 if number % 7 == 4 else 0,
-            "stop_token_ids": (STOP,) if number % 2 else (),
-        }
-        | params,
-    )
-
-
 REQUESTS = [ask(n) for n in range(12)]
-
-
-class Letters:
-    """A tokenizer whose tokens are letters of many alphabets."""
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(chr(0x100 + token) for token in tokens)
 
 
 def make(kind: str = "numba", *, running: int = 12, kv: int = 4096, drafter=None) -> MiniEngine:
@@ -71,41 +50,6 @@ def plain():
     return found
 
 
-class Scripted(Drafter):
-    """Drafts what it is told: ``right`` of every tokens of a draft, the others are not."""
-
-    def __init__(self, texts: dict[int, np.ndarray], how: str) -> None:
-        super().__init__()
-        self._texts = {int(self.scope(PromptId(str(n)))): text for n, text in texts.items()}
-        self._how = how
-        self._random = np.random.default_rng(0)
-
-    def draft(self, scopes, texts, rows, spans, most, least, stops):
-        del texts, least, stops
-        drafts = np.zeros((len(rows), max(1, most.max())), np.int32)
-        for place, row in enumerate(rows):
-            text = self._texts[int(scopes[row])][spans[1][row] + spans[2][row] :][: most[place]]
-            drafts[place, : len(text)] = text
-        if self._how == "wrong":
-            drafts = (drafts + 1) % VOCABULARY
-        if self._how == "random":
-            wrong = self._random.random(drafts.shape) < 0.3
-            drafts = np.where(wrong, (drafts + 1) % VOCABULARY, drafts).astype(np.int32)
-            most = self._random.integers(0, most + 1).astype(np.int32)
-        return drafts, np.zeros_like(drafts), np.asarray(most, np.int32)
-
-
-def same(output, expected) -> None:
-    assert output.tokens.tobytes() == expected.tokens.tobytes()
-    assert output.logprobs.tobytes() == expected.logprobs.tobytes()
-    assert output.finish_reason == expected.finish_reason
-
-
-def alone_in_group(each):
-    return replace(each, group=PromptId(str(each.attempt)))
-
-
-HOWS, LENGTHS_OF_DRAFTS = ("right", "wrong", "random"), (1, 8, 16, 63)
 OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
 """A row at a time it is slow: what else there is of them takes minutes."""
 
@@ -209,40 +153,6 @@ def test_batched_torch_samples_nearly_the_same(plain) -> None:
         np.testing.assert_allclose(output.logprobs[:first], expected.logprobs[:first], atol=1e-4)
     assert equal >= 0.999 * total
     assert sum(o.drafts.accepted for o in outputs.values()) > 0.3 * total
-
-
-def test_noise_is_hardly_drafted() -> None:
-    """Uniform text: what is never right is soon tried no more."""
-    drafter, random = Drafter(), np.random.default_rng(0)
-    scopes = np.array([drafter.scope(PromptId("noise"))])
-    text = random.integers(0, 50, (1, 4000)).astype(np.int32)
-    learnt, rows, none = np.zeros((3, 1), np.int32)
-    stops, most = np.full((1, 1), -1, np.int32), np.full(1, 8, np.int32)
-    drafted = 0
-    for end in range(1, 4000):
-        ends = np.full(1, end, np.int32)
-        drafter.catch_up()
-        drafts, buckets, lengths = drafter.draft(
-            scopes, text, rows, (learnt, ends, none), most, (0, 0.05), stops
-        )
-        right = np.cumprod(drafts[0, : lengths[0]] == text[0, end : end + lengths[0]]).sum()
-        drafter.judge(buckets, lengths, np.array([right]))
-        drafted += int(lengths[0])
-    assert drafted < 0.15 * 4000
-
-
-def test_tables_are_bounded() -> None:
-    entries = 1 << 14
-    drafter, random = Drafter(entries), np.random.default_rng(0)
-    scope = drafter.scope(PromptId("a"))
-    for _ in range(1000):
-        drafter.ended(scope, random.integers(0, 1000, 500).astype(np.int32), 0)
-        drafter.catch_up()
-        drafter.turn_over()
-    assert len(drafter._young.entries) + len(drafter._old.entries) <= 2 * entries
-    assert drafter._young.used[0] <= entries // 2 + 500 * len(LENGTHS)
-    assert not drafter._round
-    assert len(drafter._past) == 1
 
 
 def test_what_siblings_and_past_rounds_said_is_drafted(plain) -> None:

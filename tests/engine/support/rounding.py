@@ -3,8 +3,9 @@
 import numpy as np
 
 from rollpacker.engine.base import uniforms
+from rollpacker.engine.sampling.race import CHUNK, keys, places, times
 
-NEAR = 1e-5
+NEAR = 1e-4
 """How near to another outcome a draw must lie for rounding to decide."""
 SHARE = 0.001
 """Of all tokens, at most so many are decided by rounding."""
@@ -44,7 +45,8 @@ def distance(model, asked, tokens, at) -> float:
 
 
 def margin(logits, params, uniform) -> float:
-    """In probability; of a greedy choice in logits."""
+    """Of a greedy choice in logits; else of the two clocks that ring first, relative, or of the
+    nucleus's end in probability."""
     order = np.argsort(-logits, kind="stable")
     if params.temperature == 0:
         return float(logits[order[0]] - logits[order[1]])
@@ -53,6 +55,16 @@ def margin(logits, params, uniform) -> float:
     shares = weights[kept] / weights[kept].sum()
     before = np.cumsum(shares) - shares
     edges = np.abs(before[1:] - params.top_p) if params.top_p < 1 else np.ones(1)
-    kept = np.sort(kept[before < params.top_p])
-    mass = np.cumsum(weights[kept])
-    return float(min(np.abs(mass / mass[-1] - uniform).min(), edges.min()))
+    weights[np.setdiff1d(order, kept[before < params.top_p])] = 0.0
+    rings = times(keys(np.array([uniform])), places(len(weights)))
+    padded = np.pad(weights, (0, -len(weights) % CHUNK)).reshape(-1, CHUNK)
+    sums = padded.sum(1)
+    first = np.argmax(sums / rings[CHUNK:])
+    races = sums / rings[CHUNK:], padded[first] / rings[:CHUNK]
+    return min(float(edges.min()), *(lead(speeds) for speeds in races))
+
+
+def lead(speeds) -> float:
+    """Of the first over the second, relative."""
+    second, first = np.sort(np.append(speeds, 0.0))[-2:]
+    return float(1.0 - second / first)

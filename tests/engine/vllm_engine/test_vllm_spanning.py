@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rounding import assert_same
 from vllm_pair import Pair
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
-from rollpacker.engine.base import Span
+from rollpacker.engine.base import Span, Speculation
 from rollpacker.runtime.messages.shm_janitor import MEMORY
 
 pytestmark = pytest.mark.cluster
@@ -193,3 +194,26 @@ def test_heads_that_cannot_be_shared_out_are_refused(folder):
     refused = r"^engine\.kind=vllm with engine\.tensor_parallel=3 cannot run .*divisible[^\n]*$"
     with pytest.raises(ValueError, match=refused):
         VllmEngine(ModelConfig(path=str(folder)), config=VllmEngineConfig(), span=span)
+
+
+def test_it_decodes_ahead(engine):
+    """Both members draft the same: with the answers as hints, with rows that move half way."""
+    asked = requests()
+    before = engine.stats().steps
+    engine.submit(asked)
+    plain = drain(engine)
+    took = engine.stats().steps - before
+    hinted = [replace(each, hints=[plain[each.attempt].tokens]) for each in asked]
+    engine.load_weights(None, 1)
+    engine.speculate(Speculation(below=COUNT, most=16, row_cost=0.001))
+    before = engine.stats().steps
+    engine.submit(hinted)
+    engine.step()
+    for partial in engine.abort(range(0, COUNT, 4)):
+        moved = {"generated": partial.tokens, "logprobs": partial.logprobs}
+        engine.submit([replace(hinted[partial.attempt], **moved)])
+    found = drain(engine)
+    for attempt, output in found.items():
+        assert output.tokens.tolist() == plain[attempt].tokens.tolist()
+    assert sum(output.drafts.accepted for output in found.values()) > COUNT
+    assert engine.stats().steps - before < took

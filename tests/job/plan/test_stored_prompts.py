@@ -10,6 +10,7 @@ from runtime_jobs import Workshop, metrics, run, table, write_byte_model
 
 from rollpacker import config
 from rollpacker.data.base import DataError
+from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import choose_start
@@ -150,6 +151,7 @@ def test_rows_that_are_read_otherwise(
         assert str(refused.value).endswith(f"; or by an earlier version: those {since}")
     # As the line says, so it may go on; a run of this version may not.
     state = {"config": trees[1].model_dump(mode="json"), "counters": {"step": 1}}
+    state |= {"draws": DRAWS}
     for kept, may in ((earlier, True), (of_then, False)):
         found = VerifiedCheckpoint(
             step=1, path=Path("checkpoint-1"), state=state | {"source": kept}
@@ -179,6 +181,7 @@ def test_rows_that_ids_excluded(shop: Workshop) -> None:
     with pytest.raises(DataError, match=r"dropped the 1 rows whose id is in .*: a file of ids"):
         source.load_state_dict(earlier)
     state = {"config": of_now.model_dump(mode="json"), "counters": {"step": 1}, "source": earlier}
+    state |= {"draws": DRAWS}
     found = VerifiedCheckpoint(step=1, path=Path("checkpoint-1"), state=state)
     (line,) = choose_start(of_then, Path("x"), found, resume=True).changed
     assert line.startswith("data.exclude was ")

@@ -32,6 +32,7 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         patch.chdir(folder)
         _, said = run(config.load(asked_today(folder), []), resume=True)
     assert "6 of them done before" in said
+    assert "tokens were drawn by inverse CDF" in said
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == checkpoints(folder / "run")[-1]
     return folder / "run"

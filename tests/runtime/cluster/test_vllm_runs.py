@@ -10,11 +10,14 @@ from runtime_jobs import (
     metrics,
     run,
     times_trained,
+    weights_digest,
     write_wide_model,
 )
 from test_shared_nodes import FSDP, QUIET, SEPARATE, WarmNodes
 
 from rollpacker import job
+from rollpacker.core import journal
+from rollpacker.policy.rollout import from_journal
 
 pytestmark = pytest.mark.cluster
 TWO = {"devices": {"per_node": 2, "pin": False, "kind": "cpu"}, "epochs": 1}
@@ -48,6 +51,31 @@ def test_a_run_samples_and_learns_what_it_does_with_mini(shop: Workshop, mode: s
 def test_every_prompt_is_trained_once_an_epoch(shop: Workshop, mode: str) -> None:
     folder, _ = run(shop.config(f"vllm-{mode}", mode, engine={"kind": "vllm"}, **TWO))
     assert set(times_trained(folder).values()) == {1}
+
+
+def test_decoding_ahead_changes_no_sample_and_no_weight(shop: Workshop) -> None:
+    """Cold responses of a random model repeat themselves."""
+    cold = {
+        "rollout__temperature": 0.2,
+        "rollout__max_completion_length": 120,
+        "checkpoint": {"every": 1, "keep": 9},
+        "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
+        "engine": {"kind": "vllm"},
+        "epochs": 2,
+    }
+    plain, _ = run(shop.config("plain", "exact", **cold, rollout__speculation__mode="off"))
+    ahead, _ = run(shop.config("ahead", "exact", **cold))
+    assert kept_samples(ahead) == kept_samples(plain)
+    last = f"checkpoint-{checkpoints(plain)[-1]}"
+    assert weights_digest(ahead / last) == weights_digest(plain / last)
+    drafted, steps, rows = (
+        [sum(row[name] for row in metrics(folder)) for folder in (plain, ahead)]
+        for name in ("speculation/drafted", "engine/steps", "engine/generated_tokens")
+    )
+    assert drafted[0] == 0 < drafted[1]
+    assert steps[1] < steps[0]
+    assert rows[0] == rows[1]
+    assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []
 
 
 def test_adapters_are_merged_for_it(shop: Workshop) -> None:

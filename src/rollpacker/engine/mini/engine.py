@@ -9,15 +9,18 @@ import numpy as np
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import KV_SHARE
-from rollpacker.core.types import AttemptId, FinishReason, PromptId
+from rollpacker.core.types import AttemptId, FinishReason
 from rollpacker.engine.base import (
     EngineInfo,
     EngineStats,
+    Floats,
+    Ints,
     Output,
     Request,
-    SamplingParams,
     Speculation,
 )
+from rollpacker.engine.drafts.drafter import Drafter
+from rollpacker.engine.drafts.speculator import Drafts
 from rollpacker.engine.latency import (
     NONE,
     ON_A_CPU,
@@ -25,15 +28,15 @@ from rollpacker.engine.latency import (
     SHORT_STEPS,
     STEPS,
     Contexts,
+    decode_ahead,
     measure_steps,
 )
 from rollpacker.engine.mini.cpu.runner import CpuRunner
-from rollpacker.engine.mini.drafts.drafter import Drafter
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, Runner, TokenRows
+from rollpacker.engine.mini.runner import Draws, Runner, TokenRows
 from rollpacker.engine.mini.scheduling.blocks import Blocks
 from rollpacker.engine.mini.scheduling.schedule import Held, Joining, SequenceScheduler
 from rollpacker.engine.mini.scheduling.slots import Slots
-from rollpacker.engine.mini.scheduling.speculator import Drafts, Speculator
+from rollpacker.engine.mini.scheduling.speculator import SlotSpeculator
 from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
@@ -92,7 +95,7 @@ class MiniEngine:
         self._blocks = Blocks(_capacity(config, self._runner, self._shape.context, sharers))
         self._slots = Slots(config.max_running, self._shape.context, self._runner.block_size)
         self._scheduler = SequenceScheduler(self._slots, self._blocks, self._runner.block_size)
-        self._speculator = Speculator(
+        self._speculator = SlotSpeculator(
             self._slots, self._scheduler, drafter or Drafter(), equal=self._runner.equal_rows
         )
         self._version = self._steps = self._generated = self._prefilled = self._rows = 0
@@ -106,7 +109,8 @@ class MiniEngine:
         steps = min(steps, max(1, self._room // 2 - 2))
         context = min(128, self._room // 2)
         measured = measure_steps(self, _MEASURED, context, long, steps=steps)
-        self._try_drafts()
+        decode_ahead(self, self._room)
+        self._speculator.turn_over()
         return EngineInfo(
             kv_tokens=kv_tokens,
             max_length=self._room,
@@ -117,23 +121,6 @@ class MiniEngine:
             context_token_s=measured.context_token_s,
             speculates=True,
         )
-
-    def _try_drafts(self) -> None:
-        """Once, so that nothing is compiled when it is first of use."""
-        sequences = [AttemptId(-1), AttemptId(-2)]
-        half = min(8, self._room // 2)
-        params = SamplingParams(max_tokens=half, temperature=0.0, ignore_stop=True)
-        prompt = np.zeros(half, np.int32)
-        self.submit(
-            [
-                Request(attempt=a, group=PromptId("drafts"), prompt=prompt, params=params, seed=0)
-                for a in sequences
-            ]
-        )
-        self.speculate(Speculation(below=len(sequences), most=4))
-        while self.busy():
-            self.step()
-        self._speculator.turn_over()
 
     def _contexts(self) -> Contexts:
         if next(self._model.parameters()).device.type == "cpu":
@@ -168,21 +155,21 @@ class MiniEngine:
         decoding, admitted = self._scheduler.schedule()
         if admitted:  # weights do not change under a sequence: its KV would not be theirs
             self._runner.refresh()
-        if not admitted and (drafts := self._speculator.draft(decoding)) is not None:
-            return self._verify(decoding, drafts)
+        if not admitted and (found := self._speculator.of_step(decoding)) is not None:
+            return self._verify(decoding, *found)
         hidden, slots, rows = self._run(decoding, admitted)
         tokens, logprobs = self._sample(hidden, slots, rows)
         self._generated += len(slots)
         return self._postprocess(*self._slots.append(slots, tokens, logprobs))
 
-    def _verify(self, slots: Ints, drafts: Drafts) -> list[Output]:
+    def _verify(self, slots: Ints, drafts: Drafts, verified: Ints) -> list[Output]:
         """Decode along drafts: several tokens of a sequence in one step."""
-        rows, ahead = self._speculator.rows(slots, drafts)
+        rows, ahead = self._speculator.rows(slots, drafts, verified)
         self._rows += len(rows.tokens)
         hidden = self._runner.forward(rows, self._slots.tables)
         tokens, logprobs = self._sample(hidden, rows.slots, rows.keep, ahead)
         before = self._slots.count[slots]
-        stopped, full = self._speculator.settle(slots, drafts, tokens, logprobs)
+        stopped, full = self._speculator.settle(slots, drafts, verified, tokens, logprobs)
         outputs = self._postprocess(stopped, full)
         self._generated += int((self._slots.count[slots] - before).sum())
         return outputs
@@ -360,7 +347,7 @@ class MiniEngine:
 
     def _finish(self, sequence: Held, reason: FinishReason) -> Output:
         if sequence.slot >= 0:
-            self._speculator.ended(sequence)
+            self._speculator.ended(sequence.slot)
         tokens, logprobs = self._scheduler.remove(sequence, ended=reason != "abort")
         return Output(
             attempt=sequence.request.attempt,

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
+from rollpacker.engine.base import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

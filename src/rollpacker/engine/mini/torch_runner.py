@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
+from rollpacker.engine.base import Floats, Ints
+from rollpacker.engine.mini.runner import Draws, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
-from rollpacker.engine.nucleus_rows import plain_draws, restricted_draws
+from rollpacker.engine.sampling.rows import draw_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,46 +161,19 @@ class TorchRunner:
 
     @torch.no_grad()
     def sample(self, hidden: torch.Tensor, draws: Draws) -> tuple[Ints, Floats]:
-        """Tokens and their logprobs, each (d,), by inverse CDF in float64."""
+        """Tokens and their logprobs, each (d,)."""
         head = self._model.get_output_embeddings()
         pieces = hidden.split(1) if self.exact else (hidden,)
         logits = torch.cat([head(piece) for piece in pieces]).float()
-        if self.exact:
-            single = [self._draw(logits, draws, slice(i, i + 1)) for i in range(len(draws.rows))]
-            tokens, logprobs = (torch.cat(parts) for parts in zip(*single, strict=True))
-        else:
-            tokens, logprobs = self._draw(logits, draws, slice(None))
-        limited = (draws.temperatures > 0) & ((draws.top_p < 1) | (draws.top_k > 0))
-        places = np.flatnonzero(limited)
-        for part in places[:, None] if self.exact else [places]:
-            if len(part):
-                self._restrict(logits, draws, part, tokens, logprobs)
+        size = len(draws.rows)
+        cuts = [slice(i, i + 1) for i in range(size)] if self.exact else [slice(0, size)]
+        drawn = [self._draw(logits, draws, cut) for cut in cuts]
+        tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return tokens.int().cpu().numpy(), logprobs.cpu().numpy()
 
-    def _restrict(
-        self,
-        logits: torch.Tensor,
-        draws: Draws,
-        part: NDArray[np.intp],
-        tokens: torch.Tensor,
-        logprobs: torch.Tensor,
-    ) -> None:
-        """Draw these again by top-k and top-p."""
-        columns = draws.temperatures, draws.top_k, draws.top_p.astype(np.float64), draws.uniforms
-        rows, *told = (
-            torch.from_numpy(np.ascontiguousarray(each[part])).to(self._device)
-            for each in (draws.rows.astype(np.int64), *columns)
-        )
-        at = torch.from_numpy(part).to(self._device)
-        found, their = restricted_draws(logits[rows], *told)
-        tokens[at], logprobs[at] = found, their.float()
-
     def _draw(
-        self, logits: torch.Tensor, draws: Draws, part: slice
+        self, logits: torch.Tensor, draws: Draws, cut: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample without top-k and top-p."""
-        rows, temperatures, uniforms = (
-            torch.from_numpy(each[part]).to(self._device)
-            for each in (draws.rows.astype(np.int64), draws.temperatures, draws.uniforms)
-        )
-        return plain_draws(logits[rows], temperatures, uniforms)
+        rows = torch.from_numpy(draws.rows[cut].astype(np.int64)).to(self._device)
+        columns = draws.temperatures, draws.top_k, draws.top_p, draws.uniforms
+        return draw_rows(logits[rows], *(each[cut] for each in columns))

@@ -24,7 +24,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
 from rollpacker.engine.base import Span
+from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
 from rollpacker.engine.host_memory import free_bytes
+from rollpacker.engine.vllm import worker
+from rollpacker.engine.vllm.ahead import VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import Budget
 from rollpacker.engine.vllm.sampling import Seeded
 from rollpacker.engine.vllm.spanning import at_home, executor
@@ -37,26 +40,47 @@ _STALE = {
 """Families that begin well, and sample with weights of which parts are never replaced."""
 _WIDER = ("cohere2",)
 """Families whose windows vLLM makes one token longer than transformers does, which trains here."""
+_VERIFIED = {
+    "method": "custom_class",
+    "model": f"{worker.__name__}.{worker.Nothing.__name__}",
+    "num_speculative_tokens": LONGEST_DRAFT,
+}
 _UNASKED = 0.001
 """Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
 then measures nothing, so what other processes take meanwhile does not count as its own."""
 
 
 class Counting(Scheduler):
-    """vLLM's scheduler, counted."""
+    """vLLM's scheduler, counted, and given drafts."""
 
-    prefilled = preemptions = 0
+    prefilled = preemptions = rows = 0
+    ahead: VllmSpeculator | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Else it drafts placeholders for whoever comes with one token to run.
+        self.num_spec_tokens = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""
+        if self.ahead is not None:
+            self.ahead.hand_in()
         before = {r.request_id for r in self.running}
         out = super().schedule(*args, **kwargs)
-        for key, count in out.num_scheduled_tokens.items():
+        drafts, prefilled = out.scheduled_spec_decode_tokens, 0
+        for key, scheduled in out.num_scheduled_tokens.items():
+            count = scheduled - len(drafts.get(key, ()))
             if key not in before or count > 1:
                 # The last token of a response is decoded, not prefilled.
                 request = self.requests[key]
                 whole = request.num_computed_tokens >= request.num_tokens
-                self.prefilled += count - (whole and request.num_output_tokens > 0)
+                prefilled += count - (whole and request.num_output_tokens > 0)
+        self.prefilled += prefilled
+        if not prefilled:
+            self.rows += out.total_num_scheduled_tokens
+        if self.ahead is not None:
+            for request in self.running:
+                request.spec_token_ids = []  # of one that has no place in this step
         return out
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,8 +97,12 @@ def build(
     *,
     alone: bool = True,
     routes: bool = False,
+    verifies: bool = True,
 ) -> Any:
     """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
+
+    It ``verifies`` drafts (``Counting.ahead``) unless the model's layers keep a state, which takes
+    no token back.
 
     Raises ``ValueError`` for a model that vLLM cannot run there, or not beside a model of
     transformers in this process (``alone``).
@@ -85,7 +113,12 @@ def build(
     try:
         with _process_kept(), at_home(span, device):
             args = EngineArgs(**settings)
-            _check(args, device, alone)
+            model_config = _check(args, device, alone)
+            if verifies and not model_config.is_hybrid:
+                args.speculative_config = dict(_VERIFIED)
+                args.worker_cls = f"{worker.__name__}.{worker.Verifying.__name__}"
+            else:
+                args.logits_processors = [Seeded]
             return LLMEngine.from_engine_args(args)
     except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
@@ -95,8 +128,8 @@ def build(
         ) from error
 
 
-def _check(args: EngineArgs, device: str, alone: bool) -> None:
-    """Refuse what would run, and be wrong."""
+def _check(args: EngineArgs, device: str, alone: bool) -> Any:
+    """Refuse what would run, and be wrong; the model as vLLM sees it."""
     kind = transformers.AutoConfig.from_pretrained(args.model).model_type
     if kind in _STALE:
         raise ValueError(f"{kind}: {_STALE[kind]}")
@@ -113,6 +146,7 @@ def _check(args: EngineArgs, device: str, alone: bool) -> None:
     if model.is_hybrid and device == "cpu":
         # Its kernel gives no states from the middle of a prompt, which those of others would use.
         args.enable_prefix_caching = False
+    return model
 
 
 def _said(error: Exception) -> str:
@@ -141,7 +175,6 @@ def _settings(
         "max_num_seqs": config.max_running,
         "distributed_executor_backend": executor(span, device, budget),
         "tensor_parallel_size": span.size,
-        "logits_processors": [Seeded],
         "scheduler_cls": Counting,
         "async_scheduling": False,
         "skip_tokenizer_init": True,

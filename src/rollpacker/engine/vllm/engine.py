@@ -24,9 +24,11 @@ from rollpacker.engine.base import (
     Speculation,
 )
 from rollpacker.engine.base import SamplingParams as Sampling
-from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, measure_steps
+from rollpacker.engine.drafts.drafter import Drafter
+from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
+from rollpacker.engine.vllm.ahead import VllmSpeculator
 from rollpacker.engine.vllm.build import build
 from rollpacker.engine.vllm.kv_blocks import room
 from rollpacker.engine.vllm.sampling import VllmAttempt
@@ -48,9 +50,9 @@ _MEASURED_AT = 32
 class VllmEngine:
     """vLLM in this process, on one device or as one of several; at most one in a process.
 
-    It schedules and runs the model; which token comes next is drawn by ``sampling.Seeded``, so a
-    seed gives the response that ``mini`` gives, but where a uniform lies within rounding of a
-    boundary. Whatever destroys the process's default group of ``torch.distributed`` breaks it.
+    It schedules and runs the model; which tokens come next is drawn by ``sampling``: a seed gives
+    the response that ``mini`` gives, but where two clocks of a race ring within rounding of each
+    other. Whatever destroys the process's default group of ``torch.distributed`` breaks it.
 
     Where it spans several devices, one process of each builds it, with the same arguments but
     ``device`` and ``span.rank``. All must then be given the same calls in the same order
@@ -65,6 +67,8 @@ class VllmEngine:
         span: this process's place among those of the engine.
         alone: no model of transformers is used in this process: vLLM changes their classes where it
             has no implementation of its own.
+        drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
+        verifies: it can decode ahead; None: on a CPU only, since that never ran on a GPU.
         routes: say which experts tokens went to. Never run on a GPU: vLLM 0.32 has it in its second
             model runner only, which takes no seeds of ours yet, and refuses elsewhere.
 
@@ -82,6 +86,8 @@ class VllmEngine:
         span: Span = ALONE,
         alone: bool = True,
         routes: bool = False,
+        drafter: Drafter | None = None,
+        verifies: bool | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._device, self._devices = device, span.size
@@ -89,7 +95,16 @@ class VllmEngine:
         folder = config_folder(model.path)
         found = model.model_copy(update={"path": folder})
         self._path = model.path
-        self._engine: Any = build(found, config, device, sharers, span, alone=alone, routes=routes)
+        self._engine: Any = build(
+            found,
+            config,
+            device,
+            sharers,
+            span,
+            alone=alone,
+            routes=routes,
+            verifies=device == "cpu" if verifies is None else verifies,
+        )
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
@@ -98,6 +113,12 @@ class VllmEngine:
         self._by_key: dict[str, VllmAttempt] = {}
         self._submitted = self._version = self._steps = self._generated = 0
         self._bare = False
+        self._ahead: VllmSpeculator | None = None
+        if self._engine.vllm_config.speculative_config is not None:
+            self._ahead = VllmSpeculator(
+                self._scheduler, config.max_running, self._context, drafter or Drafter()
+            )
+            self._scheduler.ahead = self._ahead
         self._try()
 
     def _try(self) -> None:
@@ -124,6 +145,9 @@ class VllmEngine:
             self._room, self._kv_tokens, self._most_running
         )
         measured = measure_steps(self, _MEASURED, min(_MEASURED_AT, self._room // 2), contexts)
+        if self._ahead is not None:
+            decode_ahead(self, self._room)
+            self._ahead.turn_over()
         return EngineInfo(
             kv_tokens=self._kv_tokens,
             max_length=self._room,
@@ -132,6 +156,7 @@ class VllmEngine:
             prefill_token_s=measured.prefill_token_s,
             exact_seeds=False,
             context_token_s=measured.context_token_s,
+            speculates=self._ahead is not None,
         )
 
     @property
@@ -152,7 +177,10 @@ class VllmEngine:
             self._add(request)
 
     def speculate(self, how: Speculation) -> None:
-        """It does not decode ahead: beside drafts of its own it takes no seeds of ours."""
+        """Decode ahead, until weights are loaded; nothing where it cannot (``EngineInfo``). Raises
+        ``ValueError`` on drafts of 64 tokens."""
+        if self._ahead is not None:
+            self._ahead.follow(how)
 
     def step(self) -> list[Output]:
         """Admit what fits, decode one token for every running sequence, return what finished."""
@@ -162,20 +190,28 @@ class VllmEngine:
         stopped: list[VllmAttempt] = []
         for told in self._engine.step():
             row = self._by_key[told.request_id]
-            token, logprob = row.drawn
-            assert list(told.outputs[0].token_ids) == [token]
+            (out,) = told.outputs
+            ended = self._append(row, out.token_ids)
+            if told.finished:
+                reason = "stop" if ended or out.finish_reason == "stop" else "length"
+                outputs.append(self._forget(row, reason, out.routed_experts))
+            elif ended:
+                stopped.append(row)
+        if self._ahead is not None:
+            self._ahead.settle()
+        self._steps += 1
+        return outputs + self._remove(stopped, "stop")
+
+    def _append(self, row: VllmAttempt, told: Sequence[int]) -> bool:
+        """Take what a step has sampled, up to a stop string; whether there is one."""
+        assert list(told) == [token for token, _ in row.drawn[: len(told)]]
+        for token, logprob in row.drawn[: len(told)]:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             self._generated += 1
-            if told.finished:
-                reason = "stop" if told.outputs[0].finish_reason == "stop" else "length"
-                if row.watcher is not None and row.watcher.found(_ints(row.tokens)):
-                    reason = "stop"
-                outputs.append(self._forget(row, reason, told.outputs[0].routed_experts))
-            elif row.watcher is not None and row.watcher.found(_ints(row.tokens)):
-                stopped.append(row)
-        self._steps += 1
-        return outputs + self._remove(stopped, "stop")
+            if row.watcher is not None and row.watcher.found(_ints(row.tokens)):
+                return True
+        return False
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
         """Remove attempts and return their partial outputs; unknown ids are ignored."""
@@ -206,6 +242,8 @@ class VllmEngine:
                 )
             self._bare = False
         self._drop_prefixes()
+        if self._ahead is not None:
+            self._ahead.turn_over()
         self._version = version
 
     def sleep(self) -> None:
@@ -237,6 +275,7 @@ class VllmEngine:
             steps=self._steps,
             generated_tokens=self._generated,
             prefill_tokens=self._scheduler.prefilled,
+            rows=self._scheduler.rows,
         )
 
     def close(self) -> None:
@@ -279,6 +318,8 @@ class VllmEngine:
         prompt = [*request.prompt.tolist(), *row.tokens]
         self._engine.add_request(row.key, tokens_input(prompt), sampling)
         self._rows[request.attempt] = self._by_key[row.key] = row
+        if self._ahead is not None:
+            self._ahead.hear(request)
 
     def _remove(self, rows: list[VllmAttempt], reason: FinishReason) -> list[Output]:
         """Take rows from vLLM: what it has given out is all that there is."""
@@ -289,6 +330,8 @@ class VllmEngine:
     def _forget(self, row: VllmAttempt, reason: FinishReason, routes: Any = None) -> Output:
         attempt = row.request.attempt
         del self._rows[attempt], self._by_key[row.key]
+        if self._ahead is not None:
+            self._ahead.gone(row)
         run = len(row.request.prompt) + len(row.tokens) - 1
         if routes is not None and len(routes) < run:
             routes = None  # of which tokens they are is not known
@@ -298,6 +341,7 @@ class VllmEngine:
             logprobs=np.array(row.logprobs, np.float32),
             finish_reason=reason,
             weights_version=self._version,
+            drafts=row.drafts,
             routes=None if routes is None else np.asarray(routes, np.int16),
         )
 

@@ -1,4 +1,4 @@
-"""Our seeds in vLLM: a logits processor samples, and leaves vLLM's greedy sampler one choice."""
+"""Our seeds in vLLM: which tokens come next is drawn here, and vLLM's samplers are told."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from rollpacker.engine.base import Request, SamplingParams, uniforms
-from rollpacker.engine.nucleus_rows import plain_draws, restricted_draws
+from rollpacker.core.types import NO_DRAFTS, Drafted
+from rollpacker.engine.base import Request, uniforms
+from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
+from rollpacker.engine.sampling.rows import draw_rows
 from rollpacker.engine.stops import StopWatcher
 
-_CHUNK = 64
+_CHUNK = LONGEST_DRAFT + 1
+
+Drawn = list[tuple[int, float]]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +35,10 @@ class VllmAttempt:
         tokens: the response so far, earlier engines' part included.
         logprobs: of these.
         watcher: looks for its stop strings.
-        drawn: token and logprob of the current step; vLLM may still drop them (the prompt's
+        drawn: tokens and logprobs of the current step; vLLM may still drop them (the prompt's
             prefill was partial), so the next token is told by ``tokens``, not by calls.
+        slot: of its text among those that draft, -1 without.
+        drafts: what they brought.
     """
 
     request: Request
@@ -39,21 +46,24 @@ class VllmAttempt:
     tokens: list[int]
     logprobs: list[float]
     watcher: StopWatcher | None
-    drawn: tuple[int, float] = (0, 0.0)
+    drawn: Drawn = field(default_factory=list[tuple[int, float]])
+    slot: int = -1
+    drafts: Drafted = NO_DRAFTS
     _stream: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     _start: int = -1
 
-    def uniform(self) -> float:
-        """The seed's number for the next token."""
+    def uniforms(self, count: int = 1) -> NDArray[np.float64]:
+        """The seed's numbers for the next tokens, at most ``LONGEST_DRAFT + 1``."""
         at = len(self.tokens)
         start = at - at % _CHUNK
         if start != self._start:
-            self._stream, self._start = uniforms(self.request.seed, start, _CHUNK), start
-        return float(self._stream[at - start])
+            self._stream, self._start = uniforms(self.request.seed, start, 2 * _CHUNK), start
+        return self._stream[at - start : at - start + count]
 
 
 class Seeded(LogitsProcessor):
-    """Draws one token for each row of a batch; vLLM hands it the rows as ``extra_args``."""
+    """Draws one token for each row of a batch, and leaves vLLM's greedy sampler one choice; vLLM
+    hands it the rows as ``extra_args``."""
 
     def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
         self._rows: dict[int, VllmAttempt] = {}
@@ -70,7 +80,7 @@ class Seeded(LogitsProcessor):
         for index in batch_update.removed:
             rows.pop(index, None)
         for index, params, _, _ in batch_update.added:
-            rows[index] = (params.extra_args or {})["row"]
+            rows[index] = row_of(params)
         for source, target, way in batch_update.moved:
             moved, other = rows.pop(source, None), rows.pop(target, None)
             if moved is not None:
@@ -81,44 +91,77 @@ class Seeded(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits (n, vocabulary) become one-hot."""
         rows = [self._rows[i] for i in range(len(logits))]
-        tokens, logprobs = draw(logits, rows)
-        values = zip(tokens.tolist(), logprobs.tolist(), strict=True)
-        for row, drawn in zip(rows, values, strict=True):
-            row.drawn = drawn
+        tokens = torch.tensor([of_row[0][0] for of_row in draw(logits, rows, [1] * len(rows))])
         logits.zero_()
-        return logits.scatter_(1, tokens[:, None], 1.0)
+        return logits.scatter_(1, tokens.to(logits.device)[:, None], 1.0)
 
 
-def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their logprobs, each (n,), by inverse CDF in float64, as ``mini`` draws them."""
-    device = logits.device
-    numbers = np.array([(r.uniform(), r.request.params.temperature) for r in rows])
-    uniform, temperature = torch.from_numpy(numbers.T).to(device).unbind()
-    temperature = temperature.float()
-    limited = [i for i, row in enumerate(rows) if _limited(row.request.params)]
-    if len(limited) == len(rows):
-        return _restricted(logits, rows, temperature, uniform)
-    tokens, logprobs = plain_draws(logits, temperature, uniform)
-    if limited:
-        at = torch.tensor(limited, device=device)
-        those = [rows[i] for i in limited]
-        tokens[at], logprobs[at] = _restricted(logits[at], those, temperature[at], uniform[at])
-    return tokens, logprobs
+class Verifier:
+    """In the place of vLLM's rejection sampler: draws behind each token of a draft what would come
+    there without it, and keeps that up to the first that is not the draft's.
+
+    Args:
+        runner: vLLM's model runner, which has the drafts.
+        usual: the sampler whose place it takes, for vLLM's dry runs.
+    """
+
+    def __init__(self, runner: Any, usual: Any) -> None:
+        self._runner = runner
+        self._usual = usual
+
+    def __call__(
+        self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling: Any
+    ) -> SamplerOutput:
+        """Tokens (n, 1 + longest draft), int32, filled up with -1.
+
+        Args:
+            metadata: of the drafts, vLLM's ``SpecDecodeMetadata``.
+            draft_probs: not looked at.
+            logits: shape (rows, vocabulary), of each sequence one behind each token of its draft.
+            sampling: the batch's; another's where nothing real is sampled.
+        """
+        batch = self._runner.input_batch
+        if sampling is not batch.sampling_metadata:
+            return self._usual(metadata, draft_probs, logits, sampling)
+        keys = batch.req_ids
+        drafts = batch.spec_token_ids[: len(keys)]
+        rows = [row_of(self._runner.requests[key].sampling_params) for key in keys]
+        counts = [1 + len(draft) for draft in drafts]
+        sampled = np.full((len(rows), max(counts)), -1, np.int32)
+        found = draw(logits, rows, counts)
+        for place, (row, drawn, draft) in enumerate(zip(rows, found, drafts, strict=True)):
+            right = 0
+            while right < len(draft) and drawn[right][0] == draft[right]:
+                right += 1
+            row.drawn = drawn[: right + 1]
+            sampled[place, : right + 1] = [token for token, _ in row.drawn]
+            if draft:
+                more = 1, len(draft), right
+                row.drafts = Drafted(*(a + b for a, b in zip(row.drafts, more, strict=True)))
+        return SamplerOutput(sampled_token_ids=torch.from_numpy(sampled), logprobs_tensors=None)
 
 
-def _limited(params: SamplingParams) -> bool:
-    return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
-
-
-def _restricted(
-    logits: torch.Tensor,
-    rows: Sequence[VllmAttempt],
-    temperature: torch.Tensor,
-    uniform: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """By top-k and top-p."""
+def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt], counts: Sequence[int]) -> list[Drawn]:
+    """Tokens and their logprobs for the next ``counts`` places of each row, as ``mini`` draws
+    them; ``logits`` (their sum, vocabulary)."""
     params = [row.request.params for row in rows]
-    top_k = torch.tensor([p.top_k for p in params], device=logits.device)
-    top_p = torch.tensor([p.top_p for p in params], device=logits.device).double()
-    tokens, logprobs = restricted_draws(logits, temperature, top_k, top_p, uniform)
-    return tokens, logprobs.float()
+    columns = (
+        np.array([p.temperature for p in params], np.float32),
+        np.array([p.top_k for p in params], np.int32),
+        np.array([p.top_p for p in params], np.float32),
+    )
+    numbers = [row.uniforms(count) for row, count in zip(rows, counts, strict=True)]
+    tokens, logprobs = draw_rows(
+        logits, *(np.repeat(column, counts) for column in columns), np.concatenate(numbers)
+    )
+    drawn = list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    ends = np.cumsum(counts).tolist()
+    of_row = [drawn[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    for row, some in zip(rows, of_row, strict=True):
+        row.drawn = some
+    return of_row
+
+
+def row_of(params: Any) -> VllmAttempt:
+    """Whose sampling parameters these are."""
+    return (params.extra_args or {})["row"]

@@ -16,6 +16,7 @@ from rollpacker.config import Config, RunConfig
 from rollpacker.config.reading.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.core.upgrade import config_of_now
+from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
@@ -29,6 +30,12 @@ _THEN: Mapping[str, Any] = {
     "train.algorithm.whiten": "responses",
 }
 """By dotted key, what a run did before the key was there, where today's default is another."""
+
+
+_DRAWN_OTHERWISE = (
+    "tokens were drawn by inverse CDF and are drawn by a race from here on: responses of the same "
+    "distribution, but others than the version that began this run would sample"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,8 @@ def choose_start(
         )
     before = of_then(found.state["config"])
     changed = _changes(found, before, config.model_dump(mode="json"))
+    if found.state.get("draws") != DRAWS and config.engine.kind != "fake":
+        changed += (_DRAWN_OTHERWISE,)
     return RunStart(path=found.path, state=found.state, changed=changed)
 
 

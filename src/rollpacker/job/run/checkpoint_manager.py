@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
+from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.plan.checks import races
 from rollpacker.runtime.messages import messages as msg
@@ -126,6 +127,7 @@ class CheckpointManager:
             "rewards": parts.rewards.state_dict(),
             "empty_steps": parts.empty_steps.state_dict(),
             "counters": counters.state_dict(),
+            "draws": DRAWS,
         }
 
     async def save(

@@ -119,7 +119,7 @@ def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[s
     each = ", ".join(f"{speedup:.2f}x at {tokens}" for tokens, speedup in gains.items())
     return [
         f"Decoding ahead, which changes no response, would make exact {most}{each} tokens of a "
-        "decode step; the engine mini does it, vLLM's adapter does not yet."
+        "decode step; the engine mini does it, and vLLM on CPUs."
     ]
 
 

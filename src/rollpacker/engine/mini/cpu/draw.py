@@ -7,23 +7,26 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from rollpacker.engine.base import Floats, Ints
 from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, exp, total
-from rollpacker.engine.mini.runner import Draws, Floats, Ints
+from rollpacker.engine.mini.runner import Draws
+from rollpacker.engine.sampling.race import CHUNK, FIRST, GOLDEN, SECOND, SHARE
+from rollpacker.engine.sampling.single import draw_token
 
-_CHUNK = 256
+_GOLDEN, _FIRST, _SECOND = np.uint64(GOLDEN), np.uint64(FIRST), np.uint64(SECOND)
+_12, _27, _30, _31 = np.uint64(12), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def exponentials(row: Any, inverse: Any, weights: Any, sums: Any) -> Any:
-    """exp((z - max) / T) of one row and its sums over chunks; returns the index of the max."""
+    """exp((z - max) / T) of one row and its sums over chunks; returns the max."""
     top = row[0]
     for j in range(len(weights)):
         top = max(top, row[j])
     for chunk in range(len(sums)):
-        start = chunk * _CHUNK
-        logits, part = row[start:], weights[start : start + _CHUNK]
+        start = chunk * CHUNK
+        logits, part = row[start:], weights[start : start + CHUNK]
         for j in range(len(part)):
             part[j] = exp((logits[j] - top) * inverse)
         sums[chunk] = total(part, len(part))
@@ -31,20 +34,26 @@ def exponentials(row: Any, inverse: Any, weights: Any, sums: Any) -> Any:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def pick(weights: Any, sums: Any, target: float) -> int:
-    """First index whose running sum exceeds ``target``, never one of weight zero."""
-    chunk = 0
-    while chunk < len(sums) - 1 and target >= sums[chunk]:
-        target -= sums[chunk]
-        chunk += 1
-    chosen = -1
-    for j in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, len(weights))):
-        if weights[j] > 0:
-            chosen = j
-            target -= weights[j]
-            if target < 0:
-                break
-    return max(chosen, 0)
+def mix(z: Any) -> Any:
+    """``race.mix`` of an unsigned integer."""
+    z = (z ^ (z >> _30)) * _FIRST
+    z = (z ^ (z >> _27)) * _SECOND
+    return z ^ (z >> _31)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def first(weights: Any, key: Any, place: int) -> int:
+    """Which of them wins, with the numbers from a place on; never one of weight zero."""
+    chosen, soonest = 0, np.inf
+    for j in range(len(weights)):
+        drawn = mix(key + np.uint64(place + j + 1) * _GOLDEN) >> _12
+        u = (float(np.int64(drawn)) + 0.5) * SHARE
+        # No logarithm where the least it can be is too late.
+        if 1.0 - u < soonest * weights[j]:
+            time = -np.log(u) / weights[j]
+            if time < soonest:
+                chosen, soonest = j, time
+    return chosen
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -57,9 +66,9 @@ def draw(
     tokens: Any,
     logprobs: Any,
 ) -> None:
-    """Sample one token for each entry of ``rows`` by inverse CDF; temperature 0 is greedy."""
+    """Sample one token for each entry of ``rows`` by a race; temperature 0 is greedy."""
     weights = np.empty(vocabulary, np.float32)
-    sums = np.empty((vocabulary + _CHUNK - 1) // _CHUNK, np.float32)
+    sums = np.empty((vocabulary + CHUNK - 1) // CHUNK, np.float32)
     for i in range(len(rows)):
         row = logits[rows[i]]
         greedy = temperatures[i] == 0
@@ -73,7 +82,9 @@ def draw(
             while chosen < vocabulary - 1 and row[chosen] != top:
                 chosen += 1
         else:
-            chosen = pick(weights, sums, uniforms[i] * mass)
+            key = mix(np.uint64(uniforms[i] * 2.0**53))
+            start = first(sums, key, CHUNK) * CHUNK if len(sums) > 1 else 0
+            chosen = start + first(weights[start : start + CHUNK], key, 0)
         tokens[i] = chosen
         logprobs[i] = (row[chosen] - top) * inverse - np.log(mass)
 
@@ -84,45 +95,10 @@ def restrict(
     """Draw those again that want top-k or top-p; ``row`` gives logits (vocabulary,) by row."""
     limited = (draws.top_p < 1) | (draws.top_k > 0)
     for i in np.flatnonzero(limited & (draws.temperatures > 0)):
-        tokens[i], logprobs[i] = restricted_draw(
+        tokens[i], logprobs[i] = draw_token(
             row(draws.rows[i]),
             float(draws.temperatures[i]),
             int(draws.top_k[i]),
             float(draws.top_p[i]),
             float(draws.uniforms[i]),
         )
-
-
-def restricted_draw(
-    logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, uniform: float
-) -> tuple[int, float]:
-    """Sample from the renormalised top-k, then top-p set; returns the token and its logprob.
-
-    The nucleus (Holtzman et al., 2020) is the smallest set of most likely tokens whose mass
-    reaches ``top_p``; ties go to the lower id. ``temperature`` is above 0.
-    """
-    scaled = logits.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max())
-    kept = _most_likely(weights, top_k, top_p)
-    kept.sort()
-    mass = np.cumsum(weights[kept])
-    place = int(np.searchsorted(mass, uniform * mass[-1], side="right"))
-    token = int(kept[min(place, len(kept) - 1)])
-    return token, float(np.log(weights[token] / mass[-1]))
-
-
-def _most_likely(weights: NDArray[np.float64], top_k: int, top_p: float) -> NDArray[np.int64]:
-    size = len(weights)
-    kept = np.arange(size)
-    if 0 < top_k < size:
-        bound = np.partition(weights, size - top_k)[size - top_k]
-        kept = np.flatnonzero(weights >= bound)
-        kept = kept[np.argsort(-weights[kept], kind="stable")][:top_k]
-    if top_p < 1.0:
-        total = weights[kept].sum()
-        # Tokens below this share add up to less than 1 - top_p: none of them is in the nucleus.
-        candidates = kept[weights[kept] >= total * (1.0 - top_p) / len(kept)]
-        candidates = candidates[np.argsort(-weights[candidates], kind="stable")]
-        mass = np.cumsum(weights[candidates])
-        kept = candidates[: int(np.searchsorted(mass, top_p * total, side="left")) + 1]
-    return kept

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollpacker.engine.base import Floats, Ints
 from rollpacker.engine.host_memory import free_bytes
 from rollpacker.engine.mini.cpu.draw import draw, restrict
 from rollpacker.engine.mini.cpu.forward import forward, project
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES
 from rollpacker.engine.mini.cpu.packing import PackedWeights
-from rollpacker.engine.mini.runner import Draws, Floats, Ints, TokenRows
+from rollpacker.engine.mini.runner import Draws, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
 
 if TYPE_CHECKING:

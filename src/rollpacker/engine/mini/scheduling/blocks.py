@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollpacker.engine.mini.runner import Ints
+from rollpacker.engine.base import Ints
 
 
 class Blocks:

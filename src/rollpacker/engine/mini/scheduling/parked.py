@@ -8,8 +8,7 @@ from itertools import chain
 import numpy as np
 
 from rollpacker.core.types import AttemptId
-from rollpacker.engine.base import Request
-from rollpacker.engine.mini.runner import Ints
+from rollpacker.engine.base import Ints, Request
 from rollpacker.engine.mini.scheduling.blocks import Blocks
 
 

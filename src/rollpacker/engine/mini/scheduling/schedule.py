@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
-from rollpacker.engine.base import Request
-from rollpacker.engine.mini.runner import Floats, Ints
+from rollpacker.engine.base import Floats, Ints, Request
 from rollpacker.engine.mini.scheduling.blocks import Blocks, Prefix
 from rollpacker.engine.mini.scheduling.parked import Parked, ParkedTurn
 from rollpacker.engine.mini.scheduling.slots import Slots

@@ -9,12 +9,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
-from rollpacker.engine.base import Request, uniforms
-from rollpacker.engine.mini.drafts.draft_table import among
-from rollpacker.engine.mini.runner import Floats, Ints
+from rollpacker.engine.base import Floats, Ints, Request, uniforms
+from rollpacker.engine.drafts.draft_table import among
+from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
 
-CHUNK = 64
-"""Uniforms that are made at a time; no draft is longer."""
+CHUNK = LONGEST_DRAFT + 1
+"""Uniforms that are made at a time."""
 
 
 class Slots:

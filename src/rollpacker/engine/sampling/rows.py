@@ -1,0 +1,157 @@
+"""Sampling of many rows at once, on their device: from all tokens, or by top-k and top-p."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollpacker.engine.sampling.race import CHUNK, SHARE, chunks, keys, numbers, places
+
+_ROWS = 128
+"""That are drawn at a time: of a large vocabulary and many drafts the weights alone take long to
+hold at once."""
+
+Found = tuple[torch.Tensor, torch.Tensor]
+
+
+def draw_rows(
+    logits: torch.Tensor,
+    temperature: NDArray[np.float32],
+    top_k: NDArray[np.int32],
+    top_p: NDArray[np.float32],
+    uniform: NDArray[np.float64],
+) -> Found:
+    """Sample each row as ``single.draw_token`` does, but for rounding.
+
+    Args:
+        logits: shape (n, vocabulary).
+        temperature, top_k, top_p: as in ``SamplingParams``, shape (n,).
+        uniform: each token's number in its seed's stream, shape (n,).
+
+    Returns tokens, int64, and their logprobs, float32, each (n,), on the device of ``logits``.
+    """
+    columns = temperature, top_k, top_p, uniform
+    cuts = [slice(start, start + _ROWS) for start in range(0, len(logits), _ROWS)]
+    parts = [_draw(logits[cut], *(each[cut] for each in columns)) for cut in cuts]
+    if len(parts) == 1:
+        return parts[0]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperature: NDArray[np.float32],
+    top_k: NDArray[np.int32],
+    top_p: NDArray[np.float32],
+    uniform: NDArray[np.float64],
+) -> Found:
+    limited = (temperature > 0) & ((top_p < 1) | (top_k > 0))
+    if not limited.any():
+        return _from_all(logits, temperature, uniform)
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(logits), device=logits.device)
+    for which, draw, told in (
+        (limited, _restricted, (temperature, top_k, top_p, uniform)),
+        (~limited, _from_all, (temperature, uniform)),
+    ):
+        if which.any():
+            at = torch.from_numpy(np.flatnonzero(which)).to(logits.device)
+            tokens[at], logprobs[at] = draw(logits[at], *(each[which] for each in told))
+    return tokens, logprobs
+
+
+def _from_all(
+    logits: torch.Tensor, temperature: NDArray[np.float32], uniform: NDArray[np.float64]
+) -> Found:
+    """In float32; temperature 0 is greedy."""
+    told = torch.from_numpy(temperature)[:, None].to(logits.device)
+    scale = told.where(told > 0, 1.0)
+    top, likeliest = logits.max(-1, keepdim=True)
+    weights, inside = _room(logits, torch.float32)
+    torch.sub(logits, top, out=inside).div_(scale).exp_()
+    first, mass = _first(weights, uniform)
+    tokens = first.where(told > 0, likeliest)
+    logprobs = (logits.gather(1, tokens) - top) / scale - mass.log()
+    return tokens[:, 0], logprobs[:, 0]
+
+
+def _restricted(
+    logits: torch.Tensor,
+    temperature: NDArray[np.float32],
+    top_k: NDArray[np.int32],
+    top_p: NDArray[np.float32],
+    uniform: NDArray[np.float64],
+) -> Found:
+    """In float64; temperatures are above 0."""
+    told = (temperature.astype(np.float64), top_k, top_p.astype(np.float64))
+    scale, most, share = (torch.from_numpy(each).to(logits.device) for each in told)
+    weights, inside = _room(logits, torch.float64)
+    inside.copy_(logits).div_(scale[:, None])
+    inside.sub_(inside.amax(-1, keepdim=True)).exp_()
+    ids = _most_likely(inside, most, share)
+    ends = ids == inside.shape[1]
+    ids.masked_fill_(ends, 0)
+    kept = inside.gather(1, ids).masked_fill_(ends, 0.0)
+    # Each id is there once, but for zeros: the sum is the same in any order.
+    weights.zero_().scatter_add_(1, ids, kept)
+    tokens, mass = _first(weights, uniform)
+    return tokens[:, 0], (weights.gather(1, tokens) / mass).log()[:, 0].float()
+
+
+def _room(logits: torch.Tensor, kind: torch.dtype) -> Found:
+    """Zeros in whole chunks, and what of them is for the ids of the vocabulary."""
+    rows, vocabulary = logits.shape
+    weights = torch.zeros((rows, chunks(vocabulary) * CHUNK), dtype=kind, device=logits.device)
+    return weights, weights[:, :vocabulary]
+
+
+def _first(weights: torch.Tensor, uniform: NDArray[np.float64]) -> Found:
+    """The ids (n, 1) that win by weights (n, whole chunks), and the sums of these (n, 1)."""
+    by_chunk = weights.unflatten(1, (-1, CHUNK))
+    sums = by_chunk.sum(-1)
+    told = torch.from_numpy(keys(uniform))[:, None].to(weights.device)
+    needed = torch.from_numpy(places(weights.shape[1])).to(weights.device)
+    times = numbers(told, needed).double().add_(0.5).mul_(SHARE).log_().neg_()
+    chunk = (sums / times[:, CHUNK:]).argmax(-1, keepdim=True)
+    running = by_chunk.take_along_dim(chunk[..., None], 1)[:, 0]
+    place = (running / times[:, :CHUNK]).argmax(-1, keepdim=True)
+    return chunk * CHUNK + place, sums.sum(-1, keepdim=True)
+
+
+def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Ids that are kept, the first in order of weights and then of ids: each row in order of ids,
+    filled up with the size of the vocabulary."""
+    size = weights.shape[1]
+    limit = torch.where((top_k > 0) & (top_k < size), top_k, size)
+    total = weights.sum(-1)
+    # Tokens below this share add up to less than 1 - top_p: none of them is in the nucleus.
+    share = (total * (1.0 - top_p) / size)[:, None]
+    likely = (weights >= share).sum(-1, dtype=torch.int32)
+    longest = int(torch.where(limit < size, limit, likely).max())
+    ordered, ids = weights.topk(min(longest + 1, size))
+    mass = ordered.cumsum(-1)
+    last = (limit.clamp(max=longest) - 1)[:, None]
+    whole = torch.where(limit < size, mass.gather(1, last)[:, 0], total)
+    nucleus = torch.searchsorted(mass, (top_p * whole)[:, None])[:, 0] + 1
+    count = torch.where(top_p < 1.0, torch.minimum(nucleus, limit), limit).clamp(max=longest)
+    least = ordered.gather(1, count[:, None] - 1)
+    ids.masked_fill_(torch.arange(ids.shape[1], device=ids.device) >= count[:, None], size)
+    # Of more equal weights than are kept topk has taken any.
+    tied = (ordered >= least).sum(-1) > count
+    if bool(tied.any()):
+        ids[tied] = _lowest(weights[tied], least[tied], count[tied], ids.shape[1])
+    return ids.sort(-1).values
+
+
+def _lowest(
+    weights: torch.Tensor, least: torch.Tensor, count: torch.Tensor, width: int
+) -> torch.Tensor:
+    """The same for rows where the last of the ``count`` that are kept, ``least``, has equals."""
+    above, equal = weights > least, weights == least
+    places = (count - above.sum(-1))[:, None]
+    kept = above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= places))
+    every = torch.arange(weights.shape[1], device=weights.device)
+    found = torch.where(kept, every, weights.shape[1])
+    return found.topk(width, largest=False).values

@@ -1,0 +1,150 @@
+"""Drafts for vLLM's running requests."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rollpacker.core.types import PromptId
+from rollpacker.engine.base import Ints
+from rollpacker.engine.drafts.drafter import Drafter
+from rollpacker.engine.drafts.speculator import Drafts, Speculator
+from rollpacker.engine.vllm.sampling import VllmAttempt, row_of
+
+_MOST_SLOTS = 256
+"""Sequences that draft at a time."""
+
+
+class DraftingTexts:
+    """Texts of the attempts that draft, one slot each (``drafts.speculator.Texts``).
+
+    Args:
+        slots: how many at a time.
+        context: tokens of the longest sequence.
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        self.texts = np.zeros((slots, context), np.int32)
+        self.prompt, self.count = np.zeros((2, slots), np.int32)
+        self.stops = np.full((slots, 4), -1, np.int32)
+        self.ticket = np.zeros(slots, np.int64)
+        self.rows: dict[int, VllmAttempt] = {}
+        self._free = list(range(slots))
+        self._tickets = 0
+
+    def group(self, slot: int) -> PromptId:
+        """Whose response it is."""
+        return self.rows[slot].request.group
+
+    def place(self, row: VllmAttempt) -> None:
+        """Give an attempt a slot."""
+        slot = row.slot = self._free.pop()
+        self.rows[slot] = row
+        self._tickets += 1
+        self.ticket[slot] = self._tickets
+        request, params = row.request, row.request.params
+        self.prompt[slot], self.count[slot] = len(request.prompt), 0
+        self.texts[slot, : len(request.prompt)] = request.prompt
+        stops = () if params.ignore_stop else params.stop_token_ids
+        if len(stops) > self.stops.shape[1]:
+            more = len(stops) - self.stops.shape[1]
+            self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
+        self.stops[slot] = -1
+        self.stops[slot, : len(stops)] = stops
+
+    def catch_up(self, row: VllmAttempt) -> None:
+        """Take what an attempt has sampled since."""
+        slot, count = row.slot, len(row.tokens)
+        known, start = int(self.count[slot]), int(self.prompt[slot])
+        self.texts[slot, start + known : start + count] = row.tokens[known:]
+        self.count[slot] = count
+
+    def leave(self, row: VllmAttempt) -> None:
+        """Take its slot back."""
+        del self.rows[row.slot]
+        self._free.append(row.slot)
+        row.slot = -1
+
+
+class VllmSpeculator(Speculator):
+    """Drafts for a scheduler of vLLM, of blocks that are free and while nobody waits for them.
+
+    Args:
+        scheduler: vLLM's.
+        slots: sequences that may draft at a time.
+        context: tokens of the longest sequence.
+        drafter: guesses.
+    """
+
+    def __init__(self, scheduler: Any, slots: int, context: int, drafter: Drafter) -> None:
+        texts = DraftingTexts(min(slots, _MOST_SLOTS), context)
+        super().__init__(texts, texts.group, drafter)
+        self._own = texts
+        self._scheduler = scheduler
+        self._asked: list[VllmAttempt] = []
+        self._drafts: Drafts | None = None
+
+    def hand_in(self) -> None:
+        """Put drafts into the scheduler's requests, before it schedules a step."""
+        scheduler = self._scheduler
+        running = scheduler.running
+        decoding = all(r.num_computed_tokens + 1 == r.num_tokens for r in running)
+        _, waiting = scheduler.get_request_counts()
+        if waiting or not decoding or not self.due(len(running)):
+            return
+        rows = [row_of(request.sampling_params) for request in running]
+        for row in rows:
+            if row.slot < 0:
+                self._own.place(row)
+            self._own.catch_up(row)
+            row.drawn = []
+        most = self._reach(running, rows)
+        drafts = self.draft(np.array([row.slot for row in rows], np.int32), most)
+        if drafts is None:
+            return
+        for request, tokens, length in zip(running, drafts.tokens, drafts.lengths, strict=True):
+            request.spec_token_ids = tokens[:length].tolist()
+        self._asked, self._drafts = rows, drafts
+
+    def _reach(self, running: Iterable[Any], rows: list[VllmAttempt]) -> Ints:
+        """Most tokens of each draft: its response's, and blocks and tokens that the step has."""
+        scheduler = self._scheduler
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        block = min(group.kv_cache_spec.block_size for group in groups)
+        held = [-(-request.num_computed_tokens // block) for request in running]
+        needed = [-(-request.num_tokens // block) for request in running]
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() // len(groups)
+        free -= sum(needed) - sum(held)
+        left = scheduler.max_num_scheduled_tokens - len(rows)
+        most = np.zeros(len(rows), np.int32)
+        for place, (row, request) in enumerate(zip(rows, running, strict=True)):
+            spare = needed[place] * block - request.num_tokens
+            wanted = row.request.params.max_tokens - len(row.tokens) - 1
+            most[place] = max(0, min(self.how.most, wanted, left, spare + max(0, free) * block))
+            free -= -(-(request.num_tokens + int(most[place])) // block) - needed[place]
+            left -= int(most[place])
+        return most
+
+    def settle(self) -> None:
+        """After a step: learn how its drafts fared."""
+        drafts, self._drafts = self._drafts, None
+        if drafts is None:
+            return
+        right = np.array([max(0, len(row.drawn) - 1) for row in self._asked], np.int32)
+        self.judge(drafts, np.minimum(right, drafts.lengths))
+
+    def gone(self, row: VllmAttempt) -> None:
+        """An attempt is over."""
+        if row.slot < 0:
+            if self.how.below:
+                request = row.request
+                text = np.concatenate([request.prompt, row.tokens]).astype(np.int32)
+                self.over(request.group, text, len(request.prompt))
+            return
+        self._own.catch_up(row)
+        self.ended(row.slot)
+        self._own.leave(row)

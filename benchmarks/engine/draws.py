@@ -11,22 +11,23 @@ every response up to its first difference.
 from __future__ import annotations
 
 import argparse
+import json
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks._run import flags, table
+from benchmarks._run import apart, flags, table
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.draw import draw
-from rollpacker.engine.sampling.rows import draw_rows
+from rollpacker.engine.sampling.rows import RowDraws, draw_rows
 from rollpacker.engine.sampling.single import draw_token
 
 _VOCABULARIES = (18, 49_152, 151_936)
@@ -40,20 +41,17 @@ def cost(_: argparse.Namespace) -> None:
         logits = np.random.default_rng(0).normal(0.0, 4.5, (32, size)).astype(np.float32)
         by_kernel = _by_kernel(logits)
         rows += [
-            ("kernel", size, 32, by_kernel(1.0), ""),
-            ("kernel, greedy", size, 32, by_kernel(0.0), ""),
-            ("one row, top-k 50 & top-p .95", size, 1, _single(logits), ""),
+            ("kernel", size, 32, by_kernel(1.0)),
+            ("kernel, greedy", size, 32, by_kernel(0.0)),
+            ("one row, top-k 50 & top-p .95", size, 1, _single(logits)),
         ]
         for count, top_k, top_p in ((1, 0, 1.0), (32, 0, 1.0), (32, 50, 0.95)):
             way = "torch" if top_k == 0 else "torch, top-k 50 & top-p .95"
-            rows.append((way, size, count, *_torch(logits[:count], top_k, top_p)))
-    rows.append(("torch, drafts of 16 for 64", 151_936, 64 * 17, *_most()))
-    print(
-        table(
-            ["way", "ids", "rows", "us a row", "MB at the peak"],
-            [[str(x) for x in r] for r in rows],
-        )
-    )
+            rows.append((way, size, count, _torch(logits[:count], top_k, top_p)))
+    table(["way", "ids", "rows", "us a row"], rows)
+    found = apart("benchmarks.engine.draws", "most")
+    print(f"torch, drafts of 16 for 64 of 151,936 ids: {found['us']:.0f} us a row, ", end="")
+    print(f"{found['mb']:.0f} MB at the peak above the logits (661 MB)")
 
 
 def _by_kernel(logits: np.ndarray) -> Callable[[float], str]:
@@ -72,33 +70,18 @@ def _single(logits: np.ndarray) -> str:
     return _least(lambda: draw_token(logits[0], 1.0, 50, 0.95, 0.3), 1)
 
 
-def _torch(logits: np.ndarray, top_k: int, top_p: float) -> tuple[str, str]:
-    count, told = len(logits), torch.from_numpy(logits)
-    columns = (
+def _torch(logits: np.ndarray, top_k: int, top_p: float) -> str:
+    told, draws = torch.from_numpy(logits), _draws(len(logits), top_k, top_p)
+    return _least(lambda: draw_rows(told, draws), len(logits))
+
+
+def _draws(count: int, top_k: int, top_p: float) -> RowDraws:
+    return RowDraws(
         np.ones(count, np.float32),
         np.full(count, top_k, np.int32),
         np.full(count, top_p, np.float32),
         np.random.default_rng(1).random(count),
     )
-    act = lambda: draw_rows(told, *columns)  # noqa: E731
-    return _least(act, count), _peak(act)
-
-
-def _most() -> tuple[str, str]:
-    """The most that decoding ahead asks for at once, once."""
-    logits = torch.randn(64 * 17, 151_936) * 4.5
-    count = len(logits)
-    numbers = np.random.default_rng(1).random(count)
-    act = lambda: draw_rows(  # noqa: E731
-        logits,
-        np.ones(count, np.float32),
-        np.zeros(count, np.int32),
-        np.ones(count, np.float32),
-        numbers,
-    )
-    start = time.process_time()
-    act()
-    return f"{1e6 * (time.process_time() - start) / count:.0f}", _peak(act)
 
 
 def _least(act: Callable[[], Any], rows: int) -> str:
@@ -116,20 +99,20 @@ def _least(act: Callable[[], Any], rows: int) -> str:
     return f"{1e6 * min(found) / rows:.2f}"
 
 
-def _peak(act: Callable[[], Any]) -> str:
-    """Memory that tensors of a call take together."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        act()
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return f"{most / 1e6:.2f}"
+def most(_: argparse.Namespace) -> None:
+    """The most that decoding ahead asks for at once: drafts of 16 for 64 sequences, as JSON."""
+    logits = np.random.default_rng(0).normal(0.0, 4.5, (64, _VOCABULARIES[-1])).astype(np.float32)
+    told = torch.from_numpy(np.repeat(logits, 17, axis=0))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    draw_rows(told, _draws(len(told), 0, 1.0))
+    took = time.process_time() - start
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"mb": (after - before) / 1024, "us": 1e6 * took / len(told)}))
 
 
 def agree(args: argparse.Namespace) -> None:
-    """Responses of the same seeds."""
+    """Responses of the same seeds, of `mini` and of vLLM."""
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     asked = []
     for i in range(args.responses):
@@ -196,7 +179,8 @@ def _vllm(args: argparse.Namespace, asked: list[Request]) -> list[dict[Any, Outp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    flags(commands.add_parser("cost")).set_defaults(act=cost)
+    for act in (cost, most):
+        commands.add_parser(act.__name__, help=act.__doc__).set_defaults(act=act)
     agreeing = flags(commands.add_parser("agree"), dtype="float32", responses=16, tokens=1000)
     agreeing.add_argument("model")
     agreeing.set_defaults(act=agree)

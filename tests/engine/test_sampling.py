@@ -9,7 +9,7 @@ import torch
 from rollpacker.engine.mini.cpu.draw import draw
 from rollpacker.engine.mini.cpu.draw import mix as compiled_mix
 from rollpacker.engine.sampling.race import CHUNK, keys, mix, numbers, places, signed, times
-from rollpacker.engine.sampling.rows import draw_rows
+from rollpacker.engine.sampling.rows import RowDraws, draw_rows
 from rollpacker.engine.sampling.single import draw_token
 
 KINDS = [(0, 0.9), (20, 1.0), (20, 0.9), (1, 1.0), (0, 0.01), (5000, 0.999), (0, 1.0), (3, 0.999)]
@@ -34,13 +34,13 @@ def by_kernel(logits, temperature, uniform):
 
 def by_rows(logits, temperature, uniform, top_k=0, top_p=1.0):
     count = len(logits)
-    drawn = draw_rows(
-        torch.from_numpy(logits),
+    draws = RowDraws(
         np.broadcast_to(temperature, count).astype(np.float32),
         np.broadcast_to(top_k, count).astype(np.int32),
         np.broadcast_to(top_p, count).astype(np.float32),
         uniform,
     )
+    drawn = draw_rows(torch.from_numpy(logits), draws)
     return [each.numpy() for each in drawn]
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from rollpacker.engine.base import Floats, Ints
 from rollpacker.engine.mini.runner import Draws, TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
-from rollpacker.engine.sampling.rows import draw_rows
+from rollpacker.engine.sampling.rows import RowDraws, draw_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,5 +175,5 @@ class TorchRunner:
         self, logits: torch.Tensor, draws: Draws, cut: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.from_numpy(draws.rows[cut].astype(np.int64)).to(self._device)
-        columns = draws.temperatures, draws.top_k, draws.top_p, draws.uniforms
-        return draw_rows(logits[rows], *(each[cut] for each in columns))
+        wanted = RowDraws(draws.temperatures, draws.top_k, draws.top_p, draws.uniforms)
+        return draw_rows(logits[rows], wanted.of(cut))

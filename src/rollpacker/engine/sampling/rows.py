@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,78 +17,73 @@ hold at once."""
 Found = tuple[torch.Tensor, torch.Tensor]
 
 
-def draw_rows(
-    logits: torch.Tensor,
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    uniform: NDArray[np.float64],
-) -> Found:
-    """Sample each row as ``single.draw_token`` does, but for rounding.
+class RowDraws(NamedTuple):
+    """How each row is drawn, shape (n,).
 
     Args:
-        logits: shape (n, vocabulary).
-        temperature, top_k, top_p: as in ``SamplingParams``, shape (n,).
-        uniform: each token's number in its seed's stream, shape (n,).
+        temperature, top_k, top_p: as in ``SamplingParams``.
+        uniform: each token's number in its seed's stream.
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    uniform: NDArray[np.float64]
+
+    def of(self, where: slice | NDArray[Any]) -> RowDraws:
+        """Of some rows."""
+        return RowDraws(
+            self.temperature[where], self.top_k[where], self.top_p[where], self.uniform[where]
+        )
+
+
+def draw_rows(logits: torch.Tensor, draws: RowDraws) -> Found:
+    """Sample each row of ``logits``, (n, vocabulary), as ``single.draw_token`` does, but for
+    rounding.
 
     Returns tokens, int64, and their logprobs, float32, each (n,), on the device of ``logits``.
     """
-    columns = temperature, top_k, top_p, uniform
     cuts = [slice(start, start + _ROWS) for start in range(0, len(logits), _ROWS)]
-    parts = [_draw(logits[cut], *(each[cut] for each in columns)) for cut in cuts]
+    parts = [_draw(logits[cut], draws.of(cut)) for cut in cuts]
     if len(parts) == 1:
         return parts[0]
     tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _draw(
-    logits: torch.Tensor,
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    uniform: NDArray[np.float64],
-) -> Found:
-    limited = (temperature > 0) & ((top_p < 1) | (top_k > 0))
+def _draw(logits: torch.Tensor, draws: RowDraws) -> Found:
+    limited = (draws.temperature > 0) & ((draws.top_p < 1) | (draws.top_k > 0))
     if not limited.any():
-        return _from_all(logits, temperature, uniform)
+        return _from_all(logits, draws)
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(len(logits), device=logits.device)
-    for which, draw, told in (
-        (limited, _restricted, (temperature, top_k, top_p, uniform)),
-        (~limited, _from_all, (temperature, uniform)),
-    ):
+    for which, draw in ((limited, _restricted), (~limited, _from_all)):
         if which.any():
             at = torch.from_numpy(np.flatnonzero(which)).to(logits.device)
-            tokens[at], logprobs[at] = draw(logits[at], *(each[which] for each in told))
+            tokens[at], logprobs[at] = draw(logits[at], draws.of(which))
     return tokens, logprobs
 
 
-def _from_all(
-    logits: torch.Tensor, temperature: NDArray[np.float32], uniform: NDArray[np.float64]
-) -> Found:
+def _from_all(logits: torch.Tensor, draws: RowDraws) -> Found:
     """In float32; temperature 0 is greedy."""
-    told = torch.from_numpy(temperature)[:, None].to(logits.device)
+    told = torch.from_numpy(draws.temperature)[:, None].to(logits.device)
     scale = told.where(told > 0, 1.0)
     top, likeliest = logits.max(-1, keepdim=True)
     weights, inside = _room(logits, torch.float32)
     torch.sub(logits, top, out=inside).div_(scale).exp_()
-    first, mass = _first(weights, uniform)
+    first, mass = _first(weights, draws.uniform)
     tokens = first.where(told > 0, likeliest)
     logprobs = (logits.gather(1, tokens) - top) / scale - mass.log()
     return tokens[:, 0], logprobs[:, 0]
 
 
-def _restricted(
-    logits: torch.Tensor,
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    uniform: NDArray[np.float64],
-) -> Found:
+def _restricted(logits: torch.Tensor, draws: RowDraws) -> Found:
     """In float64; temperatures are above 0."""
-    told = (temperature.astype(np.float64), top_k, top_p.astype(np.float64))
-    scale, most, share = (torch.from_numpy(each).to(logits.device) for each in told)
+    scale, share = (
+        torch.from_numpy(each.astype(np.float64)).to(logits.device)
+        for each in (draws.temperature, draws.top_p)
+    )
+    most = torch.from_numpy(draws.top_k).to(logits.device)
     weights, inside = _room(logits, torch.float64)
     inside.copy_(logits).div_(scale[:, None])
     inside.sub_(inside.amax(-1, keepdim=True)).exp_()
@@ -96,7 +93,7 @@ def _restricted(
     kept = inside.gather(1, ids).masked_fill_(ends, 0.0)
     # Each id is there once, but for zeros: the sum is the same in any order.
     weights.zero_().scatter_add_(1, ids, kept)
-    tokens, mass = _first(weights, uniform)
+    tokens, mass = _first(weights, draws.uniform)
     return tokens[:, 0], (weights.gather(1, tokens) / mass).log()[:, 0].float()
 
 

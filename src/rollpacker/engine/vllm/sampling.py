@@ -17,7 +17,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.engine.base import Request, uniforms
 from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
-from rollpacker.engine.sampling.rows import draw_rows
+from rollpacker.engine.sampling.rows import RowDraws, draw_rows
 from rollpacker.engine.stops import StopWatcher
 
 _CHUNK = LONGEST_DRAFT + 1
@@ -145,15 +145,14 @@ def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt], counts: Sequence[int
     """Tokens and their logprobs for the next ``counts`` places of each row, as ``mini`` draws
     them; ``logits`` (their sum, vocabulary)."""
     params = [row.request.params for row in rows]
-    columns = (
-        np.array([p.temperature for p in params], np.float32),
-        np.array([p.top_k for p in params], np.int32),
-        np.array([p.top_p for p in params], np.float32),
-    )
     numbers = [row.uniforms(count) for row, count in zip(rows, counts, strict=True)]
-    tokens, logprobs = draw_rows(
-        logits, *(np.repeat(column, counts) for column in columns), np.concatenate(numbers)
+    draws = RowDraws(
+        temperature=np.repeat(np.array([p.temperature for p in params], np.float32), counts),
+        top_k=np.repeat(np.array([p.top_k for p in params], np.int32), counts),
+        top_p=np.repeat(np.array([p.top_p for p in params], np.float32), counts),
+        uniform=np.concatenate(numbers),
     )
+    tokens, logprobs = draw_rows(logits, draws)
     drawn = list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
     ends = np.cumsum(counts).tolist()
     of_row = [drawn[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -1,6 +1,7 @@
 """vLLM's worker, with our verification of drafts in the place of its own."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

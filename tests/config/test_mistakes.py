@@ -157,7 +157,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         main()
     out, err = capsys.readouterr()
     assert (left.value.code, out) == (2, "")
-    (line,) = err.splitlines()
+    assert err.count("\n") == 1, err
+    line = err.strip()
     # What is missing is to be added to the file.
     place = str(job) if "is required" in said else f"override {given!r}"
     assert line.startswith(f"rollpacker: {place}: ")

@@ -31,7 +31,14 @@ ALIKE = {
 """Formats that begin in the same way: what the one writes is a mistake in the other."""
 
 
-@pytest.mark.parametrize("named", CALLS)
+QUICK = ("hermes", "glm", "mistral_v11", "harmony")
+"""One of each kind of text; the others differ in what is read without processes as well."""
+
+
+@pytest.mark.parametrize(
+    "named",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.wide) for each in CALLS],
+)
 def test_calls_are_read_in_the_format_that_is_named(named: str) -> None:
     """Whatever the template writes."""
     template = "qwen2_5" if named == "llama3" else "llama3_1"

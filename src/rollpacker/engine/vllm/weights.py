@@ -99,11 +99,17 @@ def _kept(model: torch.nn.Module) -> set[str]:
         info = get_layerwise_info(module)
         old = info.kernel_tensors[0] if info.kernel_tensors else _own(module)
         if info.can_load() and info.load_numel <= 0:
-            if not is_deferred_attention_layer(module):
+            if not (is_deferred_attention_layer(module) or _only_padding(module)):
                 waiting |= {f"{path}.{name}": parameter for name, parameter in old.items()}
         else:
             fresh |= {id(parameter) for parameter in old.values()}
     return {name for name, parameter in waiting.items() if id(parameter) not in fresh}
+
+
+def _only_padding(module: torch.nn.Module) -> bool:
+    """Whether it is a member's part of embeddings that begins behind the vocabulary's end."""
+    part = getattr(module, "shard_indices", None)
+    return part is not None and part.num_org_elements + part.num_added_elements == 0
 
 
 def _own(module: torch.nn.Module) -> dict[str, torch.Tensor]:

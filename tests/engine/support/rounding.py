@@ -57,11 +57,8 @@ def margin(logits, params, uniform) -> float:
     edges = np.abs(before[1:] - params.top_p) if params.top_p < 1 else np.ones(1)
     weights[np.setdiff1d(order, kept[before < params.top_p])] = 0.0
     rings = times(keys(np.array([uniform])), places(len(weights)))
-    padded = np.pad(weights, (0, -len(weights) % CHUNK)).reshape(-1, CHUNK)
-    sums = padded.sum(1)
-    first = np.argmax(sums / rings[CHUNK:])
-    races = sums / rings[CHUNK:], padded[first] / rings[:CHUNK]
-    return min(float(edges.min()), *(lead(speeds) for speeds in races))
+    assert len(weights) <= CHUNK
+    return min(float(edges.min()), lead(weights / rings))
 
 
 def lead(speeds) -> float:

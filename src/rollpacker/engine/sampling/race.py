@@ -32,8 +32,12 @@ def keys(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def places(vocabulary: int) -> NDArray[np.int64]:
-    """Which numbers a draw needs: (CHUNK + chunks,) of the ids of any chunk, then of the chunks."""
-    return np.arange(1, 1 + CHUNK + chunks(vocabulary)) * signed(GOLDEN)
+    """Which numbers a draw needs: those of the ids of a chunk, (CHUNK,) or as many as there are,
+    then those of the chunks where there are several."""
+    ids = np.arange(1, 1 + min(CHUNK, vocabulary))
+    count = chunks(vocabulary)
+    each = np.append(ids, CHUNK + np.arange(1, 1 + count)) if count > 1 else ids
+    return each * signed(GOLDEN)
 
 
 def chunks(vocabulary: int) -> int:

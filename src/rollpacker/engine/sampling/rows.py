@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.engine.sampling.race import CHUNK, SHARE, chunks, keys, numbers, places
+from rollpacker.engine.sampling.race import CHUNK, SHARE, chunks, keys, numbers, places, times
 
 _ROWS = 128
 """That are drawn at a time: of a large vocabulary and many drafts the weights alone take long to
@@ -69,12 +69,26 @@ def _from_all(logits: torch.Tensor, draws: RowDraws) -> Found:
     told = torch.from_numpy(draws.temperature)[:, None].to(logits.device)
     scale = told.where(told > 0, 1.0)
     top, likeliest = logits.max(-1, keepdim=True)
-    weights, inside = _room(logits, torch.float32)
-    torch.sub(logits, top, out=inside).div_(scale).exp_()
-    first, mass = _first(weights, draws.uniform)
+    rows, size = logits.shape
+    whole = chunks(size) * CHUNK if size > CHUNK else size
+    weights = torch.zeros((rows, whole), device=logits.device)
+    torch.sub(logits, top, out=weights[:, :size]).div_(scale).exp_()
+    first, mass = _first(weights, _ring(draws.uniform, size, logits.device))
     tokens = first.where(told > 0, likeliest)
     logprobs = (logits.gather(1, tokens) - top) / scale - mass.log()
     return tokens[:, 0], logprobs[:, 0]
+
+
+def _first(weights: torch.Tensor, ring: torch.Tensor) -> Found:
+    """The ids (n, 1) that win by weights (n, whole chunks), and the sums of these (n, 1)."""
+    if weights.shape[1] <= CHUNK:
+        return (weights / ring).argmax(-1, keepdim=True), weights.sum(-1, keepdim=True)
+    by_chunk = weights.unflatten(1, (-1, CHUNK))
+    sums = by_chunk.sum(-1)
+    chunk = (sums / ring[:, CHUNK:]).argmax(-1, keepdim=True)
+    running = by_chunk.take_along_dim(chunk[..., None], 1)[:, 0]
+    place = (running / ring[:, :CHUNK]).argmax(-1, keepdim=True)
+    return chunk * CHUNK + place, sums.sum(-1, keepdim=True)
 
 
 def _restricted(logits: torch.Tensor, draws: RowDraws) -> Found:
@@ -84,37 +98,42 @@ def _restricted(logits: torch.Tensor, draws: RowDraws) -> Found:
         for each in (draws.temperature, draws.top_p)
     )
     most = torch.from_numpy(draws.top_k).to(logits.device)
-    weights, inside = _room(logits, torch.float64)
-    inside.copy_(logits).div_(scale[:, None])
-    inside.sub_(inside.amax(-1, keepdim=True)).exp_()
-    ids = _most_likely(inside, most, share)
-    ends = ids == inside.shape[1]
-    ids.masked_fill_(ends, 0)
-    kept = inside.gather(1, ids).masked_fill_(ends, 0.0)
-    # Each id is there once, but for zeros: the sum is the same in any order.
-    weights.zero_().scatter_add_(1, ids, kept)
-    tokens, mass = _first(weights, draws.uniform)
-    return tokens[:, 0], (weights.gather(1, tokens) / mass).log()[:, 0].float()
+    weights = logits.double().div_(scale[:, None])
+    weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    size = weights.shape[1]
+    ids = _most_likely(weights, most, share)
+    kept = weights.gather(1, ids.clamp(max=size - 1)).masked_fill_(ids == size, 0.0)
+    ids.clamp_(max=size - 1)
+    ring, mass = _ring(draws.uniform, size, weights.device), kept.cumsum(-1)
+    running = kept
+    if size > CHUNK:
+        chunk = ids // CHUNK
+        sums = _sums(mass, chunk)
+        winner = (sums / ring.gather(1, CHUNK + chunk)).argmax(-1, keepdim=True)
+        running = kept.where(chunk == chunk.gather(1, winner), 0.0)
+    place = (running / ring.gather(1, ids % CHUNK)).argmax(-1, keepdim=True)
+    logprobs = (kept.gather(1, place) / mass[:, -1:]).log()
+    return ids.gather(1, place)[:, 0], logprobs[:, 0].float()
 
 
-def _room(logits: torch.Tensor, kind: torch.dtype) -> Found:
-    """Zeros in whole chunks, and what of them is for the ids of the vocabulary."""
-    rows, vocabulary = logits.shape
-    weights = torch.zeros((rows, chunks(vocabulary) * CHUNK), dtype=kind, device=logits.device)
-    return weights, weights[:, :vocabulary]
+def _sums(mass: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    """Of the chunks of ids in order, from the running sum of their weights; each where its last id
+    is, 0 elsewhere."""
+    ends = torch.ones_like(chunk, dtype=torch.bool)
+    ends[:, :-1] = chunk[:, 1:] != chunk[:, :-1]
+    at_ends = mass.where(ends, 0.0)
+    before = torch.zeros_like(mass)
+    before[:, 1:] = at_ends.cummax(-1).values[:, :-1]
+    return (at_ends - before).clamp_(min=0.0)
 
 
-def _first(weights: torch.Tensor, uniform: NDArray[np.float64]) -> Found:
-    """The ids (n, 1) that win by weights (n, whole chunks), and the sums of these (n, 1)."""
-    by_chunk = weights.unflatten(1, (-1, CHUNK))
-    sums = by_chunk.sum(-1)
-    told = torch.from_numpy(keys(uniform))[:, None].to(weights.device)
-    needed = torch.from_numpy(places(weights.shape[1])).to(weights.device)
-    times = numbers(told, needed).double().add_(0.5).mul_(SHARE).log_().neg_()
-    chunk = (sums / times[:, CHUNK:]).argmax(-1, keepdim=True)
-    running = by_chunk.take_along_dim(chunk[..., None], 1)[:, 0]
-    place = (running / times[:, :CHUNK]).argmax(-1, keepdim=True)
-    return chunk * CHUNK + place, sums.sum(-1, keepdim=True)
+def _ring(uniform: NDArray[np.float64], vocabulary: int, device: torch.device) -> torch.Tensor:
+    """When the clocks of each row ring; a host is quicker at few."""
+    key, place = keys(uniform)[:, None], places(vocabulary)
+    if device.type == "cpu":
+        return torch.from_numpy(times(key, place))
+    told = (torch.from_numpy(each).to(device) for each in (key, place))
+    return numbers(*told).double().add_(0.5).mul_(SHARE).log_().neg_()
 
 
 def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -29,9 +29,9 @@ def draw_token(
     ring = times(keys(np.array([uniform])), places(len(weights)))
     running, starts = np.unique(kept // CHUNK, return_index=True)
     sums = np.add.reduceat(weights[kept], starts)
-    chunk = running[np.argmax(sums / ring[CHUNK + running])]
-    ids = kept[kept // CHUNK == chunk]
-    token = int(ids[np.argmax(weights[ids] / ring[ids % CHUNK])])
+    if len(weights) > CHUNK:
+        kept = kept[kept // CHUNK == running[np.argmax(sums / ring[CHUNK + running])]]
+    token = int(kept[np.argmax(weights[kept] / ring[kept % CHUNK])])
     return token, float(np.log(weights[token] / sums.sum()))
 
 

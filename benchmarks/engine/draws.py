@@ -22,10 +22,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._run import apart, flags, table
-from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
+from benchmarks.engine.speculation import build
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
-from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.base import Engine, Output, Request, SamplingParams, Speculation
 from rollpacker.engine.mini.cpu.draw import draw
 from rollpacker.engine.sampling.rows import RowDraws, draw_rows
 from rollpacker.engine.sampling.single import draw_token
@@ -126,8 +125,14 @@ def agree(args: argparse.Namespace) -> None:
                 seed=1000 + i,
             )
         )
-    mini = _mini(args, asked)
-    plain, drafted = _vllm(args, asked)
+    dtype = getattr(torch, args.dtype)
+    room = len(asked) * (args.tokens + 64)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
+    mini = _drain(build("mini", model, args.model, room), asked)
+    vllm = build("vllm", model, args.model, room)
+    plain = _drain(vllm, asked)
+    vllm.speculate(Speculation(below=len(asked), most=16, row_cost=0.02))
+    drafted = _drain(vllm, asked)
     rows = [
         ["mini / vLLM", *_compared(mini, plain)],
         ["vLLM without / with drafts", *_compared(plain, drafted)],
@@ -145,35 +150,12 @@ def _compared(one: dict[Any, Output], other: dict[Any, Output]) -> list[str]:
     return [f"{equal} of {len(one)}", str(compared), f"{differ / compared:.1e}"]
 
 
-def _drain(engine: Any, asked: list[Request]) -> dict[Any, Output]:
+def _drain(engine: Engine, asked: list[Request]) -> dict[Any, Output]:
     engine.submit(asked)
     found: dict[Any, Output] = {}
     while engine.busy():
         found |= {output.attempt: output for output in engine.step()}
     return found
-
-
-def _mini(args: argparse.Namespace, asked: list[Request]) -> dict[Any, Output]:
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
-    config = MiniEngineConfig(max_running=len(asked), kv_tokens=_room(args, asked))
-    return _drain(MiniEngine(model, config=config), asked)
-
-
-def _room(args: argparse.Namespace, asked: list[Request]) -> int:
-    return len(asked) * (args.tokens + 64)
-
-
-def _vllm(args: argparse.Namespace, asked: list[Request]) -> list[dict[Any, Output]]:
-    from rollpacker.engine.vllm import VllmEngine
-
-    config = VllmEngineConfig(max_running=len(asked), kv_tokens=_room(args, asked))
-    engine = VllmEngine(ModelConfig(path=args.model, dtype=args.dtype), config=config)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
-    engine.load_weights(model.named_parameters(), 0)
-    plain = _drain(engine, asked)
-    engine.load_weights(None, 1)
-    engine.speculate(Speculation(below=len(asked), most=16, row_cost=0.02))
-    return [plain, _drain(engine, asked)]
 
 
 def main() -> None:

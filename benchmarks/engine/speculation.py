@@ -3,6 +3,7 @@
     python -m benchmarks.engine.speculation sums --model FOLDER     # SmolLM2 of examples/smollm2
     python -m benchmarks.engine.speculation long --model FOLDER     # up to --tokens a response
     python -m benchmarks.engine.speculation noise                   # a flat softmax
+    .venv-vllm/bin/python -m benchmarks.engine.speculation sums --model FOLDER --engine vllm
 
 The engine is told what the policy of a run would tell it at a round's start, and the policy what
 the engine's worker would tell it at a round's end.
@@ -20,12 +21,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._run import flags, listed
-from rollpacker.config import MiniEngineConfig, RolloutConfig
+from rollpacker.config import MiniEngineConfig, ModelConfig, RolloutConfig, VllmEngineConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId
 from rollpacker.demo.model import build_model
-from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.engine.base import Engine, Output, Request, SamplingParams, Speculation
 from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
@@ -101,7 +102,7 @@ def prompts_of(task: str, tokenizer: Any, count: int, number: int) -> list[list[
 
 
 def one_round(
-    engine: MiniEngine, requests: list[Request], version: int, told: Told | None
+    engine: Engine, requests: list[Request], version: int, told: Told | None
 ) -> tuple[float, float, int, list[Output]]:
     """Wall and CPU seconds, steps, and outputs in order of their end."""
     engine.load_weights(None, version)
@@ -125,14 +126,13 @@ def one_round(
 
 
 def main() -> None:
-    parser = flags(__doc__, model=str, prompts=4, responses=4, tokens=600, rounds=3)
+    parser = flags(__doc__, model=str, engine="mini", prompts=4, responses=4, tokens=600, rounds=3)
     parser.add_argument("task", choices=("sums", "long", "noise"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer, stops = _model(arguments)
     room = arguments.prompts * arguments.responses * (arguments.tokens + 512)
-    config = MiniEngineConfig(max_running=256, kv_tokens=room)
-    engine = MiniEngine(model, config=config)
+    engine = build(arguments.engine, model, arguments.model, room)
     told = Told(LatencyCurve(engine.info().latency).rows())
     print(f"the engine is told {told.rule()}")
     ratios: dict[str, list[float]] = {"wall": [], "CPU": [], "steps": []}
@@ -171,6 +171,19 @@ def main() -> None:
         f"tokens of a verification {drafts.tokens:.2f}, of the response that ends the round "
         f"{statistics.median(last):.2f}; drafted {drafts.drafted}, accepted {drafts.accepted}"
     )
+
+
+def build(kind: str, model: Any, folder: str, room: int) -> Engine:
+    """An engine with the weights of ``model``, whose checkpoint vLLM reads from its folder."""
+    if kind == "mini":
+        return MiniEngine(model, config=MiniEngineConfig(max_running=256, kv_tokens=room))
+    from rollpacker.engine.vllm import VllmEngine
+
+    config = VllmEngineConfig(max_running=256, kv_tokens=room)
+    dtype = str(model.dtype).removeprefix("torch.")
+    engine = VllmEngine(ModelConfig.model_validate({"path": folder, "dtype": dtype}), config=config)
+    engine.load_weights(model.named_parameters(), 0)
+    return engine
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, Any, tuple[int, ...]]:

@@ -2,9 +2,11 @@
 
     python -m benchmarks.jobs.speculation --steps 60 --rounds 3 --out runs/speculation
     python -m benchmarks.jobs.speculation --steps 20 --least 48 --prompts 4 --out runs/long
+    .venv-vllm/bin/python -m benchmarks.jobs.speculation --engine vllm --out runs/vllm
 
 ``--least N`` takes problems only that need so many lines of reasoning, of six tokens each;
-``--prompts N`` are those of a step, of 8 responses each.
+``--prompts N`` are those of a step, of 8 responses each. vLLM on a CPU needs heads of 32: its model
+has four of them.
 
 Runs alternate: `off` and `exact` without drafts, `exact` with; ratios are of the runs of one round.
 """
@@ -18,7 +20,7 @@ from typing import Any
 from benchmarks._run import flags, listed, metrics, summary, table, told, write_lines
 from rollpacker.demo.run import Size, demo_config
 from rollpacker.demo.task import steps, train_rows
-from rollpacker.demo.warm_start import default_cache, warm_start
+from rollpacker.demo.warm_start import Recipe, default_cache, warm_start
 from rollpacker.job import train
 
 ARMS = {
@@ -80,14 +82,23 @@ def _mean(steps: list[dict[str, Any]], name: str) -> float:
 
 def main() -> None:
     arguments = flags(
-        __doc__, steps=60, rounds=3, least=0, prompts=16, out=Path("runs/speculation")
+        __doc__,
+        steps=60,
+        rounds=3,
+        least=0,
+        prompts=16,
+        engine="mini",
+        out=Path("runs/speculation"),
     ).parse_args()
-    model = warm_start(default_cache())
     size = Size(steps=arguments.steps, held_out=50)
-    overrides: dict[str, Any] = {}
+    recipe, overrides = Recipe(), dict[str, Any]()
+    if arguments.engine == "vllm":
+        recipe = Recipe(heads=4)
+        overrides["engine"] = {"kind": "vllm", "kv_tokens": 1 << 16}
+    model = warm_start(default_cache(), recipe=recipe)
     if arguments.least:
         file = long_rows(arguments.out / "rows.jsonl", arguments.least)
-        overrides = {"data": {"path": str(file)}}
+        overrides["data"] = {"path": str(file)}
     rows: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
         for arm in ARMS:

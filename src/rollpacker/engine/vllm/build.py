@@ -136,7 +136,7 @@ def _check(args: EngineArgs, device: str, alone: bool) -> Any:
     if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
         raise ValueError(f"{kind}: vLLM's module for it imports torchvision, which is not there")
     model = args.create_model_config()
-    if kind in _WIDER:
+    if kind in _WIDER and model.hf_config.sliding_window:
         args.hf_overrides = {"sliding_window": model.hf_config.sliding_window - 1}
     if model.using_transformers_backend() and not alone:
         raise ValueError(

@@ -94,7 +94,9 @@ class VllmSpeculator(Speculator):
         running = scheduler.running
         decoding = all(r.num_computed_tokens + 1 == r.num_tokens for r in running)
         _, waiting = scheduler.get_request_counts()
-        if waiting or not decoding or not self.due(len(running)):
+        if waiting or not decoding or len(running) > len(self._own.count):
+            return
+        if not self.due(len(running)):
             return
         rows = [row_of(request.sampling_params) for request in running]
         for row in rows:

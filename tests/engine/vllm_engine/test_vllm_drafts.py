@@ -37,12 +37,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(folder):
-    def make(drafter=None, tokenizer=None, **config):
+    def make(drafter=None, tokenizer=None, verifies=None, **config):
         from rollpacker.engine.vllm import VllmEngine
 
         settings = VllmEngineConfig(**{"max_running": 64, "kv_tokens": 64 * 256} | config)
-        path = ModelConfig(path=str(folder))
-        engine = VllmEngine(path, config=settings, drafter=drafter, tokenizer=tokenizer)
+        parts = {"drafter": drafter, "tokenizer": tokenizer, "verifies": verifies}
+        engine = VllmEngine(ModelConfig(path=str(folder)), config=settings, **parts)
         engine.load_weights(build("wide").named_parameters(), 0)
         return engine
 
@@ -73,6 +73,17 @@ def test_without_drafts_it_samples_what_mini_does(plain):
     other = MiniEngine(model, config=MiniEngineConfig(max_running=64, kv_tokens=64 * 256))
     other.submit(EACH)
     assert_same(model, EACH, plain, drain(other))
+
+
+def test_one_that_does_not_verify_samples_the_same(make, plain):
+    """As on GPUs, and of models whose layers keep a state."""
+    engine = make(verifies=False)
+    assert not engine.info().speculates
+    engine.speculate(Speculation(below=64, most=16))
+    engine.submit(EACH)
+    for attempt, output in drain(engine).items():
+        same(output, plain[attempt])
+        assert not output.drafts.drafted
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -61,6 +61,7 @@ def build_engine(
                 span=span,
                 alone=alone,
                 routes=config.train.router_replay,
+                verifies=False if config.rollout.speculation.mode == "off" else None,
             )
         case FakeEngineConfig():
             from rollpacker.engine.fake import FakeEngine

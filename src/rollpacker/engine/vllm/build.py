@@ -26,10 +26,10 @@ from rollpacker.config.rollout import KV_SHARE
 from rollpacker.engine.base import Span
 from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
 from rollpacker.engine.host_memory import free_bytes
-from rollpacker.engine.vllm import worker
+from rollpacker.engine.vllm import first_runner
 from rollpacker.engine.vllm.ahead import VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import Budget
-from rollpacker.engine.vllm.sampling import Seeded
+from rollpacker.engine.vllm.names import require, require_classes
 from rollpacker.engine.vllm.spanning import at_home, executor
 from rollpacker.errors import words_of
 
@@ -42,7 +42,7 @@ _WIDER = ("cohere2",)
 """Families whose windows vLLM makes one token longer than transformers does, which trains here."""
 _VERIFIED = {
     "method": "custom_class",
-    "model": f"{worker.__name__}.{worker.Nothing.__name__}",
+    "model": f"{first_runner.__name__}.{first_runner.NoProposer.__name__}",
     "num_speculative_tokens": LONGEST_DRAFT,
 }
 _UNASKED = 0.001
@@ -58,6 +58,7 @@ class Counting(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        require("scheduler", self, drafts=self.vllm_config.speculative_config is not None)
         # Else it drafts placeholders for whoever comes with one token to run.
         self.num_spec_tokens = 0
 
@@ -114,12 +115,16 @@ def build(
         with _process_kept(), at_home(span, device):
             args = EngineArgs(**settings)
             model_config = _check(args, device, alone)
-            if verifies and not model_config.is_hybrid:
+            verifies = verifies and not model_config.is_hybrid
+            require_classes(verifies)
+            if verifies:
                 args.speculative_config = dict(_VERIFIED)
-                args.worker_cls = f"{worker.__name__}.{worker.Verifying.__name__}"
+                args.worker_cls = f"{first_runner.__name__}.{first_runner.Verifying.__name__}"
             else:
-                args.logits_processors = [Seeded]
-            return LLMEngine.from_engine_args(args)
+                args.logits_processors = [first_runner.Seeded]
+            engine = LLMEngine.from_engine_args(args)
+            require("engine", engine)
+            return engine
     except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
         on += " with train.router_replay" if routes else ""

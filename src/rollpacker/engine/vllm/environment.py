@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 FIXED = {
-    # The engine core in this process, and the model runner that tells logits processors of every
-    # change of the batch (the second one keeps its own state, by slot).
+    # The engine core in this process, and the model runner in which ours ran (``second_runner``
+    # says what the other one lacks).
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # A worker is on its cores already.

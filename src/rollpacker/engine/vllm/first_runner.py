@@ -1,0 +1,128 @@
+"""Our draws and drafts in vLLM's first model runner (``vllm/v1/worker/gpu_model_runner.py``)."""
+
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
+from rollpacker.engine.vllm.names import require
+from rollpacker.engine.vllm.sampling import VllmAttempt, draw, keep, one_hot, row_of
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+
+class Seeded(LogitsProcessor):
+    """Draws one token for each row of a batch, and leaves vLLM's greedy sampler one choice; vLLM
+    hands it the rows as ``extra_args``."""
+
+    def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
+        self._rows: dict[int, VllmAttempt] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """It decides the argmax."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the batch's rows."""
+        if batch_update is None:
+            return
+        rows = self._rows
+        for index in batch_update.removed:
+            rows.pop(index, None)
+        for index, params, _, _ in batch_update.added:
+            rows[index] = row_of(params)
+        for source, target, way in batch_update.moved:
+            moved, other = rows.pop(source, None), rows.pop(target, None)
+            if moved is not None:
+                rows[target] = moved
+            if other is not None and way is MoveDirectionality.SWAP:
+                rows[source] = other
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocabulary) become one-hot."""
+        places = range(len(logits))
+        drawn = draw(logits, [self._rows[i] for i in places], [1] * len(places))
+        return one_hot(logits, places, drawn)
+
+
+class Verifier:
+    """In the place of vLLM's rejection sampler: draws behind each token of a draft what would come
+    there without it, and keeps that up to the first that is not the draft's.
+
+    Args:
+        runner: vLLM's model runner, which has the drafts.
+        usual: the sampler whose place it takes, for vLLM's dry runs.
+    """
+
+    def __init__(self, runner: Any, usual: Any) -> None:
+        self._runner = runner
+        self._usual = usual
+
+    def __call__(
+        self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling: Any
+    ) -> SamplerOutput:
+        """Tokens (n, 1 + longest draft), int32, filled up with -1.
+
+        Args:
+            metadata: of the drafts, vLLM's ``SpecDecodeMetadata``.
+            draft_probs: not looked at.
+            logits: shape (rows, vocabulary), of each sequence one behind each token of its draft.
+            sampling: the batch's; another's where nothing real is sampled.
+        """
+        batch = self._runner.input_batch
+        if sampling is not batch.sampling_metadata:
+            return self._usual(metadata, draft_probs, logits, sampling)
+        keys = batch.req_ids
+        drafts = batch.spec_token_ids[: len(keys)]
+        rows = [row_of(self._runner.requests[key].sampling_params) for key in keys]
+        counts = [1 + len(draft) for draft in drafts]
+        sampled = np.full((len(rows), max(counts)), -1, np.int32)
+        found = draw(logits, rows, counts)
+        for place, (row, drawn, draft) in enumerate(zip(rows, found, drafts, strict=True)):
+            tokens = [token for token, _ in keep(row, drawn, draft)]
+            sampled[place, : len(tokens)] = tokens
+        return SamplerOutput(sampled_token_ids=torch.from_numpy(sampled), logprobs_tensors=None)
+
+
+class NoProposer:
+    """A proposer of drafts that has none: the scheduler hands in ours."""
+
+    def __init__(self, _config: Any) -> None: ...
+
+    def load_model(self, *_arguments: Any) -> None:
+        """There is none."""
+
+    def propose(self, sampled: Sequence[Any], *_about: Any, **_more: Any) -> list[list[int]]:
+        """No tokens for any sequence."""
+        return [[] for _ in sampled]
+
+
+class Verifying(Worker):
+    """A worker whose runner verifies drafts."""
+
+    def init_device(self) -> None:
+        """As vLLM's. Raises ``ValueError`` where its runner is not the one that this is for."""
+        super().init_device()
+        runner = self.model_runner
+        require("model runner", runner, drafts=True)
+        require("class CachedRequestState", CachedRequestState, drafts=True)
+        runner.rejection_sampler = Verifier(runner, runner.rejection_sampler)
+        # Else the runner takes zeros for drafts of everybody near the context's end.
+        runner.effective_drafter_max_model_len += LONGEST_DRAFT
+        # Graphs are for steps of one token each: those with drafts are uneven.
+        for each in (runner, runner.cudagraph_dispatcher):
+            each.uniform_decode_query_len = 1

@@ -20,7 +20,7 @@ _LONGEST_PAUSE = 32
 """Steps without drafts after many of which nothing was right: noise costs no more than that."""
 
 
-class Texts(Protocol):
+class RunningTexts(Protocol):
     """Sequences that an engine runs, one row each.
 
     Attributes:
@@ -61,7 +61,9 @@ class Speculator:
         drafter: guesses.
     """
 
-    def __init__(self, texts: Texts, group: Callable[[int], PromptId], drafter: Drafter) -> None:
+    def __init__(
+        self, texts: RunningTexts, group: Callable[[int], PromptId], drafter: Drafter
+    ) -> None:
         self._texts = texts
         self._group = group
         self._drafter = drafter

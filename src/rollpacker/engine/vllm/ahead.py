@@ -20,7 +20,7 @@ _MOST_SLOTS = 256
 
 
 class DraftingTexts:
-    """Texts of the attempts that draft, one slot each (``drafts.speculator.Texts``).
+    """Texts of the attempts that draft, one slot each (``drafts.speculator.RunningTexts``).
 
     Args:
         slots: how many at a time.

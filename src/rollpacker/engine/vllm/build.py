@@ -115,7 +115,7 @@ def build(
         with _process_kept(), at_home(span, device):
             args = EngineArgs(**settings)
             model_config = _check(args, device, alone)
-            verifies = verifies and not model_config.is_hybrid
+            verifies = verifies and not model_config.has_inner_state
             require_classes(verifies)
             if verifies:
                 args.speculative_config = dict(_VERIFIED)

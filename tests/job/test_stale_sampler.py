@@ -41,6 +41,7 @@ class Run:
         config: dict[str, Any] = {
             "output": str(folder),
             "deterministic": True,
+            "seed": 2,  # every step has groups to learn from
             "model": {"path": "here"},
             "data": {"path": "here"},
             "rewards": [{"function": "here", "name": "n"}],

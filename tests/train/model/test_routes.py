@@ -25,7 +25,18 @@ MIXTURES = {
         *("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "glm4_moe", "ernie4_5_moe", "minimax_m2"),
         *("deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "jamba"),
     )
+} | {"gemma4_text": "flat"}
+GEMMA4 = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
 }
+"""Its experts are beside a dense MLP, in the decoder layer itself."""
+
+
+def _make(name, seed=0):
+    return families.make(name, seed, **(GEMMA4 if name == "gemma4_text" else {}))
 
 
 def _run(model, batch, **options):
@@ -42,7 +53,7 @@ def _run(model, batch, **options):
 
 @pytest.mark.parametrize(("name", "layout"), MIXTURES.items())
 def test_routes_of_another_model_are_taken(name, layout):
-    model, other = families.make(name), families.make(name, seed=1)
+    model, other = _make(name), _make(name, seed=1)
     batch = packing.build(items(), False, CPU)
     with torch.no_grad():
         free, own = _run(model, batch, layout=layout)
@@ -133,6 +144,9 @@ def test_a_trainer_replays_what_samples_bring(settings):
 def test_what_cannot_be_replayed_is_refused():
     with pytest.raises(ValueError, match=r"train\.router_replay: no mixture of experts was found"):
         make_trainer(families.make("qwen3"), router_replay=True)
+    model = families.make("phimoe", num_local_experts=4, num_experts_per_tok=2)
+    with pytest.raises(ValueError, match=r"train\.router_replay: PhimoeSparseMoeBlock does not"):
+        PackedForward(model, replay=True)
     model = families.make("llama4_text")
     with pytest.raises(ValueError, match=r"train\.router_replay: .* padded rows"):
         PackedForward(clone(model), fit_of(model).layout, replay=True)

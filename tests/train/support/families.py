@@ -213,9 +213,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 """By a name whose first word is transformers' ``model_type``."""
 
 
-def make(name: str, seed: int = 0) -> Any:
-    """A random model of a family in float32, far from its initial symmetry, buffers too."""
-    settings = _PLAIN | CONFIGURATIONS[name]
+def make(name: str, seed: int = 0, **more: Any) -> Any:
+    """A random model of a family in float32, far from its initial symmetry, buffers too; ``more``
+    is of its configuration."""
+    settings = _PLAIN | CONFIGURATIONS.get(name, {}) | more
     config = AutoConfig.for_model(name.split(",")[0], **settings)
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -13,8 +13,9 @@ from torch import nn
 
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
-from rollpacker.train.model.layouts import fit_of
+from rollpacker.train.model.layouts import check_head, fit_of
 from rollpacker.train.model.packing import Costs
+from rollpacker.train.model.token_logprobs import Head
 
 CLOSE = 1e-5
 """Nats, and relative to the largest gradient."""
@@ -121,6 +122,32 @@ def test_a_head_of_another_making_is_refused():
     model.lm_head.register_forward_hook(lambda _, __, logits: logits * 1.5)
     with pytest.raises(ValueError, match=r"cannot be trained here: .*off by"):
         fit_of(model)
+
+
+GRIFFIN = {"lru_width": 128, "head_dim": 32, "attention_window_size": 8, "num_hidden_layers": 3}
+HEADS = {
+    "a factor": lambda logits: logits * 1.05,
+    "a bound": lambda logits: 60.0 * torch.tanh(logits / 60.0),
+    "a bias": lambda logits: logits + torch.linspace(-0.2, 0.2, logits.shape[-1]).to(logits.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_are_compared_to_the_rounding_of_their_type(dtype):
+    """In bfloat16 too a factor that is off by a twentieth is seen, and a bound that no logit of
+    random weights comes near."""
+    for name in ("gemma2", "cohere", "granite", "falcon_h1", "opt"):
+        check_head(families.make(name).to(dtype))
+    griffin = families.make("recurrent_gemma", **GRIFFIN).to(dtype)
+    check_head(griffin)
+    assert Head.of(griffin).cap == griffin.config.logits_soft_cap == 30.0
+    model = families.make("qwen3").to(dtype)
+    for more in HEADS.values():
+        hook = model.lm_head.register_forward_hook(lambda _, __, logits, more=more: more(logits))
+        with pytest.raises(ValueError, match=r"qwen3 models cannot be trained here: its logits .*"):
+            check_head(model)
+        hook.remove()
+    check_head(model)
 
 
 def test_experts_count_by_what_a_token_takes():

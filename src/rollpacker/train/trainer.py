@@ -24,7 +24,7 @@ from rollpacker.train.base import NotFiniteError, Partial, SampleId, Update
 from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, metrics
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import PackedForward
+from rollpacker.train.model.forward import PackedForward, freeze_other_parts
 from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.shares import MicroBatchShare, deal
@@ -50,7 +50,9 @@ class Trainer(ABC):
     changed since.
 
     Args:
-        model: a causal language model of transformers, on its device, in the type to train in.
+        model: a causal language model of transformers, on its device, in the type to train in. Of
+            one that is composed (of text and vision) only the model of text and the head are
+            trained; the rest stays as it is, and is exported.
         tokenizer: saved beside the model.
         config: the update.
         temperature: sampling temperature; logits are divided by it (0 counts as 1).
@@ -91,6 +93,7 @@ class Trainer(ABC):
         self._names = CheckpointNames(model)
         fit = fit_of(model)
         self._packing: packing.Packing = fit.packing(config.packing)
+        freeze_other_parts(model)
         self._adapted = None
         if lora is not None and lora.lora_rank > 0:
             from rollpacker.train.model.lora import add_adapters

@@ -8,7 +8,17 @@ from pathlib import Path
 import families
 import pytest
 import torch
-from family_cases import CPU, adapters, export, forward, gradients, items, off, over_processes
+from family_cases import (
+    CLOSE,
+    CPU,
+    adapters,
+    export,
+    forward,
+    gradients,
+    items,
+    off,
+    over_processes,
+)
 from torch import nn
 
 from rollpacker.train.model import packing
@@ -17,8 +27,6 @@ from rollpacker.train.model.layouts import check_head, fit_of
 from rollpacker.train.model.packing import Costs
 from rollpacker.train.model.token_logprobs import Head
 
-CLOSE = 1e-5
-"""Nats, and relative to the largest gradient."""
 RESULTS = json.loads((Path(__file__).parents[1] / "support" / "family_results.json").read_text())
 
 

@@ -23,6 +23,8 @@ from rollpacker.train.model.routes import mixtures_of
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7
+CLOSE = 1e-5
+"""Nats, and relative to the largest gradient."""
 
 
 def groups() -> list[Group]:

@@ -47,6 +47,7 @@ class ConfigFields:
         text = config.get("text_config")
         inner = cast(dict[str, Any], text) if isinstance(text, dict) else config
         self.name = name
+        self.composed = inner is not config
         self.kind = str(inner.get("model_type"))
         self._fields: Mapping[str, Any] = {**_HUB_DEFAULTS.get(self.kind, {}), **inner}
         # The whole model ties its head, whatever its parts say.

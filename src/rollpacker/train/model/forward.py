@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollpacker.train.model import attention, routes
 from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.model.token_logprobs import Head, token_logprobs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BatchLayout = Literal["flat", "wrapped", "rows"]
 """How a model is given a micro-batch: as one sequence of all its tokens in which only attention
@@ -150,6 +148,29 @@ def decoder_of(model: Any) -> Any:
     return next(
         child for child in model.children() if any(m is embeddings for m in child.modules())
     )
+
+
+def text_model_of(model: Any) -> Any:
+    """The model of text within one that is composed of several: the innermost that holds the input
+    embeddings."""
+    embeddings = model.get_input_embeddings()
+    holding = [m for m in model.modules() if any(each is embeddings for each in m.modules())]
+    return [m for m in holding if isinstance(m, PreTrainedModel)][-1]
+
+
+def is_composed(model: Any) -> bool:
+    """Whether a model has parts, such as of vision, that no token of text meets."""
+    return model.config.get_text_config() is not model.config
+
+
+def freeze_other_parts(model: Any) -> None:
+    """Of a composed model nothing is trained but the model of text and the head."""
+    if is_composed(model):
+        trained = (text_model_of(model), model.get_output_embeddings())
+        kept = {id(p) for part in trained for p in part.parameters()}
+        for parameter in model.parameters():
+            if id(parameter) not in kept:
+                parameter.requires_grad_(False)
 
 
 def mixers_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -1,0 +1,86 @@
+"""Of a model that is composed of text and vision only what text meets is trained."""
+
+from __future__ import annotations
+
+import families
+import pytest
+import torch
+from family_cases import CLOSE, groups
+from gang import held, make_trainer, place, run
+from tiny_models import clone
+from transformers import AutoModelForCausalLM
+
+from rollpacker.config import ModelConfig
+from rollpacker.job.plan.model_size import shape_of_config
+from rollpacker.train.model.forward import freeze_other_parts
+from rollpacker.train.model.lora import add_adapters
+
+
+def _model():
+    return families.make("gemma3", **families.COMPOSED)
+
+
+def _seen(name):
+    return "vision_tower" in name or "multi_modal_projector" in name
+
+
+def _updated(model, at, **settings):
+    trainer = make_trainer(model, at, weight_decay=0.1, **settings)
+    for _ in range(2):
+        trainer.apply(trainer.accumulate(groups()))
+    return trainer
+
+
+def _both_trainers(_rank, _folder):
+    here, model = place(2), _model()
+    before = held(make_trainer(model))
+    assert any(map(_seen, before))
+    for settings in ({"beta": 0.1}, {"rank": 2}, {"gradient_checkpointing": True}):
+        local, spread = (_updated(model, at, **settings) for at in (None, here))
+        after, other = held(local), held(spread)
+        assert after.keys() == other.keys() == before.keys()
+        for name, weight in before.items():
+            if _seen(name):
+                assert torch.equal(after[name], weight), name
+                assert torch.equal(other[name], weight), name
+            else:
+                assert float((after[name] - other[name]).abs().max()) < CLOSE, name
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        matrices = {n for n, w in before.items() if w.ndim == 2 and not _seen(n)}
+        if "rank" in settings:
+            matrices = {n for n in matrices if n.endswith("_proj.weight")}
+        assert changed >= matrices
+        for trainer in (local, spread):
+            assert not any(_seen(name) for name in trainer._optimizer.state()["master"])
+
+
+def test_vision_is_exported_as_it_came_whoever_trains(tmp_path):
+    run(_both_trainers, 2, tmp_path / "gang")
+
+
+def test_only_the_model_of_text_has_adapters():
+    adapted = add_adapters(_model(), ModelConfig(path=".", lora_rank=2))
+    names = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]
+    assert len(names) == 2 * 7
+    assert all(".language_model.layers." in name for name in names)
+
+
+def test_other_models_are_trained_whole():
+    for name in ("llama, tied", "opt", "gpt2", "bloom"):
+        model = families.make(name)
+        freeze_other_parts(model)
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3"])
+def test_weights_of_other_parts_are_counted(name):
+    model = _model() if name == "gemma3" else families.make(name)
+    shape = shape_of_config(model.config, "it")
+    assert shape.held == sum(p.numel() for p in model.parameters())
+    frozen = clone(model)
+    freeze_other_parts(frozen)
+    assert shape.parameters == sum(p.numel() for p in frozen.parameters() if p.requires_grad)
+    assert (shape.frozen > 0) == (name == "gemma3")
+    with torch.device("meta"):
+        text = AutoModelForCausalLM.from_config(model.config.get_text_config())
+    assert shape.parameters == sum(p.numel() for p in text.parameters())

@@ -91,6 +91,17 @@ def test_unknown_routes_are_the_routers():
     assert torch.equal(taken[:first, 0], own[:first, 0])  # nothing before it has changed
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_shared_prompt_has_the_routes_of_a_sample_that_brings_them(first):
+    one = [item for item in items() if item.group == 0][:2]
+    known = np.arange(5)[:, None, None] + np.zeros((1, 1, 2), np.int16)
+    given = [replace(i, sample=replace(i.sample, routes=known.astype(np.int16))) for i in one]
+    batch = packing.build([*one[:first], given[first], *one[first + 1 :]], True, CPU)
+    assert batch.routes is not None
+    assert batch.routes[:5, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert bool((batch.routes[5:] == -1).all())
+
+
 def test_layers_are_found_where_all_have_a_place():
     """vLLM numbers routes by the model's layers; the first one here has no experts."""
     model = families.make("glm4_moe")

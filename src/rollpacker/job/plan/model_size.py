@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollpacker.config.hub_names import ROUTED
 from rollpacker.errors import first_line
-from rollpacker.sim.costs.config_fields import EXPERTS, ROUTED, ConfigFields
+from rollpacker.sim.costs.config_fields import EXPERTS, ConfigFields
 from rollpacker.sim.costs.models import ModelShape, WeightCount
 from rollpacker.train.model.loading import source
 

@@ -78,9 +78,15 @@ class FSDPTrainer(Trainer):
             cast_forward_inputs=False,
         )
         blocks = set(model._no_split_modules or ())
-        for module in list(model.modules()):
-            if type(module).__name__ in blocks:
-                self._shard(module, policy, reshard=True)
+        layers = [m for m in model.modules() if type(m).__name__ in blocks]
+        if not layers:
+            raise ValueError(
+                f"trainer.kind=fsdp: transformers does not say which layers of "
+                f"{model.config.model_type} models stay whole, so all weights would be gathered at "
+                "once: set it to local"
+            )
+        for layer in layers:
+            self._shard(layer, policy, reshard=True)
         self._shard(model, policy, reshard=False)
         model.packed = self._forward.logprobs
         register_fsdp_forward_method(model, "packed")

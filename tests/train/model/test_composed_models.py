@@ -58,6 +58,18 @@ def test_vision_is_exported_as_it_came_whoever_trains(tmp_path):
     run(_both_trainers, 2, tmp_path / "gang")
 
 
+def _without_layers(_rank, _folder):
+    model = families.make("llama")
+    model._no_split_modules = None
+    make_trainer(model)
+    with pytest.raises(ValueError, match=r"trainer\.kind=fsdp: .* llama models stay whole"):
+        make_trainer(model, place(1))
+
+
+def test_a_model_whose_layers_are_not_known_is_not_spread(tmp_path):
+    run(_without_layers, 1, tmp_path / "gang")
+
+
 def test_only_the_model_of_text_has_adapters():
     adapted = add_adapters(_model(), ModelConfig(path=".", lora_rank=2))
     names = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]

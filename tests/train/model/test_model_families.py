@@ -83,6 +83,29 @@ def test_layers_are_recomputed():
     assert len(runs) == 3
 
 
+def test_a_model_is_as_it_was_when_it_is_released():
+    """Dropout of layers that have it of their own, and the mode of each module."""
+    model = families.make("opt", dropout=0.1)
+    layers = model.model.decoder.layers
+    forward = PackedForward(model, recompute=True)
+    assert [layer.dropout for layer in layers] == [0.0, 0.0]
+    model.train()
+    layers[0].self_attn.eval()
+    before = [module.training for module in model.modules()]
+    forward.logprobs(packing.build(items(), False, CPU), 1.0)
+    assert not any(module.training for module in model.modules())
+    forward.release()
+    assert [layer.dropout for layer in layers] == [0.1, 0.1]
+    assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox_japanese", "openai-gpt"])
+def test_what_cannot_be_recomputed_is_refused(kind):
+    model = families.make(kind, intermediate_multiple_size=1)
+    with pytest.raises(ValueError, match=r"train\.gradient_checkpointing: .* models have no"):
+        PackedForward(model, "rows", recompute=True)
+
+
 def test_a_model_that_recomputes_for_its_owner_still_does():
     model = families.make("qwen3")
     model.gradient_checkpointing_enable()
@@ -163,7 +186,12 @@ def test_experts_count_by_what_a_token_takes():
     hidden, inner, heads, kv_heads, width = 128, 160, 4, 2, 32
     expert = 3 * hidden * moe.config.moe_intermediate_size
     router = hidden * moe.config.num_experts
-    for model, mlp in ((dense, 3 * hidden * inner), (moe, 2 * expert + router)):
+    # Some families have another name for how many a token takes.
+    other = families.make("qwen3_moe")
+    other.config.num_experts_per_tok = 0
+    other.config.moe_topk = 2
+    feeds = 2 * expert + router
+    for model, mlp in ((dense, 3 * hidden * inner), (moe, feeds), (other, feeds)):
         attention = 2 * hidden * width * (heads + kv_heads)
         norms = 2 * (2 * hidden + 2 * width) + hidden
         expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * heads * width * 2)

@@ -30,7 +30,7 @@ class PackedForward:
         recompute: keep only each layer's input for the backward pass.
         replay: send tokens to the experts that a micro-batch says.
 
-    Raises ``ValueError`` where there is nothing to ``replay``.
+    Raises ``ValueError`` where there is nothing to ``recompute`` or to ``replay``.
     """
 
     def __init__(
@@ -51,10 +51,18 @@ class PackedForward:
                 configs.setdefault(id(config), config)
         self._configs = list(configs.values())
         self._recomputed: list[Any] = []
+        self._dropouts: list[tuple[Any, str, float]] = []
+        self._training: list[Any] = []
         if recompute:
             self._recomputed = [
                 m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
             ]
+            if not self._recomputed:
+                kind: Any = model.config.model_type
+                raise ValueError(
+                    f"train.gradient_checkpointing: {kind} models have no layers that transformers "
+                    "can recompute: set it to false"
+                )
             self._without_dropout()
         self._hooks = [
             hook
@@ -73,6 +81,10 @@ class PackedForward:
         """Leave the model as it was."""
         for hook in self._hooks:
             hook.remove()
+        for layer, name, value in self._dropouts:
+            setattr(layer, name, value)
+        for module in self._training:
+            module.training = True
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs``."""
@@ -82,6 +94,7 @@ class PackedForward:
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Hidden states from which the sampled tokens are predicted, shape (T, H)."""
         if self._model.training:  # whoever shares it has set it so: there is no dropout here
+            self._training = [m for m in self._model.modules() if m.training]
             self._model.eval()
         with self._recomputing(batch):
             if self._layout == "rows":
@@ -112,7 +125,9 @@ class PackedForward:
         for layer in self._recomputed:
             for name, value in vars(layer).items():
                 if "dropout" in name and isinstance(value, float):
-                    setattr(layer, name, 0.0)
+                    self._dropouts.append((layer, name, value))
+        for layer, name, _ in self._dropouts:
+            setattr(layer, name, 0.0)
 
     @contextmanager
     def _recomputing(self, batch: MicroBatch) -> Iterator[None]:

@@ -105,6 +105,22 @@ def test_a_trainer_holds_what_was_said(family, dtype, rank) -> None:
         assert size == said.get(name, 0), name
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom", "qwen3_5_text", "jamba"),
+        *("qwen3_moe", "qwen3_5_moe_text", "gemma4_text", "granitemoehybrid", "nemotron_h"),
+        *("falcon_h1", "lfm2", "nemotron_h, experts", "gemma3"),
+    ],
+)
+def test_adapters_are_counted_as_they_are_put(name) -> None:
+    model = families.make(name, **(families.COMPOSED if name == "gemma3" else {}))
+    said = shape_of_config(model.config, "it").adapter_parameters(3)
+    adapted = add_adapters(model, ModelConfig(path=".", lora_rank=3))
+    assert said == sum(p.numel() for n, p in adapted.named_parameters() if ".lora_" in n)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", [0, 3])
 def test_what_is_frozen_is_held_as_it_came(dtype, rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rollpacker.errors import first_line
 from rollpacker.sim.costs.config_fields import EXPERTS, ConfigFields
 from rollpacker.sim.costs.models import ModelShape, WeightCount
 from rollpacker.train.model.loading import source
+from rollpacker.train.model.lora import adapter_widths
 
 
 def model_shape(path: str) -> ModelShape:
@@ -33,7 +35,8 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
     """
     count, text = count_weights(config, name), config.get_text_config()
     frozen = 0 if text is config else _size(_built(config, name)) - count.total
-    return ModelShape.from_config(text.to_dict(), name, count, frozen)
+    shape = ModelShape.from_config(text.to_dict(), name, count, frozen)
+    return replace(shape, adapter_widths=adapter_widths(_built(text, name)))
 
 
 def count_weights(config: Any, name: str) -> WeightCount:

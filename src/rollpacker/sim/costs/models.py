@@ -55,6 +55,7 @@ class ModelShape:
     ``heads`` and ``kv_heads`` are attention's, 0 where it has none; ``context`` is the longest
     sequence, 0 where it is not known. ``frozen`` are weights of other parts (vision), which are
     held and not trained, and in none of the other numbers; None where they were not counted.
+    ``adapter_widths`` are inputs and outputs of all layers that get adapters; None as well.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelShape:
     count: WeightCount
     context: int = 0
     frozen: int | None = 0
+    adapter_widths: int | None = None
 
     @property
     def layers(self) -> int:
@@ -140,7 +142,14 @@ class ModelShape:
         return max(layer.linear for layer in self.blocks)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of LoRA adapters on all linear layers, as ``train/model/lora.py`` puts them."""
+        """Of LoRA adapters on all linear layers, with experts on those of the mixers.
+
+        Those of ``train/model/lora.py`` where ``adapter_widths`` is known. By the config alone each
+        matrix counts for itself, also where a family has several in one (Phi-3) or takes the bare
+        weight (outputs of Mamba's mixers): 0.7 to 1.4 times as many as there are.
+        """
+        if self.adapter_widths is not None:
+            return rank * self.adapter_widths
         adapted = (each for layer in self.blocks for each in self.adapted(layer))
         return rank * sum(rows + columns for rows, columns in adapted)
 

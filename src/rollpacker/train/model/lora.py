@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
 from rollpacker.config import ModelConfig
 from rollpacker.train.model.forward import is_composed, mixers_of, text_model_of
@@ -70,6 +71,18 @@ def _targets(model: PreTrainedModel) -> str | list[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head and id(module) in inside
     ]
+
+
+def adapter_widths(model: PreTrainedModel) -> int:
+    """Inputs and outputs, added up, of all layers that ``add_adapters`` takes: adapters have as
+    many weights times their rank."""
+    targets, bare, head = _targets(model), _fused(model), model.get_output_embeddings()
+    return sum(
+        sum(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head and name not in bare
+        if isinstance(targets, str) or name in targets
+    )
 
 
 def _mixing(model: torch.nn.Module) -> list[torch.nn.Module]:

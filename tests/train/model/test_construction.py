@@ -1,4 +1,4 @@
-"""Of a model that is composed of text and vision only what text meets is trained."""
+"""What trainers decide as they are made: what is trained, in which layout, over which processes."""
 
 from __future__ import annotations
 
@@ -56,6 +56,21 @@ def _both_trainers(_rank, _folder):
 
 def test_vision_is_exported_as_it_came_whoever_trains(tmp_path):
     run(_both_trainers, 2, tmp_path / "gang")
+
+
+def _of_two_minds(rank, folder):
+    """Whose members see different things: one of them that its model is scaled by index."""
+    here, model = place(2), families.make("llama4_text")
+    model.config.attn_temperature_tuning = rank == 1
+    spread = make_trainer(model, here)
+    spread.accumulate(groups())
+    (folder / str(rank)).write_text(f"{spread._forward._layout} {spread._packing}")
+
+
+def test_members_run_one_layout(tmp_path):
+    run(_of_two_minds, 2, tmp_path / "gang")
+    said = {(tmp_path / "gang" / rank).read_text() for rank in "01"}
+    assert said == {"rows padded"}
 
 
 def _without_layers(_rank, _folder):

@@ -73,6 +73,23 @@ def test_members_run_one_layout(tmp_path):
     assert said == {"rows padded"}
 
 
+def _with_an_exact_router(_rank, _folder):
+    here, model = place(2), families.make("deepseek_v2").to(torch.bfloat16)
+    router = model.model.layers[1].mlp.gate.float()
+    assert router.weight.dtype == torch.float32
+    local, spread = (make_trainer(model, at, gradient_checkpointing=True) for at in (None, here))
+    one, other = (trainer.score(groups()) for trainer in (local, spread))
+    assert all((one[key] == other[key]).all() for key in one)
+    spread.apply(spread.accumulate(groups()))
+    after = dict(spread.weights())["model.layers.1.mlp.gate.weight"]
+    assert after.dtype == torch.float32
+    assert not torch.equal(after, router.weight)
+
+
+def test_what_a_family_keeps_in_float32_is_computed_in_it(tmp_path):
+    run(_with_an_exact_router, 2, tmp_path / "gang")
+
+
 def _without_layers(_rank, _folder):
     model = families.make("llama")
     model._no_split_modules = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,10 @@ class FSDPTrainer(Trainer):
     Only ``discard`` and ``load`` are not collective. While gradients are summed nothing is
     exchanged with other replicas: ``apply`` reduces over ``world``, which may be replaced.
 
-    The trained weights are kept in float32; a model of another type computes in its own. Their
+    The trained weights are kept in float32; a model of another type computes in its own, but for
+    modules that are of float32 alone, such as the router of DeepSeek-V2. Adapters, which
+    ``LocalTrainer`` computes in float32, are rounded to the model's type: in tiny bfloat16 models
+    log-probabilities differ by 0.02 to 0.03 nats in the mean after three updates of 1e-2. Their
     storage is not the model's as it came, so no engine can share it.
 
     Args:
@@ -78,9 +82,18 @@ class FSDPTrainer(Trainer):
             cast_forward_inputs=False,
         )
         blocks = set(model._no_split_modules or ())
-        for module in list(model.modules()):
-            if type(module).__name__ in blocks:
-                self._shard(module, policy, reshard=True)
+        layers = [m for m in model.modules() if type(m).__name__ in blocks]
+        if not layers:
+            raise ValueError(
+                f"trainer.kind=fsdp: transformers does not say which layers of "
+                f"{model.config.model_type} models stay whole, so all weights would be gathered at "
+                "once: set it to local"
+            )
+        exact = replace(policy, param_dtype=torch.float32)
+        for module in _exact(model, policy.param_dtype):
+            self._shard(module, exact, reshard=True)
+        for layer in layers:
+            self._shard(layer, policy, reshard=True)
         self._shard(model, policy, reshard=False)
         model.packed = self._forward.logprobs
         register_fsdp_forward_method(model, "packed")
@@ -110,3 +123,22 @@ class FSDPTrainer(Trainer):
     def shares_weights(self) -> bool:
         """Never: weights are gathered for whoever reads them."""
         return False
+
+
+def _exact(model: torch.nn.Module, usual: torch.dtype | None) -> list[torch.nn.Module]:
+    """Modules of float32 weights in a model of another type, such as some families' routers.
+
+    Not adapters: merging copies them, which FSDP's modules do not allow.
+    """
+    if usual == torch.float32:
+        return []
+    found: dict[str, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        weights = dict(module.named_parameters(name))
+        if not weights or name.startswith(tuple(f"{each}." for each in found)):
+            continue
+        if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+            continue
+        if all(w.dtype == torch.float32 and ".lora_" not in n for n, w in weights.items()):
+            found[name] = module
+    return list(found.values())

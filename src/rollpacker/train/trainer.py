@@ -24,8 +24,8 @@ from rollpacker.train.base import NotFiniteError, Partial, SampleId, Update
 from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, metrics
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import PackedForward
-from rollpacker.train.model.layouts import fit_of
+from rollpacker.train.model.forward import PackedForward, freeze_other_parts
+from rollpacker.train.model.layouts import agreed_fit
 from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
@@ -50,7 +50,9 @@ class Trainer(ABC):
     changed since.
 
     Args:
-        model: a causal language model of transformers, on its device, in the type to train in.
+        model: a causal language model of transformers, on its device, in the type to train in. Of
+            one that is composed (of text and vision) only the model of text and the head are
+            trained; the rest stays as it is, and is exported.
         tokenizer: saved beside the model.
         config: the update.
         temperature: sampling temperature; logits are divided by it (0 counts as 1).
@@ -60,7 +62,8 @@ class Trainer(ABC):
         world: the processes that hold this part of the weights, one of each replica; None when
             there is one replica.
 
-    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as
+    ``agreed_fit``.
     """
 
     _members = Members()
@@ -89,8 +92,9 @@ class Trainer(ABC):
         self._total_updates = total_updates
         self.world = world
         self._names = CheckpointNames(model)
-        fit = fit_of(model)
+        fit = agreed_fit(model, self._members)
         self._packing: packing.Packing = fit.packing(config.packing)
+        freeze_other_parts(model)
         self._adapted = None
         if lora is not None and lora.lora_rank > 0:
             from rollpacker.train.model.lora import add_adapters

@@ -8,7 +8,7 @@ import pytest
 
 from rollpacker.sim.costs.costs import BLOCK_SLACK, GpuCosts, TrainCosts
 from rollpacker.sim.costs.hardware import DEVICES
-from rollpacker.sim.costs.known_models import CONFIGS
+from rollpacker.sim.costs.known_models import CONFIGS, FROZEN
 from rollpacker.sim.costs.layers_of_config import FAMILIES
 from rollpacker.sim.costs.models import MODELS, ModelShape, WeightCount, find_model
 
@@ -97,6 +97,28 @@ def test_a_composed_model_is_its_text_model() -> None:
     known = MODELS["Gemma-3-12B"]
     assert (shape.kind, shape.count, shape.blocks) == ("gemma3_text", known.count, known.blocks)
     assert shape.tied
+    # Of vision only the model itself says how much there is.
+    assert (shape.frozen, known.frozen) == (None, 421_290_864)
+    assert known.held == known.parameters + 421_290_864
+    assert MODELS["Qwen3-8B"].held == MODELS["Qwen3-8B"].parameters
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_known_models_have_the_vision_that_transformers_builds(name: str) -> None:
+    """SigLIP's 27 layers, as the hub's files have them."""
+    transformers = pytest.importorskip("transformers")
+    vision = {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    make = transformers.AutoConfig.for_model
+    config = make("gemma3", text_config=dict(CONFIGS[name]), vision_config=vision)
+    assert counted(config) - counted(config.get_text_config()) == MODELS[name].frozen
 
 
 def test_windows_end_what_is_cached() -> None:

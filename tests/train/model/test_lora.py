@@ -86,12 +86,24 @@ def _assert_merged(adapted, base):
     torch.testing.assert_close(found, wanted, rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "llama4_text", "mixtral"])
-def test_in_a_mixture_of_experts_routers_and_experts_have_no_adapters(kind):
-    base = families.make(kind)
+GEMMA4 = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2} | {
+    "moe_intermediate_size": 32
+}
+MIXTURES = {
+    **dict.fromkeys(("qwen3_moe", "deepseek_v3", "llama4_text", "mixtral"), ("self_attn",)),
+    "gemma4_text": ("self_attn",),
+    "granitemoehybrid": ("self_attn", "mamba"),
+}
+"""What of a layer mixes tokens."""
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_in_a_mixture_of_experts_routers_and_feed_forward_layers_have_no_adapters(kind):
+    base = families.make(kind, **(GEMMA4 if kind == "gemma4_text" else {}))
     adapted = _moved(add_adapters(clone(base), ModelConfig(path=".", lora_rank=4)))
     names = [name for name, _ in adapted.named_parameters() if ".lora_A" in name]
-    assert len(names) == sum("self_attn" in name for name in names) > 0
+    placed = [name.split(".layers.")[1].split(".")[1] for name in names]
+    assert set(placed) == set(MIXTURES[kind])
     _assert_merged(adapted, base)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rollpacker.config import GRPOConfig, MiniEngineConfig, ModelConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
+from rollpacker.job.plan.model_size import shape_of_config
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory import engine_memory, estimate_memory, working_set
 from rollpacker.sim.memory.needs import JobMachine
@@ -54,7 +55,7 @@ def job(dtype="float32", rank=0, **sections):
     return parse(tree | sections)
 
 
-def needs(config, model, workers=1):
+def needs(config, model, workers=1, shape=None):
     machine = JobMachine(
         name="CPU",
         cuda=False,
@@ -64,7 +65,7 @@ def needs(config, model, workers=1):
         on_device=workers,
         packed=2 if HAS_BF16_DOT else 4,
     )
-    found = estimate_memory.needs(config, shape_of(model), machine)
+    found = estimate_memory.needs(config, shape or shape_of(model), machine)
     return {part.name: part.size for part in found.worker}
 
 
@@ -100,6 +101,33 @@ def held(trainer):
 def test_a_trainer_holds_what_was_said(family, dtype, rank) -> None:
     model = model_of(family, dtype)
     said = needs(job(dtype, rank), model)
+    for name, size in held(make_trainer(model, rank=rank)).items():
+        assert size == said.get(name, 0), name
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "gemma2", "phi3", "gpt2", "gpt_neox", "opt", "bloom", "qwen3_5_text", "jamba"),
+        *("qwen3_moe", "qwen3_5_moe_text", "gemma4_text", "granitemoehybrid", "nemotron_h"),
+        *("falcon_h1", "lfm2", "nemotron_h, experts", "gemma3"),
+    ],
+)
+def test_adapters_are_counted_as_they_are_put(name) -> None:
+    model = families.make(name, **(families.COMPOSED if name == "gemma3" else {}))
+    said = shape_of_config(model.config, "it").adapter_parameters(3)
+    adapted = add_adapters(model, ModelConfig(path=".", lora_rank=3))
+    assert said == sum(p.numel() for n, p in adapted.named_parameters() if ".lora_" in n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_is_frozen_is_held_as_it_came(dtype, rank) -> None:
+    """Vision: weights, and nothing that trains them."""
+    model = families.make("gemma3", **families.COMPOSED).to(getattr(torch, dtype))
+    shape = shape_of_config(model.config, "it")
+    said = needs(job(dtype, rank), model, shape=shape)
     for name, size in held(make_trainer(model, rank=rank)).items():
         assert size == said.get(name, 0), name
 

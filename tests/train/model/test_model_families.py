@@ -8,16 +8,25 @@ from pathlib import Path
 import families
 import pytest
 import torch
-from family_cases import CPU, adapters, export, forward, gradients, items, off, over_processes
+from family_cases import (
+    CLOSE,
+    CPU,
+    adapters,
+    export,
+    forward,
+    gradients,
+    items,
+    off,
+    over_processes,
+)
 from torch import nn
 
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
-from rollpacker.train.model.layouts import fit_of
+from rollpacker.train.model.layouts import check_head, fit_of
 from rollpacker.train.model.packing import Costs
+from rollpacker.train.model.token_logprobs import Head
 
-CLOSE = 1e-5
-"""Nats, and relative to the largest gradient."""
 RESULTS = json.loads((Path(__file__).parents[1] / "support" / "family_results.json").read_text())
 
 
@@ -74,6 +83,29 @@ def test_layers_are_recomputed():
     assert len(runs) == 3
 
 
+def test_a_model_is_as_it_was_when_it_is_released():
+    """Dropout of layers that have it of their own, and the mode of each module."""
+    model = families.make("opt", dropout=0.1)
+    layers = model.model.decoder.layers
+    forward = PackedForward(model, recompute=True)
+    assert [layer.dropout for layer in layers] == [0.0, 0.0]
+    model.train()
+    layers[0].self_attn.eval()
+    before = [module.training for module in model.modules()]
+    forward.logprobs(packing.build(items(), False, CPU), 1.0)
+    assert not any(module.training for module in model.modules())
+    forward.release()
+    assert [layer.dropout for layer in layers] == [0.1, 0.1]
+    assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox_japanese", "openai-gpt"])
+def test_what_cannot_be_recomputed_is_refused(kind):
+    model = families.make(kind, intermediate_multiple_size=1)
+    with pytest.raises(ValueError, match=r"train\.gradient_checkpointing: .* models have no"):
+        PackedForward(model, "rows", recompute=True)
+
+
 def test_a_model_that_recomputes_for_its_owner_still_does():
     model = families.make("qwen3")
     model.gradient_checkpointing_enable()
@@ -123,12 +155,43 @@ def test_a_head_of_another_making_is_refused():
         fit_of(model)
 
 
+GRIFFIN = {"lru_width": 128, "head_dim": 32, "attention_window_size": 8, "num_hidden_layers": 3}
+HEADS = {
+    "a factor": lambda logits: logits * 1.05,
+    "a bound": lambda logits: 60.0 * torch.tanh(logits / 60.0),
+    "a bias": lambda logits: logits + torch.linspace(-0.2, 0.2, logits.shape[-1]).to(logits.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_are_compared_to_the_rounding_of_their_type(dtype):
+    """In bfloat16 too a factor that is off by a twentieth is seen, and a bound that no logit of
+    random weights comes near."""
+    for name in ("gemma2", "cohere", "granite", "falcon_h1", "opt"):
+        check_head(families.make(name).to(dtype))
+    griffin = families.make("recurrent_gemma", **GRIFFIN).to(dtype)
+    check_head(griffin)
+    assert Head.of(griffin).cap == griffin.config.logits_soft_cap == 30.0
+    model = families.make("qwen3").to(dtype)
+    for more in HEADS.values():
+        hook = model.lm_head.register_forward_hook(lambda _, __, logits, more=more: more(logits))
+        with pytest.raises(ValueError, match=r"qwen3 models cannot be trained here: its logits .*"):
+            check_head(model)
+        hook.remove()
+    check_head(model)
+
+
 def test_experts_count_by_what_a_token_takes():
     dense, moe = families.make("qwen3"), families.make("qwen3_moe")
     hidden, inner, heads, kv_heads, width = 128, 160, 4, 2, 32
     expert = 3 * hidden * moe.config.moe_intermediate_size
     router = hidden * moe.config.num_experts
-    for model, mlp in ((dense, 3 * hidden * inner), (moe, 2 * expert + router)):
+    # Some families have another name for how many a token takes.
+    other = families.make("qwen3_moe")
+    other.config.num_experts_per_tok = 0
+    other.config.moe_topk = 2
+    feeds = 2 * expert + router
+    for model, mlp in ((dense, 3 * hidden * inner), (moe, feeds), (other, feeds)):
         attention = 2 * hidden * width * (heads + kv_heads)
         norms = 2 * (2 * hidden + 2 * width) + hidden
         expected = Costs(linear=2 * (attention + mlp) + norms, attention=2 * 2 * heads * width * 2)

@@ -25,7 +25,18 @@ MIXTURES = {
         *("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "glm4_moe", "ernie4_5_moe", "minimax_m2"),
         *("deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "jamba"),
     )
+} | {"gemma4_text": "flat"}
+GEMMA4 = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
 }
+"""Its experts are beside a dense MLP, in the decoder layer itself."""
+
+
+def _make(name, seed=0):
+    return families.make(name, seed, **(GEMMA4 if name == "gemma4_text" else {}))
 
 
 def _run(model, batch, **options):
@@ -42,7 +53,7 @@ def _run(model, batch, **options):
 
 @pytest.mark.parametrize(("name", "layout"), MIXTURES.items())
 def test_routes_of_another_model_are_taken(name, layout):
-    model, other = families.make(name), families.make(name, seed=1)
+    model, other = _make(name), _make(name, seed=1)
     batch = packing.build(items(), False, CPU)
     with torch.no_grad():
         free, own = _run(model, batch, layout=layout)
@@ -78,6 +89,17 @@ def test_unknown_routes_are_the_routers():
     assert torch.equal(taken[1::2], theirs[1::2])
     first = len(batch.tokens[:1])
     assert torch.equal(taken[:first, 0], own[:first, 0])  # nothing before it has changed
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_shared_prompt_has_the_routes_of_a_sample_that_brings_them(first):
+    one = [item for item in items() if item.group == 0][:2]
+    known = np.arange(5)[:, None, None] + np.zeros((1, 1, 2), np.int16)
+    given = [replace(i, sample=replace(i.sample, routes=known.astype(np.int16))) for i in one]
+    batch = packing.build([*one[:first], given[first], *one[first + 1 :]], True, CPU)
+    assert batch.routes is not None
+    assert batch.routes[:5, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert bool((batch.routes[5:] == -1).all())
 
 
 def test_layers_are_found_where_all_have_a_place():
@@ -133,6 +155,9 @@ def test_a_trainer_replays_what_samples_bring(settings):
 def test_what_cannot_be_replayed_is_refused():
     with pytest.raises(ValueError, match=r"train\.router_replay: no mixture of experts was found"):
         make_trainer(families.make("qwen3"), router_replay=True)
+    model = families.make("phimoe", num_local_experts=4, num_experts_per_tok=2)
+    with pytest.raises(ValueError, match=r"train\.router_replay: PhimoeSparseMoeBlock does not"):
+        PackedForward(model, replay=True)
     model = families.make("llama4_text")
     with pytest.raises(ValueError, match=r"train\.router_replay: .* padded rows"):
         PackedForward(clone(model), fit_of(model).layout, replay=True)

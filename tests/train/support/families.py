@@ -213,9 +213,28 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 """By a name whose first word is transformers' ``model_type``."""
 
 
-def make(name: str, seed: int = 0) -> Any:
-    """A random model of a family in float32, far from its initial symmetry, buffers too."""
-    settings = _PLAIN | CONFIGURATIONS[name]
+COMPOSED: dict[str, Any] = {
+    "text_config": _PLAIN
+    | CONFIGURATIONS["gemma3_text"]
+    | {"model_type": "gemma3_text", "vocab_size": 96},
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": 95,
+}
+"""Text and vision, of gemma3."""
+
+
+def make(name: str, seed: int = 0, **more: Any) -> Any:
+    """A random model of a family in float32, far from its initial symmetry, buffers too; ``more``
+    is of its configuration."""
+    settings = _PLAIN | CONFIGURATIONS.get(name, {}) | more
     config = AutoConfig.for_model(name.split(",")[0], **settings)
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -23,13 +23,16 @@ from rollpacker.train.model.routes import mixtures_of
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7
+CLOSE = 1e-5
+"""Nats, and relative to the largest gradient."""
 
 
 def groups() -> list[Group]:
-    """Two groups; sequences are longer than the windows, one has a single token."""
+    """Three groups; sequences are longer than the windows, one response has a single token, and all
+    of the last group."""
     rng = np.random.default_rng(0)
     found = []
-    for number, (before, lengths) in enumerate([(5, (17, 1, 9)), (13, (4, 22))]):
+    for number, (before, lengths) in enumerate([(5, (17, 1, 9)), (13, (4, 22)), (12, (1, 1))]):
         prompt = rng.integers(2, families.VOCABULARY, before).astype(np.int32)
         samples = [
             Sample(
@@ -55,6 +58,12 @@ def items() -> list[packing.Item]:
     return numbered(
         (s, float(a)) for g in groups() for s, a in zip(g.samples, g.advantages, strict=True)
     )
+
+
+def batches(shared: bool) -> list[packing.MicroBatch]:
+    """Two micro-batches of them, in their order: of the second every response has one token."""
+    found = items()
+    return [packing.build(part, shared, CPU) for part in (found[:-2], found[-2:])]
 
 
 def alone(model: Any) -> torch.Tensor:
@@ -90,10 +99,10 @@ def forward(name: str) -> dict[str, Any]:
     wanted = gradients(model, expected @ weights)
     found: dict[str, Any] = {"layout": fit.layout}
     for shared in (False, True)[: 1 + fit.shares_prompts]:
-        batch = packing.build(items(), shared, CPU)
         for recompute in (False, True):
             packed = PackedForward(model, fit.layout, recompute=recompute)
-            logprobs, _ = packed.logprobs(batch, TEMPERATURE)
+            parts = [packed.logprobs(batch, TEMPERATURE)[0] for batch in batches(shared)]
+            logprobs = torch.cat(parts)
             gradient = off(gradients(model, logprobs @ weights), wanted)
             packed.release()
             way = ("shared" if shared else "padded") + (", recomputed" if recompute else "")

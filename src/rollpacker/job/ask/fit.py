@@ -107,9 +107,10 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
 def _shape(path: str) -> ModelShape:
     """Of a folder or a known model; only then is the hub asked."""
     try:
-        return find_model(path)
+        found = find_model(path)
     except ValueError:
         return model_shape(path)
+    return model_shape(path) if found.frozen is None else found
 
 
 def _free() -> float:

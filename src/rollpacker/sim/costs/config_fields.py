@@ -11,7 +11,6 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-ROUTED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 _HUB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -47,6 +46,7 @@ class ConfigFields:
         text = config.get("text_config")
         inner = cast(dict[str, Any], text) if isinstance(text, dict) else config
         self.name = name
+        self.composed = inner is not config
         self.kind = str(inner.get("model_type"))
         self._fields: Mapping[str, Any] = {**_HUB_DEFAULTS.get(self.kind, {}), **inner}
         # The whole model ties its head, whatever its parts say.

@@ -71,6 +71,14 @@ _QWEN3_MOE: dict[str, Any] = {
 }
 
 # Layers, hidden, heads, KV heads, head size, MLP size, vocabulary: from each model's config.json.
+FROZEN: Mapping[str, int] = {
+    "Gemma-3-4B": 419_816_304,
+    "Gemma-3-12B": 421_290_864,
+    "Gemma-3-27B": 423_060_336,
+}
+"""Weights of parts that no token of text meets, as transformers builds them: towers of vision and
+what projects their output."""
+
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2.5-0.5B": _known("qwen2", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
     "Qwen2.5-1.5B": _known("qwen2", (28, 1536, 12, 2, 128, 8960, 151936), tied=True),

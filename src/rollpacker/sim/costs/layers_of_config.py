@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from rollpacker.config.hub_names import ROUTED
 from rollpacker.sim.costs.config_fields import (
     EXPERTS,
     HEADS,
@@ -17,7 +18,6 @@ from rollpacker.sim.costs.config_fields import (
     INNER,
     KV_HEADS,
     LAYERS,
-    ROUTED,
     ConfigFields,
 )
 from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix

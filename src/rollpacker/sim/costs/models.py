@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from rollpacker.sim.costs.config_fields import CONTEXT, HEADS, HIDDEN, KV_HEADS, ConfigFields
 from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
-from rollpacker.sim.costs.known_models import CONFIGS
+from rollpacker.sim.costs.known_models import CONFIGS, FROZEN
 from rollpacker.sim.costs.layers_of_config import FAMILIES, layers_of
 
 
@@ -53,7 +53,9 @@ class ModelShape:
     """A decoder: dense or with experts, of attention or of mixers with a state.
 
     ``heads`` and ``kv_heads`` are attention's, 0 where it has none; ``context`` is the longest
-    sequence, 0 where it is not known.
+    sequence, 0 where it is not known. ``frozen`` are weights of other parts (vision), which are
+    held and not trained, and in none of the other numbers; None where they were not counted.
+    ``adapter_widths`` are inputs and outputs of all layers that get adapters; None as well.
     """
 
     name: str
@@ -66,6 +68,8 @@ class ModelShape:
     blocks: tuple[DecoderLayer, ...]
     count: WeightCount
     context: int = 0
+    frozen: int | None = 0
+    adapter_widths: int | None = None
 
     @property
     def layers(self) -> int:
@@ -76,6 +80,11 @@ class ModelShape:
     def parameters(self) -> int:
         """All weights once, tied embeddings included."""
         return self.count.total
+
+    @property
+    def held(self) -> int:
+        """All weights with those of other parts."""
+        return self.parameters + (self.frozen or 0)
 
     @property
     def active(self) -> int:
@@ -133,7 +142,14 @@ class ModelShape:
         return max(layer.linear for layer in self.blocks)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of LoRA adapters on all linear layers, as ``train/model/lora.py`` puts them."""
+        """Of LoRA adapters on all linear layers, with experts on those of the mixers.
+
+        Those of ``train/model/lora.py`` where ``adapter_widths`` is known. By the config alone each
+        matrix counts for itself, also where a family has several in one (Phi-3) or takes the bare
+        weight (outputs of Mamba's mixers): 0.7 to 1.4 times as many as there are.
+        """
+        if self.adapter_widths is not None:
+            return rank * self.adapter_widths
         adapted = (each for layer in self.blocks for each in self.adapted(layer))
         return rank * sum(rows + columns for rows, columns in adapted)
 
@@ -143,7 +159,11 @@ class ModelShape:
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], name: str, count: WeightCount | None = None
+        cls,
+        config: Mapping[str, Any],
+        name: str,
+        count: WeightCount | None = None,
+        frozen: int | None = None,
     ) -> ModelShape:
         """From the fields of a hub ``config.json``, of its text model where it is of several.
 
@@ -152,6 +172,7 @@ class ModelShape:
             name: the model's.
             count: its weights, where they were counted; else the family must be one of
                 ``FAMILIES``, for which they follow from the fields.
+            frozen: weights of its other parts, where it has some and they were counted.
 
         Raises ``ValueError`` on another architecture or a missing field.
         """
@@ -182,13 +203,15 @@ class ModelShape:
             blocks=layers,
             count=count or WeightCount(total, total - idle, experts),
             context=fields.integer(*CONTEXT, default=0),
+            frozen=frozen if frozen is not None or fields.composed else 0,
         )
 
 
 _LEARNED_POSITIONS = ("gpt2", "opt", "gpt_neo", "gpt_bigcode")
 
 MODELS: Mapping[str, ModelShape] = {
-    name: ModelShape.from_config(config, name) for name, config in CONFIGS.items()
+    name: ModelShape.from_config(config, name, frozen=FROZEN.get(name))
+    for name, config in CONFIGS.items()
 }
 
 

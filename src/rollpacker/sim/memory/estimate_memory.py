@@ -119,7 +119,8 @@ def _trainer(job: Placed) -> list[Part]:
         trained = count
         kept = 4 if job.sharded else job.type_bytes
         note = f"{'float32' if kept == 4 else config.model.dtype}{share}"
-        parts.append(Part(name="weights", size=kept * count / shard, note=note))
+        size = kept * count + job.model_bytes - job.type_bytes * count  # frozen: as they came
+        parts.append(Part(name="weights", size=size / shard, note=note))
         if kept < 4:
             parts.append(Part(name="masters", size=4 * count, note="the weights in float32"))
     parts.append(Part(name="gradient sums", size=4 * trained / shard, note=f"float32{share}"))

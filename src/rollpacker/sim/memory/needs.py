@@ -63,8 +63,8 @@ class Placed:
 
     @property
     def model_bytes(self) -> float:
-        """Of all weights in ``model.dtype``."""
-        return float(self.type_bytes * self.shape.parameters)
+        """Of all weights in ``model.dtype``, those that are never trained among them."""
+        return float(self.type_bytes * self.shape.held)
 
     @property
     def sharded(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn import functional as F
@@ -111,7 +111,7 @@ def _mask(*_: Any, mask_function: Sees = causal_mask_function, **options: Any) -
     if needs_mask(longest):
         places = torch.arange(longest, device=batch.tokens.device)[None]
         own = _seen(mask_function, places, places) & (places <= places[0, :, None])
-    if batch.prefix is not None and needs_mask(batch.prefix.keys.shape[1]):
+    if _asks(batch.prefix) and needs_mask(batch.prefix.keys.shape[1]):
         prefix = batch.prefix.mask & _seen(mask_function, *_places(batch.prefix))
     return _Rows(batch, own, prefix)
 
@@ -120,6 +120,11 @@ def _seen(sees: Sees, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
     """Which keys are seen from positions (S, R) at positions (S, K), shape (S, 1, R, K)."""
     first = queries.new_zeros(())
     return sees(first, first, queries[:, None, :, None], keys[:, None, None, :])
+
+
+def _asks(rows: PrefixRows | None) -> TypeGuard[PrefixRows]:
+    """Whether a response has a query: nothing of one with a single token is run."""
+    return rows is not None and rows.queries.numel() > 0
 
 
 def _places(rows: PrefixRows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,8 +160,7 @@ def _attention(
     cells = rows.gather, rows.scatter
     wide = pad(q, *cells), pad(k, *cells), pad(v, *cells)
     out = unpad(_attend(*wide, attention_mask.own, **how).flatten(0, 1), rows.scatter)
-    if batch.prefix is not None and batch.prefix.queries.numel():
-        p = batch.prefix
+    if _asks(p := batch.prefix):
         more = _attend(q[p.queries], k[p.keys], v[p.keys], attention_mask.prefix, **how)
         out = torch.cat((out, unpad(more.flatten(0, 1), p.scatter)))
     return out[None], None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollpacker.train.model import attention, routes
 from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.model.token_logprobs import Head, token_logprobs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BatchLayout = Literal["flat", "wrapped", "rows"]
 """How a model is given a micro-batch: as one sequence of all its tokens in which only attention
@@ -32,7 +30,7 @@ class PackedForward:
         recompute: keep only each layer's input for the backward pass.
         replay: send tokens to the experts that a micro-batch says.
 
-    Raises ``ValueError`` where there is nothing to ``replay``.
+    Raises ``ValueError`` where there is nothing to ``recompute`` or to ``replay``.
     """
 
     def __init__(
@@ -53,10 +51,18 @@ class PackedForward:
                 configs.setdefault(id(config), config)
         self._configs = list(configs.values())
         self._recomputed: list[Any] = []
+        self._dropouts: list[tuple[Any, str, float]] = []
+        self._training: list[Any] = []
         if recompute:
             self._recomputed = [
                 m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
             ]
+            if not self._recomputed:
+                kind: Any = model.config.model_type
+                raise ValueError(
+                    f"train.gradient_checkpointing: {kind} models have no layers that transformers "
+                    "can recompute: set it to false"
+                )
             self._without_dropout()
         self._hooks = [
             hook
@@ -75,6 +81,10 @@ class PackedForward:
         """Leave the model as it was."""
         for hook in self._hooks:
             hook.remove()
+        for layer, name, value in self._dropouts:
+            setattr(layer, name, value)
+        for module in self._training:
+            module.training = True
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs``."""
@@ -84,6 +94,7 @@ class PackedForward:
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Hidden states from which the sampled tokens are predicted, shape (T, H)."""
         if self._model.training:  # whoever shares it has set it so: there is no dropout here
+            self._training = [m for m in self._model.modules() if m.training]
             self._model.eval()
         with self._recomputing(batch):
             if self._layout == "rows":
@@ -114,7 +125,9 @@ class PackedForward:
         for layer in self._recomputed:
             for name, value in vars(layer).items():
                 if "dropout" in name and isinstance(value, float):
-                    setattr(layer, name, 0.0)
+                    self._dropouts.append((layer, name, value))
+        for layer, name, _ in self._dropouts:
+            setattr(layer, name, 0.0)
 
     @contextmanager
     def _recomputing(self, batch: MicroBatch) -> Iterator[None]:
@@ -150,6 +163,29 @@ def decoder_of(model: Any) -> Any:
     return next(
         child for child in model.children() if any(m is embeddings for m in child.modules())
     )
+
+
+def text_model_of(model: Any) -> Any:
+    """The model of text within one that is composed of several: the innermost that holds the input
+    embeddings."""
+    embeddings = model.get_input_embeddings()
+    holding = [m for m in model.modules() if any(each is embeddings for each in m.modules())]
+    return [m for m in holding if isinstance(m, PreTrainedModel)][-1]
+
+
+def is_composed(model: Any) -> bool:
+    """Whether a model has parts, such as of vision, that no token of text meets."""
+    return model.config.get_text_config() is not model.config
+
+
+def freeze_other_parts(model: Any) -> None:
+    """Of a composed model nothing is trained but the model of text and the head."""
+    if is_composed(model):
+        trained = (text_model_of(model), model.get_output_embeddings())
+        kept = {id(p) for part in trained for p in part.parameters()}
+        for parameter in model.parameters():
+            if id(parameter) not in kept:
+                parameter.requires_grad_(False)
 
 
 def mixers_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 
 from rollpacker.core.types import AttemptId, PromptId, Sample
 from rollpacker.errors import first_line
+from rollpacker.train.mesh import Members
 from rollpacker.train.model import packing
-from rollpacker.train.model.forward import BatchLayout, PackedForward, mixers_of
+from rollpacker.train.model.forward import BatchLayout, PackedForward, decoder_of, mixers_of
 from rollpacker.train.model.packing import Item, Packing
+from rollpacker.train.model.token_logprobs import Head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +30,10 @@ _OFF, _OFF_ROUNDED = 1e-3, 0.2
 """Nats by which log-probabilities may be off on average, in float32 and in shorter types."""
 _LEAK, _LEAK_ROUNDED = 1e-3, 0.05
 """Nats by which one sequence may change another's."""
+_HEAD_OFF = 1e-3
+"""Part of the logits by which a head may be off; in shorter types two of their roundings."""
+_LARGE = 100.0
+"""A logit beyond all bounds that heads have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,10 @@ class ModelFit:
 def fit_of(model: PreTrainedModel) -> ModelFit:
     """Compare a few short sequences, each alone and all in one micro-batch.
 
-    Raises ``ValueError``, in one line, when no layout gives what the model itself gives.
+    Raises ``ValueError``, in one line, when no layout gives what the model itself gives, and as
+    ``check_head``.
     """
+    check_head(model)
     problems: list[str] = []
     layouts: tuple[BatchLayout, ...] = ("wrapped" if mixers_of(model) else "flat", "rows")
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
@@ -70,8 +78,69 @@ def fit_of(model: PreTrainedModel) -> ModelFit:
                     layout, able and not _problem(model, layout, items, alone, shared=True)
                 )
             problems.append(f"{layout}: {problem}")
+    raise _refusal(model, "; ".join(problems))
+
+
+def agreed_fit(model: PreTrainedModel, members: Members) -> ModelFit:
+    """``fit_of`` for all members of a replica, the most careful of what they found.
+
+    Raises ``ValueError`` in all of them when one's raises.
+    """
+    fit, failure = None, None
+    try:
+        fit = fit_of(model)
+    except ValueError as error:
+        failure = error
+    members.agree(failure, ValueError("another process of the replica cannot train this model"))
+    assert fit is not None
+    layouts = get_args(BatchLayout)
+    careful = max(members.each(2 * layouts.index(fit.layout) + (not fit.shares_prompts)))
+    return ModelFit(layouts[careful // 2], careful % 2 == 0)
+
+
+def _refusal(model: PreTrainedModel, why: str) -> ValueError:
     kind: Any = model.config.model_type
-    raise ValueError(f"{kind} models cannot be trained here: {'; '.join(problems)}")
+    return ValueError(f"{kind} models cannot be trained here: {why}")
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """Compare ``Head.of`` a model with the logits that it makes itself of the same hidden states:
+    those of a short sequence, as they are and so large that they would meet any bound.
+
+    Raises ``ValueError``, in one line, where they differ by more than the head's own rounding.
+    """
+    limit = max(_HEAD_OFF, 2 * torch.finfo(model.dtype).eps)
+    try:
+        most = max(float((ours - own).norm() / own.norm()) for own, ours in _both_logits(model))
+    except Exception as error:  # whatever a model of another making says
+        raise _refusal(model, f"its head: {first_line(error)}") from error
+    if not most <= limit:
+        raise _refusal(
+            model,
+            "its logits are not what weight, bias, factor and bound of its head make of its hidden "
+            f"states: off by {most:.2g} of their size",
+        )
+
+
+@torch.no_grad()
+def _both_logits(model: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A model's own logits and those of ``Head.of``, shape (T, V), float32."""
+    tokens = torch.from_numpy(_items(model)[0].sample.tokens).long().to(model.device)[None]
+    head, given = Head.of(model), []
+    hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
+    yield model(input_ids=tokens, use_cache=False).logits[0].float(), head.logits(hidden)
+    most = float(replace(head, bias=None, cap=0.0).logits(hidden).abs().max())
+
+    def grow(_: Any, args: Any) -> Any:
+        given.append(args[0] * (_LARGE / most))
+        return (given[0], *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(grow)
+    try:
+        own = model(input_ids=tokens, use_cache=False).logits[0].float()
+    finally:
+        handle.remove()
+    yield own, head.logits(given[0][0])
 
 
 @contextmanager

@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
 from rollpacker.config import ModelConfig
+from rollpacker.train.model.forward import is_composed, mixers_of, text_model_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 _ADAPTER = "default"
-_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     """Put adapters on the linear layers of ``model``, in place, and freeze its own weights.
 
     On all but the head, and the outputs of Mamba's mixers, whose kernels take the bare weight; in a
-    mixture of experts not on its router and feed-forward layers (experts, shared ones, dense ones).
+    mixture of experts only on those of its attention and other mixers; of a composed model only on
+    those of its model of text.
 
     Every replica draws the same initial adapters. What they save names ``config.path`` as the
     base model: a hub name as it is, a folder by its absolute path.
@@ -57,17 +60,40 @@ def _targets(model: PreTrainedModel) -> str | list[str]:
     Its ``all-linear`` takes experts that are fused, and routers, for linear layers; and for the
     families whose experts it knows, whatever has an expert's name for an expert.
     """
-    names = [name for name, _ in model.named_modules()]
-    mixtures = tuple(name.removesuffix("experts") for name in names if name.endswith(".experts"))
-    if not mixtures:
+    text = text_model_of(model)
+    mixture = any(hasattr(module, "experts") for module in text.modules())
+    if not mixture and not is_composed(model):
         return "all-linear"
+    inside = {id(m) for part in (_mixing(text) if mixture else [text]) for m in part.modules()}
     head = model.get_output_embeddings()
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-        if not name.startswith(mixtures) and name.rpartition(".")[2] not in _FEED_FORWARD
+        if isinstance(module, torch.nn.Linear) and module is not head and id(module) in inside
     ]
+
+
+def adapter_widths(model: PreTrainedModel) -> int:
+    """Inputs and outputs, added up, of all layers that ``add_adapters`` takes: adapters have as
+    many weights times their rank."""
+    targets, bare, head = _targets(model), _fused(model), model.get_output_embeddings()
+    return sum(
+        sum(module.weight.shape)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head and name not in bare
+        if isinstance(targets, str) or name in targets
+    )
+
+
+def _mixing(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Attention, which transformers names so in every family, and other mixers of tokens."""
+    attention = [
+        module
+        for module in model.modules()
+        if "Attention" in type(module).__name__
+        and not isinstance(module, GradientCheckpointingLayer)
+    ]
+    return attention + mixers_of(model)
 
 
 def _fused(model: PreTrainedModel) -> list[str]:

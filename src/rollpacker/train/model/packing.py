@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollpacker.config.hub_names import ROUTED
 from rollpacker.core.types import Sample
 
 Packing = Literal["auto", "padded", "prompt_shared"]
-
-_ROUTED = ("num_experts_per_tok", "moe_k", "top_k_experts")
-"""What configurations call the experts of a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +158,7 @@ def costs_of(model: Any) -> Costs:
             continue
         share = 1.0
         if parameter.ndim == 3 and "experts" in name:
-            chosen = next((n for name in _ROUTED if (n := getattr(config, name, None))), 0)
+            chosen = next((n for name in ROUTED if (n := getattr(config, name, None))), 0)
             share = chosen / len(parameter) if chosen else 1.0
         linear += parameter.numel() * share
     heads = getattr(config, "num_attention_heads", None) or 0
@@ -290,7 +288,9 @@ def _routes(batch: Sequence[Item], shared: bool) -> NDArray[np.int64] | None:
         return np.concatenate(wholes)
     prompts: dict[int, NDArray[np.int64]] = {}
     for item, whole in zip(batch, wholes, strict=True):
-        prompts.setdefault(item.group, whole[: item.prompt_length])
+        # Those of the first sample that has them; a group keeps its place.
+        if item.group not in prompts or (prompts[item.group] < 0).all():
+            prompts[item.group] = whole[: item.prompt_length]
     responses = [w[i.prompt_length :] for i, w in zip(batch, wholes, strict=True)]
     return np.concatenate([*prompts.values(), *responses])
 

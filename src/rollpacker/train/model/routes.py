@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 Choose = Callable[[torch.Tensor], torch.Tensor | None]
 """From a router's own choice, shape (N, k), to what is to be instead; None: its own."""
@@ -52,29 +53,65 @@ class _Mixture:
         self.block, self.place, self.layer = block, place, layer
         fused = [len(p) for p in block.experts.parameters(recurse=False) if p.ndim == 3]
         self._experts = fused[0] if fused else len(block.experts)
-        self._inside: list[_Chosen | None] = []
+        self._router: Any = None
+
+    def look(self) -> list[RemovableHandle]:
+        """Find out which of its modules chooses, while the model runs; the handles end that.
+
+        Not a layer that is recomputed: its hooks stay outside of that.
+        """
+
+        def chooser(module: Any) -> Callable[[], Choose]:
+            def seen(_: torch.Tensor) -> None:
+                self._router = module  # the innermost module is asked last
+
+            return lambda: seen
+
+        return [
+            handle
+            for module in self.block.modules()
+            if not isinstance(module, GradientCheckpointingLayer)
+            for handle in _within(module, self._experts, chooser(module))
+        ]
 
     def ask(self, chooser: Callable[[_Mixture], Choose | None]) -> list[RemovableHandle]:
-        """Ask ``chooser`` whenever it begins. The handles take that back."""
+        """Ask ``chooser`` whenever it begins. The handles take that back.
 
-        def begin(*_: Any) -> None:
-            choose = chooser(self)
-            mode = None if choose is None else _Chosen(self._experts, choose)
-            self._inside.append(mode)
-            if mode is not None:
-                mode.__enter__()
-
-        def end(*_: Any) -> None:
-            mode = self._inside.pop()
-            if mode is not None:
-                mode.__exit__(None, None, None)
-
-        before = self.block.register_forward_pre_hook(begin)
-        return [before, self.block.register_forward_hook(end, always_call=True)]
+        Raises ``ValueError`` where ``look`` has seen nothing that chooses.
+        """
+        if self._router is None:
+            raise ValueError(
+                f"train.router_replay: {type(self.block).__name__} does not choose its experts by "
+                "torch.topk, so nothing can be put in the place of its choice: set it to false"
+            )
+        return _within(self._router, self._experts, lambda: chooser(self))
 
 
-def mixtures_of(model: torch.nn.Module) -> list[_Mixture]:
-    """The mixtures of experts of a model, in the order of its layers.
+def _within(
+    module: torch.nn.Module, experts: int, choose_of: Callable[[], Choose | None]
+) -> list[RemovableHandle]:
+    """Have a module run inside ``_Chosen``. The handles take that back."""
+    inside: list[_Chosen | None] = []
+
+    def begin(*_: Any) -> None:
+        choose = choose_of()
+        mode = None if choose is None else _Chosen(experts, choose)
+        inside.append(mode)
+        if mode is not None:
+            mode.__enter__()
+
+    def end(*_: Any) -> None:
+        mode = inside.pop()
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+    before = module.register_forward_pre_hook(begin)
+    return [before, module.register_forward_hook(end, always_call=True)]
+
+
+@torch.no_grad()
+def mixtures_of(model: Any) -> list[_Mixture]:
+    """The mixtures of experts of a model, in the order of its layers; it is run once.
 
     Raises ``ValueError`` where there is none.
     """
@@ -84,10 +121,17 @@ def mixtures_of(model: torch.nn.Module) -> list[_Mixture]:
             "train.router_replay: no mixture of experts was found in this model: set it to false"
         )
     numbers = [re.search(r"\.(\d+)(?:\.|$)", name) for name in blocks]
-    return [
+    mixtures = [
         _Mixture(block, place, place if number is None else int(number[1]))
         for place, (block, number) in enumerate(zip(blocks.values(), numbers, strict=True))
     ]
+    looking = [handle for mixture in mixtures for handle in mixture.look()]
+    try:
+        model(input_ids=torch.ones((1, 2), dtype=torch.int64, device=model.device))
+    finally:
+        for handle in looking:
+            handle.remove()
+    return mixtures
 
 
 def replay(
@@ -95,6 +139,8 @@ def replay(
 ) -> list[RemovableHandle]:
     """Take the choices of ``routes_of`` in ``model``, shape (N, layers, k), int64; -1: the
     router's own. ``layers`` are its mixtures, or all that it has. The handles take that back.
+
+    Raises ``ValueError`` where it has none, or one that does not choose by ``torch.topk``.
     """
     mixtures = mixtures_of(model)
 

@@ -12,6 +12,8 @@ _CHUNK_ELEMENTS = 1 << 25
 _PART_ELEMENTS = 1 << 23
 """Of an output embedding in another type, held at a time in float32: 32 MB."""
 
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
@@ -20,8 +22,8 @@ class Head:
     Args:
         weight: output embedding, shape (V, H).
         bias: shape (V,); None for none.
-        scale: factor of the logits (Cohere, Granite, Falcon-H1).
-        cap: their bound (Gemma 2); 0 for none.
+        scale: factor of the logits (Cohere, Granite, Falcon-H1, Muse).
+        cap: their bound (Gemma 2, RecurrentGemma); 0 for none.
     """
 
     weight: torch.Tensor
@@ -31,17 +33,25 @@ class Head:
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """A model's, by the names that configurations of transformers have for its parts."""
+        """A model's, by the names that configurations of transformers have for its parts; whether
+        there are others, ``layouts.check_head`` finds out."""
         config = model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1.0
-        scale *= getattr(config, "lm_head_multiplier", None) or 1.0
+        for factor in ("lm_head_multiplier", "output_multiplier"):
+            scale *= getattr(config, factor, None) or 1.0
         scale /= getattr(config, "logits_scaling", None) or 1.0
+        caps = (getattr(config, name, None) for name in _CAPS)
         return cls(
             weight=model.get_output_embeddings().weight,
             bias=getattr(model.get_output_embeddings(), "bias", None),
             scale=float(scale),
-            cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+            cap=float(next(filter(None, caps), 0.0)),
         )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of hidden states (T, H), shape (T, V), float32, without a gradient."""
+        with torch.no_grad():
+            return _head_logits(hidden, self.weight, self.bias, self)
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -16,20 +16,24 @@ all."""
 
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = re.compile(r"\s*")
+_PASSED = 4096
+"""Characters that may lie behind: an error of JSON counts the lines of all of them."""
 _decode = json.JSONDecoder().raw_decode
 
 
 def between(text: str, start: int, begins: re.Pattern[str], reader: Reader) -> Parsed:
     """A reply whose calls begin, behind ``start``, where a pattern does."""
     calls: list[Call | BadCall] = []
-    rest = [text[:start]]
+    whole, rest = text, [text[:start]]
     while (opening := begins.search(text, start)) is not None:
         found, end = reader(text, opening.end())
         rest.append(text[start : opening.start() if found else end])
         start = end
         calls += found
+        if start > _PASSED:
+            text, start = text[start:], 0
     if not calls:
-        return Parsed(text)
+        return Parsed(whole)
     rest.append(text[start:])
     return Parsed("".join(rest).strip(), tuple(calls))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 if TYPE_CHECKING:
@@ -84,6 +85,22 @@ class CheckpointNames:
             held[block][name] = weight
             if len(held[block]) == sizes[block]:
                 yield from revert_weight_conversion(self._model, held.pop(block)).items()
+
+
+def possible_names(like: PreTrainedModel) -> tuple[frozenset[str], ...]:
+    """Names that checkpoints of a model may have, by its configuration alone: those that
+    ``CheckpointNames`` gives a model that was made, and those of one that was loaded from the hub,
+    where a part of a model that also sees (Qwen3.5's, Gemma 3's) has a prefix.
+
+    Args:
+        like: made with ``from_config``, its weights at most on the meta device.
+    """
+    made = frozenset(CheckpointNames(like).layout)
+    part: Any = like
+    # Without them transformers takes its own, and leaves prefixes out.
+    part._weight_conversions = get_model_conversion_mapping(like, add_legacy=False)
+    loaded = frozenset(CheckpointNames(like).layout)
+    return (made,) if made == loaded else (made, loaded)
 
 
 def _twin(model: Any) -> Any:

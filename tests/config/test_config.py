@@ -348,3 +348,11 @@ def test_a_fixed_timeout_has_no_shortest_one() -> None:
     timeout = {"adaptive": False, "most_s": 1.0}
     found = config.parse(tree | {"grading": {"code_timeout": timeout}})
     assert found.grading.code_timeout.most_s == 1.0
+
+
+@pytest.mark.parametrize("kind", ["mini", "vllm"])
+def test_routes_that_no_engine_has_are_refused_without_another_engine_to_try(kind: str) -> None:
+    said = message(tree(engine={"kind": kind}, train={"router_replay": True}))
+    assert "train.router_replay needs an engine that says which experts it chose" in said
+    assert "leave it at false" in said
+    assert "take vllm" not in said

@@ -4,13 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import plotly.graph_objects as go
 import polars as pl
 import pytest
 from report_runs import MODES, page_data
 
+from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
+from rollpacker.report.sections.agreement import agreement_section
 from rollpacker.report.timeline import write_timeline
 
 
@@ -43,6 +46,21 @@ def test_headline_numbers_are_those_of_the_files(made, pages, mode):
     assert facts["kept_mean_tokens"] == pytest.approx(kept["tokens"].mean())
     idle = sum(line["bubble/worker_idle_s"] for line in lines)
     assert facts["rollout_idle_s"] == pytest.approx(idle, abs=1e-3)
+
+
+@pytest.mark.parametrize("finite", [0, 2])
+def test_a_step_whose_agreement_is_no_number_is_told(made, finite):
+    apart = [*[1e-6] * finite, None]
+    lines = [
+        {"step": n, "sampler/abs_logprob_difference": a, "sampler/effective_sample_size": 1.0}
+        for n, a in enumerate(apart)
+    ]
+    run = load_run(made["exact"])
+    config = run.config | {"engine": {"kind": "mini"}}
+    (section,) = agreement_section(replace(run, metrics=lines, config=config))
+    assert f"In 1 of {finite + 1} steps these are no finite numbers" in section.text
+    assert f"WARNING step {finite}: sampler and trainer disagree" in section.text
+    assert "they agree" not in section.text
 
 
 def test_length_bias_is_seen_in_race_and_nowhere_else(pages):

@@ -93,7 +93,8 @@ class TrainConfig(Config):
     sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
     router_replay: bool = False
     """Mixtures of experts: send each token to the experts that the engine sent it to (R3, verl's
-    ``router_replay.mode: R3``). Needs an engine that says which."""
+    ``router_replay.mode: R3``). No engine says which yet, so a run refuses it; it was measured with
+    routes that were captured on a CPU."""
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from rollpacker.config import SamplerCorrectionConfig
+from rollpacker.train.base import RATIO
 from rollpacker.train.model.token_logprobs import k3
 
 SUMS = (
     "sampler/k3",
     "sampler/abs_logprob_difference",
-    "sampler/ratio",
+    RATIO,
     "sampler/outside",
     "sampler/weight",
     "sampler/squared_weight",

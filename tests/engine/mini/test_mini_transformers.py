@@ -111,7 +111,7 @@ def test_other_architectures_are_refused():
     from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
     other = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50))
-    with pytest.raises(ValueError, match=r"not 'gpt2': engine\.kind=vllm runs it"):
+    with pytest.raises(ValueError, match=r"not 'gpt2': engine\.kind=vllm may run it"):
         MiniEngine(other, config=MiniEngineConfig())  # pyright: ignore[reportArgumentType]
     sliding = Qwen2ForCausalLM(
         Qwen2Config(

@@ -89,7 +89,7 @@ def test_the_built_in_engine_is_refused_before_anything_starts(tmp_path):
     words = AutoConfig.from_pretrained(shop.model).vocab_size
     shape = AutoConfig.for_model("gpt2", **small, vocab_size=words)
     AutoModelForCausalLM.from_config(shape).save_pretrained(shop.model)
-    with pytest.raises(ValueError, match=r"not 'gpt2': engine\.kind=vllm runs it"):
+    with pytest.raises(ValueError, match=r"not 'gpt2': engine\.kind=vllm may run it"):
         run(without_rate(shop, "run", steps=1))
     found = Wishes(model=str(shop.model), data=str(shop.data), reward="math")
     text, _ = draft(found, Progress(Console(quiet=True)))

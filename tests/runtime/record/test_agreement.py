@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -80,8 +81,20 @@ def test_few_weights_that_count_sound_it_too(correction: dict[str, Any], advice:
 
 def test_a_step_without_a_gradient_says_nothing() -> None:
     assert alarm().check({"step": 0, "loss": 0.0}) is None
-    assert alarm().check(step(float("nan"), float("nan"))) is None
-    assert alarm().check({**step(1.0), "sampler/abs_logprob_difference": None}) is None
+    assert alarm().check({"step": 0, "sampler/abs_logprob_difference": 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "effective"), [(math.nan, 1.0), (None, 1.0), (math.inf, 0.0), (0.0, math.nan)]
+)
+def test_nothing_is_worse_than_what_is_no_number(apart: Any, effective: float) -> None:
+    """A log has null in its place."""
+    one = alarm()
+    assert one.check(step(2.0)) is not None
+    line = one.check(step(apart, effective))
+    assert line is not None
+    assert "nan" in line or "inf" in line
+    assert one.check(step(apart, effective)) is None
 
 
 def test_only_runs_whose_probabilities_can_be_compared_have_one() -> None:

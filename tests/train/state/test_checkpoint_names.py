@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import make_tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from rollpacker.checkpoint_names import CheckpointNames, stored
+from rollpacker.checkpoint_names import CheckpointNames, possible_names, stored
 from rollpacker.train.state import checkpoint
 
 DENSE = (
@@ -35,6 +35,42 @@ def assert_same(found, wanted):
     for name, weight in wanted.items():
         assert found[name].dtype == weight.dtype, name
         assert torch.equal(found[name], weight), name
+
+
+SEES = {
+    "qwen3_5": (
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 128},
+        "model.language_model.layers.0.",
+    ),
+    "gemma3": (
+        {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "image_size": 28},
+        "language_model.model.layers.0.",
+    ),
+}
+"""Configuration of what sees, and how names of a layer begin."""
+
+
+@pytest.mark.parametrize("kind", SEES)
+def test_names_of_a_checkpoint_with_a_part_that_sees_are_known(kind, tmp_path):
+    """Of the hub's checkpoint the trainer loads what is text: its names are among the possible."""
+    vision, begin = SEES[kind]
+    text = families.make("qwen3_5_text" if kind == "qwen3_5" else "gemma3_text").config.to_dict()
+    more = {"mm_tokens_per_image": 4} if kind == "gemma3" else {}
+    whole = {"text_config": text, "vision_config": vision | {"intermediate_size": 48}, **more}
+    config = AutoConfig.for_model(kind, **whole)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    trained = frozenset(CheckpointNames(AutoModelForCausalLM.from_pretrained(tmp_path)).layout)
+    assert trained <= load_file(tmp_path / "model.safetensors").keys()
+    assert any(name.startswith(begin) for name in trained)
+    with torch.device("meta"):
+        like = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert trained in possible_names(like)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "qwen3_next"])
+def test_most_checkpoints_can_have_no_other_names(kind):
+    model = families.make(kind)
+    assert possible_names(model) == (frozenset(CheckpointNames(model).layout),)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

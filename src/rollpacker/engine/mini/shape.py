@@ -36,7 +36,7 @@ def check_family(kind: str) -> None:
     if kind not in SUPPORTED:
         raise ValueError(
             f"engine.kind=mini runs {', '.join(SUPPORTED)} models, not {kind!r}: "
-            "engine.kind=vllm runs it"
+            "engine.kind=vllm may run it"
         )
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,18 +17,18 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from rollpacker.checkpoint_names import CheckpointNames
+from rollpacker.checkpoint_names import possible_names
 
 _HEAD = "lm_head.weight"
 """May come too where it is tied to the embeddings."""
 
 
-def names_of(path: str, vllm_config: Any) -> frozenset[str]:
-    """Names of a checkpoint's tensors, by its configuration."""
+def names_of(path: str, vllm_config: Any) -> tuple[frozenset[str], ...]:
+    """Names of a checkpoint's tensors, by its configuration: they are one of these sets."""
     # Where vLLM runs transformers' own model, it has changed that model's class.
     with set_current_vllm_config(vllm_config), torch.device("meta"):
         like = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return frozenset(CheckpointNames(like).layout)
+    return possible_names(like)
 
 
 class Checked:
@@ -38,18 +38,22 @@ class Checked:
     ends early it runs again, with some of the old weights, and takes the next ones.
     """
 
-    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]], wanted: frozenset[str]) -> None:
+    def __init__(
+        self, weights: Iterable[tuple[str, torch.Tensor]], wanted: Sequence[frozenset[str]]
+    ) -> None:
         self._weights = weights
         self._wanted = wanted
-        self._missing = set(wanted)
+        self._seen: set[str] = set()
         self._problem: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             for name, tensor in self._weights:
-                if name not in self._wanted and name != _HEAD:
+                if name != _HEAD:
+                    self._wanted = [names for names in self._wanted if name in names]
+                if not self._wanted:
                     raise ValueError(f"weights hold {name!r}, which the model lacks")
-                self._missing.discard(name)
+                self._seen.add(name)
                 yield name, tensor
         except Exception as error:
             self._problem = error
@@ -58,8 +62,9 @@ class Checked:
         """Raise what went wrong, ``ValueError`` when names are missing."""
         if self._problem is not None:
             raise self._problem
-        if self._missing:
-            first, count = sorted(self._missing)[0], len(self._missing)
+        missing = min((names - self._seen for names in self._wanted), key=len)
+        if missing:
+            first, count = sorted(missing)[0], len(missing)
             raise ValueError(f"weights lack {first!r} ({count} missing in all)")
 
 

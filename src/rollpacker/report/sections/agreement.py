@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from rollpacker.config import RunConfig
-from rollpacker.report.drawing.figures import present
+from rollpacker.report.drawing.figures import number, present
 from rollpacker.report.drawing.page import Section, plain, share
 from rollpacker.report.reading.run_folder import RunFolder
-from rollpacker.runtime.record.agreement import EXPLAINED, AgreementAlarm
+from rollpacker.runtime.record.agreement import EXPLAINED, MEASURED, AgreementAlarm
 
 
 def agreement_section(run: RunFolder) -> list[Section]:
     """What was measured, and what the run warned of; nothing where it was not measured."""
-    apart = present(run.metrics, "sampler/abs_logprob_difference")
-    effective = present(run.metrics, "sampler/effective_sample_size")
-    if not apart or not effective:
+    steps = [each for each in run.metrics if all(name in each for name in MEASURED)]
+    if not steps:
         return []
-    text = (
-        f"The log-probabilities that sampler and trainer give a token are {_short(apart)} nats "
-        f"apart in the mean of a step, {max(apart):.2g} in the worst one; effective sample size "
-        f"{share(min(effective))} at least, probability ratios {_ends(run)}."
-    )
+    apart, effective = (present(steps, name) for name in MEASURED)
+    text = ""
+    if apart and effective:
+        text = (
+            f"The log-probabilities that sampler and trainer give a token are {_short(apart)} nats "
+            f"apart in the mean of a step, {max(apart):.2g} in the worst one; effective sample "
+            f"size {share(min(effective))} at least, probability ratios {_ends(run)}."
+        )
+    if odd := sum(any(number(each, name) is None for name in MEASURED) for each in steps):
+        text += f" In {odd} of {len(steps)} steps these are no finite numbers."
     try:
         config = RunConfig.model_validate(run.config)
     except ValueError:  # of another version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,15 @@ EXPLAINED: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats that the two log-probabilities of a token may be apart in the mean, by the weights' type.
 Measured with vLLM on a CPU: 1e-6 in float32 over a dozen families; 0.04 in bfloat16 with
 SmolLM2-135M, 0.014 with a tiny Qwen3-Next."""
+MEASURED = ("sampler/abs_logprob_difference", "sampler/effective_sample_size")
+"""Metrics of a step; what is not finite is null in a log."""
 LEAST_EFFECTIVE = 0.5
 """Effective sample size, as a share, below which the step's tokens count like half as many."""
 
 
 class AgreementAlarm:
-    """Says it once, and again whenever it is twice as bad as what was said.
+    """Says it once, and again whenever it is twice as bad as what was said; nothing is worse than a
+    number that is not finite.
 
     Args:
         dtype: of the weights: a key of ``EXPLAINED``.
@@ -37,13 +41,15 @@ class AgreementAlarm:
 
     def check(self, metrics: Mapping[str, Any]) -> str | None:
         """The line to print for a step's metrics; usually none."""
-        apart = metrics.get("sampler/abs_logprob_difference")
-        effective = metrics.get("sampler/effective_sample_size")
-        if apart is None or effective is None:  # nothing was trained, or it is not a number
+        measured = [metrics[name] for name in MEASURED if name in metrics]
+        if len(measured) < len(MEASURED):  # nothing was trained
             return None
+        apart, effective = (math.nan if value is None else value for value in measured)
         explained = EXPLAINED[self._dtype]
         badness = max(apart / explained, LEAST_EFFECTIVE / max(effective, 1e-9))
-        if not (badness > 1.0 and badness >= 2.0 * self._said):  # nan is neither
+        if not (math.isfinite(apart) and math.isfinite(effective)):
+            badness = math.inf
+        if badness <= 1.0 or badness < 2.0 * self._said or math.isinf(self._said):
             return None
         self._said = badness
         return (
@@ -54,6 +60,8 @@ class AgreementAlarm:
 
     def _advice(self, apart: float) -> str:
         key, correction = "'train.sampler_correction", self._correction
+        if math.isnan(apart):
+            return "see whether the engine's or the trainer's weights or activations overflow"
         if apart <= EXPLAINED[self._dtype]:  # the weights alone spread
             if correction.level != "token":
                 return f"a response's ratio spreads more than a token's: {key}.level: token'"

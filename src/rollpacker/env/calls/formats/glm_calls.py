@@ -19,7 +19,7 @@ _BEGINS = re.compile(OPEN)
 _NAME = re.compile(r"\s*([^\s<>{}\[\]\"]+)(?=\s*(?:<arg_key>|</tool_call>|<tool_call>|\Z))")
 _KEY = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
 _VALUE = re.compile(r"((?:(?!<arg_key>).)*?)</arg_value>", re.DOTALL)
-_UNCLOSED = re.compile(r"(.*?)\s*(?=<arg_key>|</tool_call>|<tool_call>|\Z)", re.DOTALL)
+_UNCLOSED = re.compile(r"(.*?)(?=<arg_key>|</tool_call>|<tool_call>|\Z)", re.DOTALL)
 
 
 def glm(text: str, start: int, tools: Tools) -> Parsed:
@@ -37,11 +37,9 @@ def _read(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
     arguments: dict[str, Any] = {}
     place = head.end()
     while (key := _KEY.match(text, place)) is not None:
-        value = _VALUE.match(text, key.end()) or _UNCLOSED.match(text, key.end())
-        assert value is not None
         name = key[1].strip()
-        arguments[name] = typed(value[1], schemas.get(name))
-        place = value.end()
+        value, place = _value(text, key.end())
+        arguments[name] = typed(value, schemas.get(name))
     closed = closed_at(text, place)
     if closed is None:
         bad = BadCall(
@@ -50,6 +48,15 @@ def _read(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
         )
         return (bad,), next_place(text, place)
     return (Call(head[1], arguments),), closed
+
+
+def _value(text: str, start: int) -> tuple[str, int]:
+    """The text of a value, and where it ends; one that is not closed has no white space there."""
+    if (closed := _VALUE.match(text, start)) is not None:
+        return closed[1], closed.end()
+    unclosed = _UNCLOSED.match(text, start)
+    assert unclosed is not None
+    return unclosed[1].rstrip(), unclosed.end()
 
 
 def write_glm(call: Call) -> str:

@@ -7,6 +7,7 @@ import re
 
 from rollpacker.env.calls.call import BadCall, Call, Parsed
 from rollpacker.env.calls.formats.scan import (
+    ARGUMENTS,
     Calls,
     as_json,
     behind,
@@ -22,7 +23,6 @@ _TAG = re.compile(f"{OPEN}|{CLOSE}")
 _BEGINS = re.compile(OPEN)
 _LLAMA3 = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
 """How JSON begins that is meant as a call, if it has arguments too; it may not be well-formed."""
-_ARGUMENTS = ("arguments", "parameters")
 _BETWEEN = re.compile(r"[\s;]*")
 _FENCE = re.compile(r"```(?:json|tool_code)?\s*")
 """Gemma 3 writes JSON in one, whatever it is told."""
@@ -83,7 +83,7 @@ def _meant(text: str, start: int) -> bool:
         return False
     read = json_at(text, start)
     said = text if isinstance(read, BadCall) else read[0]
-    return any(f'"{key}"' in said if said is text else key in said for key in _ARGUMENTS)
+    return any(f'"{key}"' in said if said is text else key in said for key in ARGUMENTS)
 
 
 def _objects(text: str, start: int) -> tuple[Calls, int]:

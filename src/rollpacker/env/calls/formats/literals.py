@@ -10,7 +10,7 @@ from typing import Any
 from rollpacker.env.calls.formats.scan import skip
 
 _DEEPEST = 64
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\Z")
 _WORDS = {
     "true": True,
     "True": True,

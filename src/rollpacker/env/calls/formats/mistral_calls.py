@@ -15,7 +15,7 @@ from rollpacker.env.calls.formats.scan import Calls, as_json, between, json_at, 
 _OPEN = "[TOOL_CALLS]"
 _BEGINS = re.compile(re.escape(_OPEN))
 _NAME = re.compile(
-    r"\s*([^\s\[\]{}\"]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*(?=\{)"
+    r"\s*([^\s\[\]{}\"]+)\s*+(?:\[CALL_ID\]\s*+([^\s\[\]{}]*)\s*+)?(?:\[ARGS\])?\s*(?=\{)"
 )
 
 

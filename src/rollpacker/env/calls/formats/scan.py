@@ -14,22 +14,27 @@ Reader = Callable[[str, int], tuple[Calls, int]]
 """The calls that begin at a place of a text, and where they end; none where it is text after
 all."""
 
-_ARGUMENTS = ("arguments", "parameters")
+ARGUMENTS = ("arguments", "parameters")
+"""Names of a call's arguments in JSON."""
 _SPACE = re.compile(r"\s*")
+_PASSED = 4096
+"""Characters that may lie behind: an error of JSON counts the lines of all of them."""
 _decode = json.JSONDecoder().raw_decode
 
 
 def between(text: str, start: int, begins: re.Pattern[str], reader: Reader) -> Parsed:
     """A reply whose calls begin, behind ``start``, where a pattern does."""
     calls: list[Call | BadCall] = []
-    rest = [text[:start]]
+    whole, rest = text, [text[:start]]
     while (opening := begins.search(text, start)) is not None:
         found, end = reader(text, opening.end())
         rest.append(text[start : opening.start() if found else end])
         start = end
         calls += found
+        if start > _PASSED:
+            text, start = text[start:], 0
     if not calls:
-        return Parsed(text)
+        return Parsed(whole)
     rest.append(text[start:])
     return Parsed("".join(rest).strip(), tuple(calls))
 
@@ -69,7 +74,7 @@ def json_call(value: Any, key: str | None = None) -> Call | BadCall:
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return BadCall('the call has no "name"')
-    arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
+    arguments = next((value[key] for key in ARGUMENTS if key in value), None)
     if isinstance(arguments, str):  # some models write the object as text
         try:
             arguments = json.loads(arguments)

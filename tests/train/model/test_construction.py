@@ -54,6 +54,7 @@ def _both_trainers(_rank, _folder):
             assert not any(_seen(name) for name in trainer._optimizer.state()["master"])
 
 
+@pytest.mark.wide
 def test_vision_is_exported_as_it_came_whoever_trains(tmp_path):
     run(_both_trainers, 2, tmp_path / "gang")
 
@@ -86,6 +87,7 @@ def _with_an_exact_router(_rank, _folder):
     assert not torch.equal(after, router.weight)
 
 
+@pytest.mark.wide
 def test_what_a_family_keeps_in_float32_is_computed_in_it(tmp_path):
     run(_with_an_exact_router, 2, tmp_path / "gang")
 

@@ -30,7 +30,20 @@ from rollpacker.train.model.token_logprobs import Head
 RESULTS = json.loads((Path(__file__).parents[1] / "support" / "family_results.json").read_text())
 
 
-@pytest.mark.parametrize("name", families.CONFIGURATIONS)
+QUICK = (
+    *("qwen2", "gpt_neox", "mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen3_moe"),
+    *("deepseek_v3", "llama4_text", "nemotron_h", "qwen3_next"),
+)
+"""Of each way to attend, mix and be laid out one or two."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.wide)
+        for name in families.CONFIGURATIONS
+    ],
+)
 def test_micro_batches_are_the_sequences_alone(name):
     found, noted = forward(name), RESULTS["families"][name]
     assert found.pop("layout") == noted["layout"]

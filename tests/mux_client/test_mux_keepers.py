@@ -258,15 +258,11 @@ def frozen(folder: Path) -> list[bool]:
 
 def test_an_end_that_cannot_be_written_for_a_moment_is_written_later(folder: Path) -> None:
     """The disk was full: a program that was done counted as killed, and was started again."""
-    programs = NodePrograms(folder, {})
-    programs.settle([wanted(*python("import os; os.mkdir('../exit.new')"))])
-    told = json.loads((folder / str(FIRST) / "program.json").read_text())
-    (folder / str(FIRST) / "sub").mkdir()
-    told["folder"] = str(folder / str(FIRST) / "sub")
-    (folder / str(FIRST) / "program.json").write_text(json.dumps(told))
+    programs, taken = NodePrograms(folder, {}), folder / str(FIRST) / "exit.new"
+    programs.settle([wanted(*python(f"import os; os.mkdir({str(taken)!r})"))])
     ours(programs)
-    until((folder / str(FIRST) / "exit.new").is_dir)
+    until(taken.is_dir)
     until(lambda: not running(folder, 1))
     time.sleep(3 * keeper.POLL_S)
-    (folder / str(FIRST) / "exit.new").rmdir()
+    taken.rmdir()
     until(lambda: codes(programs) == [0])

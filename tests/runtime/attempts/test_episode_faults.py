@@ -18,12 +18,12 @@ HARD = {2: "exits", 5: "is killed", 8: "blocks"}
 SAID = {
     "raises at once": "no such game",
     "raises": "KeyError: 'board'",
-    "hangs": "timed out after 1 s (environment.step_timeout_s)",
+    "hangs": "timed out after 2 s (environment.step_timeout_s)",
     "garbage": "step returned dict, not a Turn",
     "says nothing": "step returned no messages, and is not done",
     "exits": "its process exited with code 3",
     "is killed": "its process was killed by signal 9",
-    "blocks": "its process hung for 3 s (environment.step_timeout_s)",
+    "blocks": "its process hung for 4 s (environment.step_timeout_s)",
 }
 
 
@@ -35,7 +35,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Talkshop:
 def bad(how: dict[int, str], **more: Any) -> dict[str, Any]:
     options = {"how": {str(number): what for number, what in how.items()}}
     path = f"{SUPPORT / 'talking.py'}:Bad"
-    environment = ECHO | {"path": path, "options": options, "step_timeout_s": 1.0} | more
+    environment = ECHO | {"path": path, "options": options, "step_timeout_s": 2.0} | more
     return TALKING | {"environment": environment, "epochs": 1, "rollout__max_retries": 0}
 
 

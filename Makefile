@@ -61,8 +61,8 @@ test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLL
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and not alone' -n 2 --dist loadfile $(ARGS)
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and alone' $(ARGS)
 
-test-soak: $(VENV)/.installed-dev  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
-	@$(BIN)/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
+test-soak: $(VENV)/.installed-dev $(VLLM)/.installed  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
+	@$(VLLM)/bin/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
 
 test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run the tests of the plug-in for TRL, with its oldest and its newest release: 3 minutes
 	@for release in $(TRL)/*/; do \

@@ -68,8 +68,7 @@ MISTAKES = [
     ("rollout.streaming.lookahead=no", "'rollout.streaming.lookahead': must be at least 1, got"),
     (
         "rollout.streaming.scaling=on",
-        "'rollout.streaming.scaling': must be 'consolidate', 'paper' or 'fixed', got True; "
-        "YAML reads it as a truth value: put it in quotes",
+        "'rollout.streaming.scaling': must be 'consolidate', 'paper' or 'fixed', got True",
     ),
     # rollout.dynamic_sampling
     ("rollout.dynamic_sampling=true", "'rollout.dynamic_sampling': must be keys and values, got"),

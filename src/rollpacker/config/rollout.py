@@ -87,7 +87,7 @@ class SpeculationConfig(Config):
     """Decoding ahead: several tokens in one step where they can be guessed from texts seen before.
 
     Every sample is what it would have been, token by token; of vLLM in bfloat16, whose rows round
-    otherwise beside others, another one of the same distribution.
+    differently beside others, another one of the same distribution.
     """
 
     mode: Literal["auto", "off"] = "auto"

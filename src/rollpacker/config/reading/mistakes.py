@@ -139,7 +139,8 @@ def _read_otherwise(errors: Sequence[Any], value: Any) -> str:
     if expected is None:
         return ""
     if isinstance(value, bool):
-        return _YAML.format("a truth value")
+        meant = {"on", "yes", "true"} if value else {"off", "no", "false"}
+        return _YAML.format("a truth value") if meant & {*_listed(expected)} else ""
     near = difflib.get_close_matches(str(value), _listed(expected), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -118,7 +118,7 @@ def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[s
         return []
     each = ", ".join(f"{speedup:.2f}x at {tokens}" for tokens, speedup in gains.items())
     return [
-        f"Decoding ahead, which changes no response, would make exact {most}{each} tokens of a "
+        f"Decoding ahead, which changes no distribution, would make exact {most}{each} tokens of a "
         "decode step; the engine mini does it, and vLLM on CPUs."
     ]
 

@@ -30,7 +30,7 @@ def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNe
     if not longest:
         raise ValueError(
             f"rollout.max_completion_length is not set, and the context of {config.model.path} is "
-            "not known without its config.json: set it"
+            "not known without its config.json: set rollout.max_completion_length, such as 4096"
         )
     division = divide(config, machine.workers, shape.heads, shape.kv_heads)
     job = Placed(config=config, shape=shape, machine=machine, division=division, longest=longest)

@@ -162,10 +162,8 @@ def test_judges_are_counted_where_they_are() -> None:
 
 
 def test_a_length_that_is_not_known_is_asked_for() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"^rollout\.max_completion_length is not set.*: set rollout\.max_completion_length, such as 4096$",
-    ):
+    said = r"^rollout\.max_completion_length is not set.*: set rollout\.max_completion_length, such as"
+    with pytest.raises(ValueError, match=said):
         needs(job(rollout={}), SMALL, H100)
     assert needs(job(rollout={}), replace(SMALL, context=32768), H100).longest == 32768
 

@@ -162,7 +162,7 @@ def test_judges_are_counted_where_they_are() -> None:
 
 
 def test_a_length_that_is_not_known_is_asked_for() -> None:
-    said = r"^rollout\.max_completion_length is not set.*: set rollout\.max_completion_length, such as"
+    said = r"^rollout\.max_completion_length is not set.*: set rollout\.max_completion_length"
     with pytest.raises(ValueError, match=said):
         needs(job(rollout={}), SMALL, H100)
     assert needs(job(rollout={}), replace(SMALL, context=32768), H100).longest == 32768

@@ -70,7 +70,10 @@ def steps(folder: Path) -> list[list[str]]:
 def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
     folder = apart(mode)
     assert set(times_trained(folder).values()) == {1}
-    for row in metrics(folder):
+    # A race may keep a step that has nothing to learn from.
+    learnt = [row for row in metrics(folder) if "trained_tokens/abs_logprob_difference" in row]
+    assert len(learnt) >= (1 if mode == "race" else len(metrics(folder)))
+    for row in learnt:
         assert row["trained_tokens/abs_logprob_difference"] < 1e-4
     found = journal.replay(folder / "journal.jsonl", from_journal)
     assert found.events > 0

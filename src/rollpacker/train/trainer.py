@@ -25,7 +25,7 @@ from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, met
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward, freeze_other_parts
-from rollpacker.train.model.layouts import agreed_fit
+from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch
 from rollpacker.train.shares import MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
@@ -63,7 +63,7 @@ class Trainer(ABC):
             there is one replica.
 
     Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as
-    ``agreed_fit``.
+    ``fit_of``.
     """
 
     _members = Members()
@@ -92,7 +92,7 @@ class Trainer(ABC):
         self._total_updates = total_updates
         self.world = world
         self._names = CheckpointNames(model)
-        fit = agreed_fit(model, self._members)
+        fit = fit_of(model)
         self._packing: packing.Packing = fit.packing(config.packing)
         freeze_other_parts(model)
         self._adapted = None

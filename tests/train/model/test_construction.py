@@ -59,21 +59,6 @@ def test_vision_is_exported_as_it_came_whoever_trains(tmp_path):
     run(_both_trainers, 2, tmp_path / "gang")
 
 
-def _of_two_minds(rank, folder):
-    """Whose members see different things: one of them that its model is scaled by index."""
-    here, model = place(2), families.make("llama4_text")
-    model.config.attn_temperature_tuning = rank == 1
-    spread = make_trainer(model, here)
-    spread.accumulate(groups())
-    (folder / str(rank)).write_text(f"{spread._forward._layout} {spread._packing}")
-
-
-def test_members_run_one_layout(tmp_path):
-    run(_of_two_minds, 2, tmp_path / "gang")
-    said = {(tmp_path / "gang" / rank).read_text() for rank in "01"}
-    assert said == {"rows padded"}
-
-
 def _with_an_exact_router(_rank, _folder):
     here, model = place(2), families.make("deepseek_v2").to(torch.bfloat16)
     router = model.model.layers[1].mlp.gate.float()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rollpacker.core.types import AttemptId, PromptId, Sample
 from rollpacker.errors import first_line
-from rollpacker.train.mesh import Members
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import BatchLayout, PackedForward, decoder_of, mixers_of
 from rollpacker.train.model.packing import Item, Packing
@@ -79,23 +78,6 @@ def fit_of(model: PreTrainedModel) -> ModelFit:
                 )
             problems.append(f"{layout}: {problem}")
     raise _refusal(model, "; ".join(problems))
-
-
-def agreed_fit(model: PreTrainedModel, members: Members) -> ModelFit:
-    """``fit_of`` for all members of a replica, the most careful of what they found.
-
-    Raises ``ValueError`` in all of them when one's raises.
-    """
-    fit, failure = None, None
-    try:
-        fit = fit_of(model)
-    except ValueError as error:
-        failure = error
-    members.agree(failure, ValueError("another process of the replica cannot train this model"))
-    assert fit is not None
-    layouts = get_args(BatchLayout)
-    careful = max(members.each(2 * layouts.index(fit.layout) + (not fit.shares_prompts)))
-    return ModelFit(layouts[careful // 2], careful % 2 == 0)
 
 
 def _refusal(model: PreTrainedModel, why: str) -> ValueError:

@@ -62,8 +62,7 @@ class Trainer(ABC):
         world: the processes that hold this part of the weights, one of each replica; None when
             there is one replica.
 
-    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as
-    ``fit_of``.
+    Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
     """
 
     _members = Members()

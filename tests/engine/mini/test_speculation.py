@@ -16,11 +16,11 @@ from scripted_drafts import (
     Scripted,
     alone_in_group,
     ask,
+    assert_texts_serve,
     same,
 )
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.core.types import PromptId
 from rollpacker.engine.base import Speculation
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.shape import shape_of
@@ -156,20 +156,7 @@ def test_batched_torch_samples_nearly_the_same(plain) -> None:
 
 
 def test_what_siblings_and_past_rounds_said_is_drafted(plain) -> None:
-    """A sibling's text serves its group at once, and all others after the weights have changed."""
-    text = plain["numba"][1].tokens
-    each = REQUESTS[1]
-    engine = make()
-    engine.speculate(Speculation(below=12, most=8))
-    engine.submit([replace(each, hints=[text])])
-    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
-    engine.load_weights(None, 1)
-    engine.submit([alone_in_group(each)])
-    assert drain(engine)[1].drafts.drafted == 0, "it was told to only until weights came"
-    engine.load_weights(None, 2)
-    engine.speculate(Speculation(below=12, most=8))
-    engine.submit([replace(each, group=PromptId("another"))])
-    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
+    assert_texts_serve(make(), REQUESTS[1], plain["numba"][1].tokens)
 
 
 def test_drafts_longer_than_its_uniforms_are_refused() -> None:

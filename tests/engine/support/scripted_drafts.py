@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from engine_models import VOCABULARY, prompt, request
+from engine_models import VOCABULARY, drain, prompt, request
 
 from rollpacker.core.types import PromptId
+from rollpacker.engine.base import Speculation
 from rollpacker.engine.drafts.drafter import Drafter
 
 STOP = 7
@@ -71,3 +72,17 @@ def same(output, expected) -> None:
 
 def alone_in_group(each):
     return replace(each, group=PromptId(str(each.attempt)))
+
+
+def assert_texts_serve(engine, each, text) -> None:
+    """A sibling's text serves its group at once, and all others after the weights have changed."""
+    engine.speculate(Speculation(below=12, most=8))
+    engine.submit([replace(each, hints=[text])])
+    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
+    engine.load_weights(None, 1)
+    engine.submit([alone_in_group(each)])
+    assert drain(engine)[1].drafts.drafted == 0, "it was told to only until weights came"
+    engine.load_weights(None, 2)
+    engine.speculate(Speculation(below=12, most=8))
+    engine.submit([replace(each, group=PromptId("another"))])
+    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)

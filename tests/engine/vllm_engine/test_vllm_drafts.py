@@ -15,11 +15,11 @@ from scripted_drafts import (
     Scripted,
     alone_in_group,
     ask,
+    assert_texts_serve,
     same,
 )
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
-from rollpacker.core.types import PromptId
 from rollpacker.engine.base import Speculation
 
 pytestmark = pytest.mark.cluster
@@ -190,19 +190,7 @@ def test_stop_strings_inside_a_draft(make, plain):
 
 
 def test_what_siblings_and_past_rounds_said_is_drafted(make, plain):
-    """A sibling's text serves its group at once, and all others after the weights have changed."""
-    each, text = REQUESTS[1], plain[1].tokens
-    engine = make()
-    engine.speculate(Speculation(below=12, most=8))
-    engine.submit([replace(each, hints=[text])])
-    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
-    engine.load_weights(None, 1)
-    engine.submit([alone_in_group(each)])
-    assert drain(engine)[1].drafts.drafted == 0, "it was told to only until weights came"
-    engine.load_weights(None, 2)
-    engine.speculate(Speculation(below=12, most=8))
-    engine.submit([replace(each, group=PromptId("another"))])
-    assert drain(engine)[1].drafts.accepted > 0.5 * len(text)
+    assert_texts_serve(make(), REQUESTS[1], plain[1].tokens)
 
 
 def test_drafts_longer_than_its_uniforms_are_refused(make):

@@ -25,8 +25,9 @@ from benchmarks._run import apart, flags, table
 from benchmarks.engine.speculation import build
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, Output, Request, SamplingParams, Speculation
-from rollpacker.engine.mini.cpu.draw import draw
-from rollpacker.engine.sampling.rows import RowDraws, draw_rows
+from rollpacker.engine.sampling.compiled import draw
+from rollpacker.engine.sampling.race import RowDraws
+from rollpacker.engine.sampling.rows import draw_by_torch
 from rollpacker.engine.sampling.single import draw_token
 
 _VOCABULARIES = (18, 49_152, 151_936)
@@ -71,7 +72,7 @@ def _single(logits: np.ndarray) -> str:
 
 def _torch(logits: np.ndarray, top_k: int, top_p: float) -> str:
     told, draws = torch.from_numpy(logits), _draws(len(logits), top_k, top_p)
-    return _least(lambda: draw_rows(told, draws), len(logits))
+    return _least(lambda: draw_by_torch(told, draws), len(logits))
 
 
 def _draws(count: int, top_k: int, top_p: float) -> RowDraws:
@@ -104,7 +105,7 @@ def most(_: argparse.Namespace) -> None:
     told = torch.from_numpy(np.repeat(logits, 17, axis=0))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    draw_rows(told, _draws(len(told), 0, 1.0))
+    draw_by_torch(told, _draws(len(told), 0, 1.0))
     took = time.process_time() - start
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"mb": (after - before) / 1024, "us": 1e6 * took / len(told)}))
@@ -137,17 +138,25 @@ def agree(args: argparse.Namespace) -> None:
         ["mini / vLLM", *_compared(mini, plain)],
         ["vLLM without / with drafts", *_compared(plain, drafted)],
     ]
-    table(["of the same seeds", "wholly equal", "tokens compared", "a token differs"], rows)
+    names = ["of the same seeds", "wholly equal", "tokens compared", "a token differs", "variation"]
+    table(names, rows)
 
 
 def _compared(one: dict[Any, Output], other: dict[Any, Output]) -> list[str]:
+    """The last is the total variation of the distributions: half of |1 - q / p|, in the mean over
+    tokens that both drew."""
     equal = compared = differ = 0
+    apart: list[float] = []
     for key, output in one.items():
         differing = np.flatnonzero(output.tokens != other[key].tokens)
         equal += not differing.size
         differ += bool(differing.size)
-        compared += int(differing[0]) + 1 if differing.size else len(output.tokens)
-    return [f"{equal} of {len(one)}", str(compared), f"{differ / compared:.1e}"]
+        same = int(differing[0]) if differing.size else len(output.tokens)
+        compared += same + bool(differing.size)
+        ratios = np.exp(other[key].logprobs[:same].astype(np.float64) - output.logprobs[:same])
+        apart += (np.abs(1.0 - ratios) / 2).tolist()
+    told = [f"{differ / compared:.1e}", f"{np.mean(apart):.1e}"]
+    return [f"{equal} of {len(one)}", str(compared), *told]
 
 
 def _drain(engine: Engine, asked: list[Request]) -> dict[Any, Output]:

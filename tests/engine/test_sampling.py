@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from rollpacker.engine.mini.cpu.draw import draw
-from rollpacker.engine.mini.cpu.draw import mix as compiled_mix
-from rollpacker.engine.sampling.race import CHUNK, keys, mix, numbers, places, signed, times
-from rollpacker.engine.sampling.rows import RowDraws, draw_rows
+from rollpacker.engine.sampling.compiled import mix as compiled_mix
+from rollpacker.engine.sampling.race import (
+    CHUNK,
+    RowDraws,
+    keys,
+    mix,
+    numbers,
+    places,
+    signed,
+    times,
+)
+from rollpacker.engine.sampling.rows import draw_by_torch, draw_rows
 from rollpacker.engine.sampling.single import draw_token
 
 KINDS = [(0, 0.9), (20, 1.0), (20, 0.9), (1, 1.0), (0, 0.01), (5000, 0.999), (0, 1.0), (3, 0.999)]
@@ -23,16 +31,17 @@ def uniforms_of(key, place):
     return np.exp(-times(key, place))
 
 
-def by_kernel(logits, temperature, uniform):
-    """Tokens and logprobs of rows, from all tokens."""
-    count, size = logits.shape
-    tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
-    rows = np.arange(count, dtype=np.int32)
-    draw(logits, size, rows, uniform, temperature.astype(np.float32), tokens, logprobs)
-    return tokens, logprobs
+def by_kernel(logits, temperature, uniform, top_k=0, top_p=1.0):
+    """What a CPU has."""
+    return drawn(draw_rows, logits, temperature, uniform, top_k, top_p)
 
 
-def by_rows(logits, temperature, uniform, top_k=0, top_p=1.0):
+def by_torch(logits, temperature, uniform, top_k=0, top_p=1.0):
+    """What a GPU has."""
+    return drawn(draw_by_torch, logits, temperature, uniform, top_k, top_p)
+
+
+def drawn(by, logits, temperature, uniform, top_k, top_p):
     count = len(logits)
     draws = RowDraws(
         np.broadcast_to(temperature, count).astype(np.float32),
@@ -40,8 +49,7 @@ def by_rows(logits, temperature, uniform, top_k=0, top_p=1.0):
         np.broadcast_to(top_p, count).astype(np.float32),
         uniform,
     )
-    drawn = draw_rows(torch.from_numpy(logits), draws)
-    return [each.numpy() for each in drawn]
+    return [each.numpy() for each in by(torch.from_numpy(logits), draws)]
 
 
 def one_by_one(logits, temperature, uniform, top_k=0, top_p=1.0):
@@ -87,7 +95,8 @@ def test_all_ways_draw_the_same(size, spread):
     temperature = random.choice([0.0, 0.25, 1.0, 2.0], count)
     uniform = random.random(count)
     wanted = one_by_one(logits, temperature, uniform)
-    for found in by_kernel(logits, temperature, uniform), by_rows(logits, temperature, uniform):
+    for by in by_kernel, by_torch:
+        found = by(logits, temperature, uniform)
         assert found[0].tolist() == wanted[0].tolist()
         np.testing.assert_allclose(found[1], wanted[1], atol=2e-6 * max(spread, 1.0))
 
@@ -104,9 +113,11 @@ def test_of_the_most_likely_all_ways_draw_the_same(spread, ties):
     top_k, top_p = (np.array(each) for each in zip(*KINDS * 40, strict=True))
     temperature = random.choice([0.0, 0.25, 1.0, 2.0], count)
     told = logits, temperature, random.random(count), top_k, top_p
-    wanted, found = one_by_one(*told), by_rows(*told)
-    assert found[0].tolist() == wanted[0].tolist()
-    np.testing.assert_allclose(found[1], wanted[1], atol=2e-6 * max(spread, 1.0))
+    wanted = one_by_one(*told)
+    for by in by_kernel, by_torch:
+        found = by(*told)
+        assert found[0].tolist() == wanted[0].tolist()
+        np.testing.assert_allclose(found[1], wanted[1], atol=2e-6 * max(spread, 1.0))
 
 
 def test_more_rows_than_are_drawn_at_a_time():
@@ -114,9 +125,9 @@ def test_more_rows_than_are_drawn_at_a_time():
     logits = random.normal(0.0, 2.0, (300, 40)).astype(np.float32)
     uniform = random.random(300)
     top_k = np.where(np.arange(300) < 140, 0, 7)
-    found = by_rows(logits, 1.0, uniform, top_k)
+    found = by_torch(logits, 1.0, uniform, top_k)
     assert found[0].tolist() == one_by_one(logits, 1.0, uniform, top_k)[0].tolist()
-    alone = [by_rows(logits[i : i + 1], 1.0, uniform[i : i + 1], top_k[i]) for i in range(300)]
+    alone = [by_torch(logits[i : i + 1], 1.0, uniform[i : i + 1], top_k[i]) for i in range(300)]
     assert np.concatenate([each[0] for each in alone]).tolist() == found[0].tolist()
 
 
@@ -126,7 +137,7 @@ def test_the_ends_of_the_unit_interval_are_likely_tokens(uniform, top_k):
     logits = np.random.default_rng(4).normal(0.0, 3.0, (200, 777)).astype(np.float32)
     ends = np.full(len(logits), uniform)
     tokens, logprobs = one_by_one(logits, 1.0, ends, top_k)
-    assert by_rows(logits, 1.0, ends, top_k)[0].tolist() == tokens.tolist()
+    assert by_torch(logits, 1.0, ends, top_k)[0].tolist() == tokens.tolist()
     assert logprobs.mean() > -12
 
 
@@ -179,7 +190,7 @@ def test_neighbouring_uniforms_are_independent():
         assert likely_chi_square(counted, np.full(256, pairs.size / 256))
 
 
-@pytest.mark.parametrize("draws", [by_kernel, by_rows])
+@pytest.mark.parametrize("draws", [by_kernel, by_torch])
 def test_rounding_moves_a_draw_as_seldom_as_it_moves_the_distribution(draws):
     """Noise of 1e-3 on logits moves a share of the draws that is near the total variation; a
     running sum would move it by the noise of all tokens before, some 30 times as often."""

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from rollpacker.engine.mini.cpu.attention import rotate, softmax, write_kv
-from rollpacker.engine.mini.cpu.draw import draw, exponentials
 from rollpacker.engine.mini.cpu.forward import add_bias, start_rows
 from rollpacker.engine.mini.cpu.kernels import gate, multiply, normalise
 from rollpacker.engine.mini.cpu.lanes import COLUMNS
+from rollpacker.engine.sampling.compiled import draw, exponentials
 from rollpacker.engine.sampling.single import draw_token
 
 GAPS = (0, 4, 16, 36, 64, 100, 252, 256, 1024)

@@ -32,7 +32,7 @@ from rollpacker.engine.latency import (
     measure_steps,
 )
 from rollpacker.engine.mini.cpu.runner import CpuRunner
-from rollpacker.engine.mini.runner import Draws, Runner, TokenRows
+from rollpacker.engine.mini.runner import Runner, TokenRows
 from rollpacker.engine.mini.scheduling.blocks import Blocks
 from rollpacker.engine.mini.scheduling.schedule import Held, Joining, SequenceScheduler
 from rollpacker.engine.mini.scheduling.slots import Slots
@@ -41,6 +41,7 @@ from rollpacker.engine.mini.shape import Shape, shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 from rollpacker.engine.mini.weights import copy_weights
 from rollpacker.engine.requests import check_request, stops_of
+from rollpacker.engine.sampling.race import RowDraws
 from rollpacker.engine.stops import StopWatcher
 
 if TYPE_CHECKING:
@@ -305,14 +306,13 @@ class MiniEngine:
         self, hidden: Any, slots: Ints, rows: Ints, ahead: Ints | int = 0
     ) -> tuple[Ints, Floats]:
         s = self._slots
-        draws = Draws(
-            rows,
-            s.draw_uniforms(slots, ahead),
+        draws = RowDraws(
             s.temperature[slots],
             s.top_k[slots],
             s.top_p[slots],
+            s.draw_uniforms(slots, ahead),
         )
-        return self._runner.sample(hidden, draws)
+        return self._runner.sample(hidden, rows, draws)
 
     def _postprocess(self, stopped: Ints, full: Ints) -> list[Output]:
         """Let go of what is finished: by a stop token, by a stop string, or for its length."""

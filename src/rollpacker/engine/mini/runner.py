@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rollpacker.engine.base import Floats, Ints
+from rollpacker.engine.sampling.race import RowDraws
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +24,6 @@ class TokenRows:
     positions: Ints
     slots: Ints
     keep: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Samples to take, each (d,).
-
-    Args:
-        rows: which hidden state.
-        uniforms: in [0, 1), float64.
-        temperatures: 0 is greedy.
-        top_k: 0 for all.
-        top_p: nucleus mass.
-    """
-
-    rows: Ints
-    uniforms: NDArray[np.float64]
-    temperatures: Floats
-    top_k: Ints
-    top_p: Floats
 
 
 class Runner(Protocol):
@@ -89,6 +68,6 @@ class Runner(Protocol):
         """Hidden states (k, hidden) of several calls in one array."""
         ...
 
-    def sample(self, hidden: Any, draws: Draws) -> tuple[Ints, Floats]:
-        """Tokens and their logprobs, each (d,)."""
+    def sample(self, hidden: Any, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
+        """Tokens and their logprobs, each (d,), drawn from the hidden states in ``rows``, (d,)."""
         ...

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from rollpacker.engine.base import Floats, Ints
-from rollpacker.engine.mini.runner import Draws, TokenRows
+from rollpacker.engine.mini.runner import TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
-from rollpacker.engine.sampling.rows import RowDraws, draw_rows
+from rollpacker.engine.sampling.race import RowDraws
+from rollpacker.engine.sampling.rows import draw_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,20 +161,14 @@ class TorchRunner:
         return torch.cat(parts)
 
     @torch.no_grad()
-    def sample(self, hidden: torch.Tensor, draws: Draws) -> tuple[Ints, Floats]:
+    def sample(self, hidden: torch.Tensor, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
         """Tokens and their logprobs, each (d,)."""
         head = self._model.get_output_embeddings()
         pieces = hidden.split(1) if self.exact else (hidden,)
         logits = torch.cat([head(piece) for piece in pieces]).float()
-        size = len(draws.rows)
+        logits = logits[torch.from_numpy(rows.astype(np.int64)).to(self._device)]
+        size = len(rows)
         cuts = [slice(i, i + 1) for i in range(size)] if self.exact else [slice(0, size)]
-        drawn = [self._draw(logits, draws, cut) for cut in cuts]
+        drawn = [draw_rows(logits[cut], draws.of(cut)) for cut in cuts]
         tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return tokens.int().cpu().numpy(), logprobs.cpu().numpy()
-
-    def _draw(
-        self, logits: torch.Tensor, draws: Draws, cut: slice
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.from_numpy(draws.rows[cut].astype(np.int64)).to(self._device)
-        wanted = RowDraws(draws.temperatures, draws.top_k, draws.top_p, draws.uniforms)
-        return draw_rows(logits[rows], wanted.of(cut))

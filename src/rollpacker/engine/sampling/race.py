@@ -9,7 +9,7 @@ it. (Gumbel-max is the logarithm of a race: Maddison et al., "A* sampling", 2014
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,26 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 """Of SplitMix64 (Steele et al., 2014), whose numbers are ``mix(key + n * GOLDEN)``."""
 
 SHARE = 2.0**-52
+
+
+class RowDraws(NamedTuple):
+    """How each row is drawn, shape (n,).
+
+    Args:
+        temperature, top_k, top_p: as in ``SamplingParams``.
+        uniform: each token's number in its seed's stream.
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    uniform: NDArray[np.float64]
+
+    def of(self, where: slice | NDArray[Any]) -> RowDraws:
+        """Of some rows."""
+        return RowDraws(
+            self.temperature[where], self.top_k[where], self.top_p[where], self.uniform[where]
+        )
 
 
 def keys(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,14 +1,22 @@
-"""Sampling of many rows at once, on their device: from all tokens, or by top-k and top-p."""
+"""Sampling of many rows at once, where they are: compiled on a CPU, in torch elsewhere."""
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.engine.sampling.race import CHUNK, SHARE, chunks, keys, numbers, places, times
+from rollpacker.engine.sampling.compiled import draw_compiled
+from rollpacker.engine.sampling.race import (
+    CHUNK,
+    SHARE,
+    RowDraws,
+    chunks,
+    keys,
+    numbers,
+    places,
+    times,
+)
 
 _ROWS = 128
 """That are drawn at a time: of a large vocabulary and many drafts the weights alone take long to
@@ -17,32 +25,21 @@ hold at once."""
 Found = tuple[torch.Tensor, torch.Tensor]
 
 
-class RowDraws(NamedTuple):
-    """How each row is drawn, shape (n,).
-
-    Args:
-        temperature, top_k, top_p: as in ``SamplingParams``.
-        uniform: each token's number in its seed's stream.
-    """
-
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int32]
-    top_p: NDArray[np.float32]
-    uniform: NDArray[np.float64]
-
-    def of(self, where: slice | NDArray[Any]) -> RowDraws:
-        """Of some rows."""
-        return RowDraws(
-            self.temperature[where], self.top_k[where], self.top_p[where], self.uniform[where]
-        )
-
-
 def draw_rows(logits: torch.Tensor, draws: RowDraws) -> Found:
     """Sample each row of ``logits``, (n, vocabulary), as ``single.draw_token`` does, but for
     rounding.
 
     Returns tokens, int64, and their logprobs, float32, each (n,), on the device of ``logits``.
     """
+    if logits.device.type != "cpu":
+        return draw_by_torch(logits, draws)
+    rows, size = np.arange(len(logits), dtype=np.int32), logits.shape[1]
+    tokens, logprobs = draw_compiled(logits.float().numpy(), size, rows, draws)
+    return torch.from_numpy(tokens).long(), torch.from_numpy(logprobs)
+
+
+def draw_by_torch(logits: torch.Tensor, draws: RowDraws) -> Found:
+    """The same, on any device."""
     cuts = [slice(start, start + _ROWS) for start in range(0, len(logits), _ROWS)]
     parts = [_draw(logits[cut], draws.of(cut)) for cut in cuts]
     if len(parts) == 1:

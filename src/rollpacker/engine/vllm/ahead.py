@@ -90,6 +90,8 @@ class VllmSpeculator(Speculator):
 
     def hand_in(self) -> None:
         """Put drafts into the scheduler's requests, before it schedules a step."""
+        if not self.how.below:
+            return
         scheduler = self._scheduler
         running = scheduler.running
         decoding = all(r.num_computed_tokens + 1 == r.num_tokens for r in running)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.platforms import current_platform
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
@@ -90,12 +91,18 @@ class Verifier:
         drafts = batch.spec_token_ids[: len(keys)]
         rows = [row_of(self._runner.requests[key].sampling_params) for key in keys]
         counts = [1 + len(draft) for draft in drafts]
-        sampled = np.full((len(rows), max(counts)), -1, np.int32)
         found = draw(logits, rows, counts)
+        if len(logits) == len(rows):
+            return _sampled(np.array([[token] for ((token, _),) in found], np.int32))
+        sampled = np.full((len(rows), max(counts)), -1, np.int32)
         for place, (row, drawn, draft) in enumerate(zip(rows, found, drafts, strict=True)):
             tokens = [token for token, _ in keep(row, drawn, draft)]
             sampled[place, : len(tokens)] = tokens
-        return SamplerOutput(sampled_token_ids=torch.from_numpy(sampled), logprobs_tensors=None)
+        return _sampled(sampled)
+
+
+def _sampled(tokens: NDArray[np.int32]) -> SamplerOutput:
+    return SamplerOutput(sampled_token_ids=torch.from_numpy(tokens), logprobs_tensors=None)
 
 
 class NoProposer:
@@ -126,3 +133,6 @@ class Verifying(Worker):
         # Graphs are for steps of one token each: those with drafts are uneven.
         for each in (runner, runner.cudagraph_dispatcher):
             each.uniform_decode_query_len = 1
+
+    def take_draft_token_ids(self) -> None:
+        """None: the scheduler has its own."""

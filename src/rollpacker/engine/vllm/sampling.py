@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.engine.base import Request, uniforms
 from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
-from rollpacker.engine.sampling.rows import RowDraws, draw_rows
+from rollpacker.engine.sampling.race import RowDraws
+from rollpacker.engine.sampling.rows import draw_rows
 from rollpacker.engine.stops import StopWatcher
 
 _CHUNK = LONGEST_DRAFT + 1

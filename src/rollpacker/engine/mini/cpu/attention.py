@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, encode, exp, inverse_rms, total
+from rollpacker.engine.arithmetic import ELEMENTWISE, exp, total
+from rollpacker.engine.mini.cpu.kernels import encode, inverse_rms
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES, Matrix, Panel, madd
 
 

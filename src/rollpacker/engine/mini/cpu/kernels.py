@@ -13,23 +13,17 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from rollpacker.engine.arithmetic import ELEMENTWISE, SUMS, bits_float, exp, float_bits
 from rollpacker.engine.mini.cpu.lanes import (
     COLUMNS,
     LANES,
     TILE_ROWS,
     Matrix,
     Panel,
-    bits_float,
-    float_bits,
     madd,
     madd_packed,
 )
 
-ELEMENTWISE = {"contract", "nsz"}
-"""Fast-math of loops that write: the same bits on every path that the compiler may choose."""
-_SUMS = {"reassoc", "contract", "nsz"}
-"""Of loops that only read. A loop that writes has a second path, for arrays that lie close
-together, which sums in another order."""
 _LARGE = (0,) * TILE_ROWS[0]
 _MIDDLE = (0,) * TILE_ROWS[1]
 _ONE = (0,)
@@ -72,33 +66,7 @@ def _decode(value):
     return lambda value: bits_float(np.int32(value) << np.int32(16))
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
-def exp(x: Any) -> Any:
-    """e to the x for x <= 0, relative error below 2e-7 (Cephes' polynomial), vectorisable."""
-    x = max(x, np.float32(-87.0))
-    n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
-    x = x - n * np.float32(0.693359375)
-    x = x - n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * x + np.float32(1.3981999507e-3)
-    p = p * x + np.float32(8.3334519073e-3)
-    p = p * x + np.float32(4.1665795894e-2)
-    p = p * x + np.float32(1.6666665459e-1)
-    p = p * x + np.float32(5.0000001201e-1)
-    p = p * x * x + x + np.float32(1.0)
-    return p * bits_float((np.int32(n) + np.int32(127)) << np.int32(23))
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_SUMS)
-def total(x: Any, size: int) -> Any:
-    """Sum of the first ``size`` elements, in an order that their number alone decides."""
-    result = np.float32(0.0)
-    for i in range(size):
-        result += x[i]
-    return result
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_SUMS)
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
 def inverse_rms(x: Any, size: int, eps: Any) -> Any:
     """One over the root mean square of the first ``size`` elements, in such an order."""
     result = np.float32(0.0)

@@ -1,4 +1,4 @@
-"""Vector primitives that numba lacks: a register-tiled multiply-add and bit casts.
+"""Vector primitives that numba lacks: a register-tiled multiply-add.
 
 A tile multiplies a few rows of ``a`` by 32 columns of ``b`` with one fused multiply-add after the
 other along the depth, so an element's value does not depend on how many rows ran beside it: that
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from rollpacker.engine.arithmetic import primitive
 
 LANES = 16
 """Floats in one vector; narrower machines split it in registers."""
@@ -167,12 +168,7 @@ def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
     return signature, codegen
 
 
-def _primitive(function: Any) -> Any:
-    """An intrinsic without a static type: callers do not pass its ``typing`` argument."""
-    return intrinsic(function)
-
-
-@_primitive
+@primitive
 def madd(typing, rows, a, b, c, depth):
     """``c[r, 0:32] += sum_k a[r, k] * b[k, 0:32]`` for ``len(rows)`` rows, k below ``depth``.
 
@@ -183,27 +179,7 @@ def madd(typing, rows, a, b, c, depth):
     return _madd(rows, a, b, c, packed=False)
 
 
-@_primitive
+@primitive
 def madd_packed(typing, rows, a, b, c, depth):
     """The same with ``a[r, k]`` at ``start + k * stride + r``: one address serves many rows."""
     return _madd(rows, a, b, c, packed=True)
-
-
-@_primitive
-def float_bits(typing: Any, value: Any) -> Any:
-    """The bits of a float32 as int32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _I32)
-
-    return types.int32(types.float32), codegen
-
-
-@_primitive
-def bits_float(typing: Any, value: Any) -> Any:
-    """The float32 with these int32 bits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F32)
-
-    return types.float32(types.int32), codegen

@@ -8,12 +8,13 @@ import numpy as np
 
 from rollpacker.engine.base import Floats, Ints
 from rollpacker.engine.host_memory import free_bytes
-from rollpacker.engine.mini.cpu.draw import draw, restrict
 from rollpacker.engine.mini.cpu.forward import forward, project
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, LANES
 from rollpacker.engine.mini.cpu.packing import PackedWeights
-from rollpacker.engine.mini.runner import Draws, TokenRows
+from rollpacker.engine.mini.runner import TokenRows
 from rollpacker.engine.mini.shape import Shape, rope_tables
+from rollpacker.engine.sampling.compiled import draw_compiled
+from rollpacker.engine.sampling.race import RowDraws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,36 +121,21 @@ class CpuRunner:
         """Hidden states of several calls in one array."""
         return np.concatenate(parts)
 
-    def sample(self, hidden: Any, draws: Draws) -> tuple[Ints, Floats]:
+    def sample(self, hidden: Any, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
         """Tokens and their logprobs, each (d,)."""
-        size = len(draws.rows)
-        tokens = np.empty(size, np.int32)
-        logprobs = np.empty(size, np.float32)
-        most = max(1, _MOST_LOGITS // self._shape.vocabulary)
+        size = self._shape.vocabulary
+        most = max(1, _MOST_LOGITS // size)
+        if len(hidden) <= most:
+            return draw_compiled(self.logits(hidden), size, rows, draws)
+        tokens, logprobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
         for start in range(0, len(hidden), most):
             logits = self.logits(hidden[start : start + most])
-            if len(hidden) <= most:
-                self._draw(logits, draws, tokens, logprobs)
-                break
-            mine = np.flatnonzero((draws.rows >= start) & (draws.rows < start + most))
-            part = Draws(
-                draws.rows[mine] - np.int32(start),
-                draws.uniforms[mine],
-                draws.temperatures[mine],
-                draws.top_k[mine],
-                draws.top_p[mine],
-            )
-            some, their = np.empty(len(mine), np.int32), np.empty(len(mine), np.float32)
-            self._draw(logits, part, some, their)
-            tokens[mine], logprobs[mine] = some, their
+            mine = np.flatnonzero((rows >= start) & (rows < start + most))
+            part = rows[mine] - np.int32(start), draws.of(mine)
+            tokens[mine], logprobs[mine] = draw_compiled(logits, size, *part)
         return tokens, logprobs
 
     def logits(self, hidden: Any) -> Floats:
         """Logits (m, at least vocabulary) of hidden states."""
         w = self._weights
         return project(hidden, w.panels, w.head, self._shape.vocabulary)
-
-    def _draw(self, logits: Floats, draws: Draws, tokens: Ints, logprobs: Floats) -> None:
-        size = self._shape.vocabulary
-        draw(logits, size, draws.rows, draws.uniforms, draws.temperatures, tokens, logprobs)
-        restrict(draws, lambda row: logits[row, :size], tokens, logprobs)

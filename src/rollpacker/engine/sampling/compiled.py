@@ -1,17 +1,15 @@
-"""Sampling from logits on the CPU, compiled by numba but where it is of the most likely tokens."""
+"""Sampling of many rows on a CPU, compiled by numba but where it is of the most likely tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from rollpacker.engine.arithmetic import ELEMENTWISE, exp, total
 from rollpacker.engine.base import Floats, Ints
-from rollpacker.engine.mini.cpu.kernels import ELEMENTWISE, exp, total
-from rollpacker.engine.mini.runner import Draws
-from rollpacker.engine.sampling.race import CHUNK, FIRST, GOLDEN, SECOND, SHARE
+from rollpacker.engine.sampling.race import CHUNK, FIRST, GOLDEN, SECOND, SHARE, RowDraws
 from rollpacker.engine.sampling.single import draw_token
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(GOLDEN), np.uint64(FIRST), np.uint64(SECOND)
@@ -89,16 +87,24 @@ def draw(
         logprobs[i] = (row[chosen] - top) * inverse - np.log(mass)
 
 
-def restrict(
-    draws: Draws, row: Callable[[np.int32], Floats], tokens: Ints, logprobs: Floats
-) -> None:
-    """Draw those again that want top-k or top-p; ``row`` gives logits (vocabulary,) by row."""
+def draw_compiled(
+    logits: Floats, vocabulary: int, rows: Ints, draws: RowDraws
+) -> tuple[Ints, Floats]:
+    """A token for each of ``draws``, (d,), and its logprob.
+
+    Args:
+        logits: shape (m, at least ``vocabulary``).
+        rows: (d,) which of these each is drawn from.
+    """
+    tokens, logprobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
+    draw(logits, vocabulary, rows, draws.uniform, draws.temperature, tokens, logprobs)
     limited = (draws.top_p < 1) | (draws.top_k > 0)
-    for i in np.flatnonzero(limited & (draws.temperatures > 0)):
+    for i in np.flatnonzero(limited & (draws.temperature > 0)):
         tokens[i], logprobs[i] = draw_token(
-            row(draws.rows[i]),
-            float(draws.temperatures[i]),
+            logits[rows[i], :vocabulary],
+            float(draws.temperature[i]),
             int(draws.top_k[i]),
             float(draws.top_p[i]),
-            float(draws.uniforms[i]),
+            float(draws.uniform[i]),
         )
+    return tokens, logprobs

@@ -55,8 +55,8 @@ MISTAKES = [
     # rollout.tail_batching
     (
         "rollout.tail_batching.mode=exakt",
-        "'rollout.tail_batching.mode': must be 'exact', 'off', 'race', 'prompts' or 'auto', "
-        "got 'exakt'; did you mean 'exact'?",
+        "'rollout.tail_batching.mode': must be 'exact', 'off', 'race', 'prompts', 'partial' or "
+        "'auto', got 'exakt'; did you mean 'exact'?",
     ),
     ("rollout.tail_batching.eta_prompts=5", "must be at most 4, got 5"),
     ("rollout.tail_batching.eta=2", "unknown key 'rollout.tail_batching.eta'"),

@@ -31,6 +31,7 @@ class RolloutMachine(RuleBasedStateMachine):
         first=st.integers(1, 9),
         second=st.integers(0, 6),
         eta=st.sampled_from([1.0, 1.25, 2.0]),
+        staleness=st.integers(1, 3),
         dynamic=st.booleans(),
         stream=st.booleans(),
         ordered=st.booleans(),
@@ -53,6 +54,7 @@ class RolloutMachine(RuleBasedStateMachine):
         first: int,
         second: int,
         eta: float,
+        staleness: int,
         dynamic: bool,
         stream: bool,
         ordered: bool,
@@ -79,6 +81,7 @@ class RolloutMachine(RuleBasedStateMachine):
                     "eta_prompts": eta,
                     "eta_responses": eta,
                     "bucket_rounds": buckets,
+                    "max_staleness": staleness,
                     "audit_every": 2,
                     "audit_prompts": 1,
                 },
@@ -117,6 +120,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.world.fresh = fresh
         self.world.epoch_trained.clear()
         self.world.dropped.clear()
+        self.world.first.clear()
 
     def check_epoch(self) -> None:
         trained, dropped = self.world.epoch_trained, self.world.dropped
@@ -272,7 +276,7 @@ TestRolloutMachine = RolloutMachine.TestCase
 
 
 def test_epochs_train_every_prompt_once_and_replay(tmp_path: Path) -> None:
-    for mode in ("exact", "off", "race", "prompts"):
+    for mode in ("exact", "off", "race", "prompts", "partial"):
         given = make_settings(
             {
                 "prompts_per_step": 4,

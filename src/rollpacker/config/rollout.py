@@ -8,13 +8,17 @@ from pydantic import Field
 
 from rollpacker.config.base import Config, usual_kind
 
-TailMode = Literal["exact", "off", "race", "prompts", "auto"]
+TailMode = Literal["exact", "off", "race", "prompts", "partial", "auto"]
 RACED: dict[TailMode, Literal["prompts", "responses"]] = {
     "race": "responses",
     "prompts": "prompts",
+    "partial": "prompts",
     "auto": "responses",
 }
 """What races in the modes that keep the first to finish: prompts only, or responses of one too."""
+
+
+StaleTokens = Literal["ratio", "mask", "fresh"]
 
 
 class TailBatchingConfig(Config):
@@ -23,7 +27,10 @@ class TailBatchingConfig(Config):
     mode: TailMode = "exact"
     """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
-    prompts race; ``auto``: chosen each step by predicted gain under ``bias_limit``."""
+    prompts race; ``partial``: only prompts race, and the losers keep their tokens and go on in the
+    next step, under its weights: no longer on-policy, there to be compared with (partial rollouts);
+    ``auto``: one of ``exact``, ``prompts`` and ``race``, chosen each step by predicted gain under
+    ``bias_limit``."""
     eta_prompts: float = Field(default=1.25, ge=1.0, le=4.0)
     """Prompts started per prompt kept, in short rounds; the most in mode ``auto``."""
     eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
@@ -33,6 +40,15 @@ class TailBatchingConfig(Config):
     """Steps' worth of queued prompts that one long round runs, with an update for each: long
     rounds get rarer by as much. All but the first of its updates use the clipped ratio to
     weights that are a few updates old; 1 stays on-policy, as in the paper."""
+    max_staleness: int = Field(default=4, ge=1)
+    """Steps after its first token within which a response of mode ``partial`` is trained on: a
+    round waits for prompts that would become older."""
+    stale_tokens: StaleTokens = "ratio"
+    """What is done about tokens of mode ``partial`` that earlier weights have sampled. ``ratio``:
+    all tokens of a step have the algorithm's clipped ratio to the log-probabilities that they were
+    sampled with; ``train.sampler_correction`` takes its place where it is not ``none``. ``mask``:
+    the earlier ones have no loss, but count in the divisor. ``fresh``: nothing, they are taken for
+    tokens of the present weights."""
     bucket_rounds: int = Field(default=1, ge=1)
     """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier
     visits, so that short rounds are short; 1 keeps the order of the data."""

@@ -29,7 +29,7 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
 
     ``drafted`` tokens were guessed, and ``accepted`` of them were right, in ``verifications`` of
     its decode steps. Its environment took ``seconds`` to end the episode; of one that is used again
-    after an interruption, in all of its ``turns``.
+    after an interruption, in all of its ``turns``. ``carried`` tokens are of earlier steps.
     """
 
     attempt: AttemptId
@@ -40,6 +40,7 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0
     seconds: float = 0.0
     turns: int = 0
+    carried: int = 0
 
 
 class TurnFinished(Tagged, frozen=True, kw_only=True):

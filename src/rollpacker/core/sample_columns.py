@@ -24,13 +24,18 @@ REQUIRED: dict[str, pl.DataType] = {
     "grade_s": pl.Float64(),
 }
 """Columns that every table has, and without which a file is damaged; times are seconds since the
-run began. Values come from ``runtime/attempts/samples.py``."""
+run began. Values come from ``runtime/record/samples.py``."""
 
-ADDED_LATER: dict[str, pl.DataType] = {"truncated": pl.Boolean(), "advantage": pl.Float32()}
+ADDED_LATER: dict[str, pl.DataType] = {
+    "truncated": pl.Boolean(),
+    "advantage": pl.Float32(),
+    "stale_tokens": pl.Int32(),
+}
 """Columns that older files lack, where they are null: a new column belongs here.
 
 ``truncated``: cut off at the longest length, null where the response did not end by itself or by
-that; ``advantage``: what the update multiplied it by, null where it was not trained on."""
+that; ``advantage``: what the update multiplied it by, null where it was not trained on;
+``stale_tokens``: those of earlier weights than the step's, the oldest of ``weights_version``."""
 
 TEXTS: dict[str, pl.DataType] = {"prompt_text": pl.String(), "completion": pl.String()}
 """The prompt as the model saw it, special tokens included, and the response without them."""

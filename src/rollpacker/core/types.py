@@ -77,13 +77,16 @@ class Sample:
         tokens: response token ids, shape (T,), int32; includes the end token if one was sampled.
         logprobs: of the sampler for ``tokens``, shape (T,), float32, nats.
         finish_reason: ``stop``, ``length`` (truncated) or ``abort`` (partial).
-        weights_version: version of the weights that sampled it; equals the step.
+        weights_version: version of the weights that sampled its first token; equals the step, but
+            in mode ``partial``.
         reward: weighted sum of ``rewards``; None until graded, and where no function applies.
         rewards: each reward function's own score by name.
         old_logprobs: like ``logprobs``, of the whole softmax of the weights that sampled, where
             the weights have changed since; None: they are the trainer's own.
         loss_mask: true on sampled tokens, false on those that an environment put in, shape (T,),
             bool; None: all were sampled. Tokens that were not sampled have a logprob of 0.
+        stale: true on tokens of earlier weights that are to have no loss, shape (T,), bool; None:
+            all have one.
         routes: experts that the engine sent prompt and response to, as far as it ran them, shape
             (tokens, layers, experts of a token), int16, -1 where unknown; None: nowhere known.
     """
@@ -100,6 +103,7 @@ class Sample:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     old_logprobs: NDArray[np.float32] | None = None
     loss_mask: NDArray[np.bool_] | None = None
+    stale: NDArray[np.bool_] | None = None
     routes: NDArray[np.int16] | None = None
 
     @property

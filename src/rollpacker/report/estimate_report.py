@@ -9,7 +9,7 @@ from rollpacker.report.drawing import page
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, seconds
 from rollpacker.sim.estimate.estimate import Estimate
 
-_HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens")
+_HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens", "stale tokens")
 
 
 def write_estimate_report(found: Estimate, out: Path) -> Path:
@@ -61,6 +61,7 @@ def _table(found: Estimate) -> Grid:
             f"{mode.kept_vs_true_len:.2f}",
             seconds(mode.step_s),
             f"{mode.decoded_vs_kept:.2f}",
+            f"{mode.stale:.0%}",
         )
         for name, mode in found.rows.items()
     ]

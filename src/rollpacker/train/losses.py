@@ -76,6 +76,8 @@ def batch_loss(
             divergence = divergence * algorithm.ratio(responses)
         losses = losses + config.beta * divergence
         kl = divergence.detach().sum()
+    if batch.fresh is not None:
+        losses = losses * batch.fresh
     loss = torch.dot(losses, algorithm.weights(batch.lengths)[batch.owner])
     if algorithm.sequence_level:
         clipped = clipped / batch.lengths[batch.owner]

@@ -82,6 +82,7 @@ class World:
         self.step = -1
         self.epoch_trained: Counter[PromptId] = Counter()
         self.dropped: set[PromptId] = set()
+        self.first: dict[PromptId, int] = {}
         self.used: set[AttemptId] = set()
         self.log: list[tuple[ev.Event, list[do.Decision]]] = []
         self.over = True
@@ -110,6 +111,10 @@ class World:
         return [Prompt(id=PromptId(f"{domain}{i}"), domain=domain, tokens=5) for i in range(count)]
 
     @property
+    def partial(self) -> bool:
+        return self.settings.rollout.tail_batching.mode == "partial"
+
+    @property
     def responses(self) -> int:
         return self.settings.rollout.num_generations
 
@@ -124,6 +129,7 @@ class World:
         self.step += 1
         self.clear()
         self.over = False
+        self.available = sum(map(len, self.fresh.values())) + self.policy.held
         self.tell(
             ev.StepStarted(
                 step=self.step,
@@ -181,6 +187,9 @@ class World:
                 assert not self.running, "the rollout ended with attempts running"
                 assert not self.stopping, "the rollout ended before aborts were confirmed"
                 self.rollout_over = True
+                if self.partial and len(self.fresh) == 1 and not self.dropped:
+                    wanted = min(self.available, self.settings.rollout.prompts_per_step)
+                    assert len(self.accepted) == wanted
             case do.ApplyUpdate():
                 self._apply(decision)
             case do.PublishWeights():
@@ -211,6 +220,7 @@ class World:
         assert decision.engine in self.workers, "started on a dead worker"
         self.used.add(decision.attempt)
         self.running[decision.attempt] = decision.engine
+        self.first.setdefault(decision.prompt, self.step)
         self.index[decision.attempt] = (decision.prompt, decision.index)
 
     def _abort(self, attempt: AttemptId) -> None:
@@ -230,6 +240,9 @@ class World:
         assert all(a in self.graded for a in decision.attempts)
         indices = [self.index[a][1] for a in decision.attempts]
         assert indices == sorted(set(indices)), "samples of a group are distinct and ordered"
+        age = self.step - self.first.pop(decision.prompt)
+        tail = self.settings.rollout.tail_batching
+        assert not self.partial or age <= tail.max_staleness, "trained on too late"
         self.accepted[decision.prompt] = decision.attempts
         self.epoch_trained[decision.prompt] += 1
 

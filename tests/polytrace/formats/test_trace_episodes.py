@@ -19,7 +19,7 @@ from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
-from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
+from rollpacker.runtime.record.samples import SampleLog, SampleRow
 from rollpacker.sim.workload import turn_script
 from rollpacker.sim.workload.source import of_trace
 

@@ -15,7 +15,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKi
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
-from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
+from rollpacker.runtime.record.samples import SampleLog, SampleRow
 
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:

@@ -62,11 +62,13 @@ def graded(number: int) -> Trajectory:
             if number % 3
             else None,
         ),
+        graded_s=1.0,
         reward=number / 3,
         rewards={"ones": number / 3, "never": None},
         runs={"code": RUN} if number % 2 else {},
         extra={"found": "3"} if number % 2 else {},
         metrics={"correct": 0.5},
+        carried=((1, 1), (2, number - 1)) if number > 1 else (),
     )
 
 
@@ -82,8 +84,7 @@ def test_of_a_dropped_step_all_grades_are_kept(tmp_path: Path) -> None:
     """Also those that no reward applies to; not those of rewards that failed."""
     attempts = [graded(number) for number in range(4)]
     attempts[0].reward = None
-    for attempt in attempts[:3]:
-        attempt.graded_s = 1.0
+    attempts[3].graded_s = None
     attempts[1].verdict = "failed"
     log = GradedLog(tmp_path / "log", say=pytest.fail)
     parts = SimpleNamespace(log=SimpleNamespace(graded=log, progress=Progress()))
@@ -109,18 +110,16 @@ def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) 
         known, old = log.find(PromptId(f"p{number // 2}"), number % 2), graded(number)
         assert known is not None
         assert old.output is not None
-        again = known.of(AttemptId(70))
-        assert (again.output.attempt, again.grade.attempt) == (70, 70)
-        np.testing.assert_array_equal(again.output.tokens, old.output.tokens)
-        np.testing.assert_array_equal(again.output.logprobs, old.output.logprobs)
-        np.testing.assert_array_equal(again.output.routes, old.output.routes)
-        assert (again.grade.reward, again.grade.rewards, again.grade.runs) == (
-            old.reward,
-            old.rewards,
-            old.runs,
-        )
-        assert (again.grade.extra, again.grade.metrics) == (old.extra, old.metrics)
-        assert (again.output.finish_reason, again.output.weights_version) == ("stop", STEP)
+        output, grade = known.output_of(AttemptId(70), STEP), known.grade_of(AttemptId(70))
+        assert grade is not None
+        assert (output.attempt, grade.attempt) == (70, 70)
+        np.testing.assert_array_equal(output.tokens, old.output.tokens)
+        np.testing.assert_array_equal(output.logprobs, old.output.logprobs)
+        np.testing.assert_array_equal(output.routes, old.output.routes)
+        assert (grade.reward, grade.rewards, grade.runs) == (old.reward, old.rewards, old.runs)
+        assert (grade.extra, grade.metrics) == (old.extra, old.metrics)
+        assert (output.finish_reason, output.weights_version) == ("stop", STEP)
+        assert known.carried == old.carried
     assert log.find(PromptId("p9"), 0) is None
 
 

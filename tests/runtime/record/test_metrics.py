@@ -289,7 +289,7 @@ def test_no_torch_is_imported(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
         "import rollpacker.runtime.record.checkpoint\n"
-        "import rollpacker.runtime.attempts.samples, rollpacker.runtime.record.progress\n"
+        "import rollpacker.runtime.record.samples, rollpacker.runtime.record.progress\n"
         "from rollpacker.runtime.record.metrics import MetricsLog\n"
         "MetricsLog(Path(sys.argv[1]), say=print).write({'step': 0})\n"
         "print('torch' in sys.modules, 'tensorflow' in sys.modules, 'accelerate' in sys.modules)\n"

@@ -11,10 +11,10 @@ import pytest
 from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.sample_table import read
 from rollpacker.runtime.record.metrics import TailMetrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
+from rollpacker.runtime.record.sample_table import read
 from rollpacker.runtime.step.step import StepRecord
 
 

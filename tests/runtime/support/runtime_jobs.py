@@ -25,7 +25,7 @@ from rollpacker import config, job
 from rollpacker.cli import main
 from rollpacker.config import RunConfig
 from rollpacker.demo.model import build_tokenizer
-from rollpacker.runtime.attempts import sample_table as samples
+from rollpacker.runtime.record import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 

@@ -81,7 +81,8 @@ def test_what_decoding_ahead_would_add_is_said(tailed: est.Estimate) -> None:
     assert all(mode.kept_vs_true_len == pytest.approx(1.0) for mode in tailed.ahead.values())
     assert "assumed" in tailed.ahead_from
     assert f"{gains[1]:.2f}x at 2.0" in " ".join(tailed.sentences)
-    assert [*tailed.rows] == [*tailed.modes, *(f"exact, ahead {each}" for each in tailed.ahead)]
+    ahead = (f"exact, ahead {each}" for each in tailed.ahead)
+    assert [*tailed.rows] == [*tailed.modes, "partial", *ahead]
 
 
 def test_it_is_said_too_where_the_run_had_switched_it_off() -> None:

@@ -20,7 +20,9 @@ def script(mode: str, *, tail=(), streaming=(), sampling=(), prompts=6, response
     return Script(rollout=rollout, **(given | changes))
 
 
-MODES = ["off", "exact", "race", "prompts", "auto"]
+TALKING = ["off", "exact", "race", "prompts", "auto"]
+"""Modes of jobs whose responses may talk to tools."""
+MODES = [*TALKING, "partial"]
 
 
 def choice(*values):
@@ -35,8 +37,9 @@ def scripts(draw) -> Script:
     top = draw(st.integers(0, 1000))
     lengths = [3 + (17 * i * i + 29 * i + top) % longest for i in range(997)]
     factor = choice(1.0, 1.25, 1.5, 2.0)
+    mode = draw(choice(*MODES))
     return script(
-        draw(choice(*MODES)),
+        mode,
         prompts=draw(st.integers(1, 9)),
         responses=draw(st.integers(1, 6)),
         tail={
@@ -45,6 +48,7 @@ def scripts(draw) -> Script:
             "bucket_rounds": draw(st.integers(1, 3)),
             "audit_every": draw(choice(0, 2, 7)),
             "race_responses": draw(st.booleans()),
+            "max_staleness": draw(st.integers(1, 3)),
             "bias_limit": draw(choice(0.5, 0.95)),
         },
         streaming={
@@ -65,5 +69,5 @@ def scripts(draw) -> Script:
         ordered=draw(st.booleans()),
         updates=draw(choice(1, 1, 2)),
         judge_slots=draw(choice(1, 3, 100)),
-        tools=draw(choice(False, False, True)),
+        tools=draw(choice(False, False, True)) and mode != "partial",
     )

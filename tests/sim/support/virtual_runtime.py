@@ -274,7 +274,7 @@ class VirtualRewards:
 
     def grade(self, attempts, rows, *, training=True) -> None:
         for attempt in attempts:
-            step = attempt.output.weights_version
+            step = attempt.oldest(attempt.output.weights_version)
             seed = sampling_seed(self._script.seed, step, attempt.prompt, attempt.index)
             self._wanted[attempt.id] = scripted_reward(seed)
             kind = self._script.kinds.get(rows[attempt.prompt].domain, "none")
@@ -302,6 +302,9 @@ class VirtualRewards:
         reward = self._wanted.pop(id_, None)
         if reward is not None:
             self._take([Grade(attempt=id_, reward=reward, rewards={})])
+
+    def recall(self, prompt, grade) -> None:
+        del prompt, grade
 
     def cancel(self, attempt) -> None:
         self._wanted.pop(attempt, None)

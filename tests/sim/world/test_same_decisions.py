@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from hypothesis import given, reject, settings
-from job_scripts import MODES, script, scripts
+from job_scripts import MODES, TALKING, script, scripts
 from msgspec.structs import replace
 from scripted_job import Script, simulate
 from virtual_runtime import run_runtime
@@ -137,7 +137,7 @@ def test_one_worker() -> None:
     assert_same(script("race", workers=1))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", TALKING)
 def test_turns_with_an_environment(mode: str) -> None:
     counts = decided(assert_same(script(mode, tools=True)))
     assert counts["StepEnvironment"] > counts["StartAttempt"]

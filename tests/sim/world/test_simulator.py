@@ -15,7 +15,7 @@ from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.result import JobResult
 from rollpacker.sim.world.simulator import Simulation
 
-MODES = ("off", "exact", "race", "prompts", "auto")
+MODES = ("off", "exact", "race", "prompts", "partial", "auto")
 
 
 def simulation(mode: str, record=None, *, steps: int = 6, prompts: int = 16, **changes):

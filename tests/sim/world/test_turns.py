@@ -6,8 +6,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from job_scripts import script, scripts
+from hypothesis import assume, given, settings
+from job_scripts import TALKING, script, scripts
 from scripted_job import Script, ScriptedWorkload, simulate
 from test_world import Run, check_once, check_step
 
@@ -290,6 +290,7 @@ class SplitRun(Run):
 @settings(max_examples=settings().max_examples // 4)
 @given(scripts())
 def test_any_job_with_tools_keeps_its_promises(given_script: Script) -> None:
+    assume(given_script.rollout["tail_batching"]["mode"] in TALKING)
     run = SplitRun(given_script)
     check_once(run)
     for step in run.steps():

@@ -39,20 +39,28 @@ class Run:
         self.lines.append((now, event, list(made)))
 
     def steps(self):
-        return [
-            Step(self.script, self.lines[begin:end], result)
-            for begin, end, result in zip(
-                self.starts, [*self.starts[1:], None], self.results, strict=True
-            )
-        ]
+        found, carried = [], {}
+        ends = [*self.starts[1:], None]
+        for begin, end, result in zip(self.starts, ends, self.results, strict=True):
+            found.append(Step(self.script, self.lines[begin:end], result, carried))
+            carried = found[-1].carried() if self.carries else {}
+        return found
+
+    @property
+    def carries(self) -> bool:
+        return self.script.rollout["tail_batching"]["mode"] == "partial"
 
 
 class Step:
-    """One step's journal, indexed."""
+    """One step's journal, indexed; ``carried``: tokens of samples of prompts from earlier steps."""
 
-    def __init__(self, script: Script, lines, result) -> None:
+    def __init__(self, script: Script, lines, result, carried) -> None:
         self.script, self.lines, self.result = script, lines, result
+        self.before = carried
+        self.stale: Counter[int] = Counter()
         self.prompt: dict[int, str] = {}
+        self.index: dict[int, int] = {}
+        self.deferred: set[str] = set()
         self.tokens: dict[int, int] = {}
         self.added: Counter[int] = Counter()
         self.acting: set[int] = set()
@@ -72,6 +80,8 @@ class Step:
                 if event.attempt not in self.tokens:
                     self.leave(now, event.attempt)
                     self.tokens[event.attempt] = event.tokens
+                if isinstance(event, ev.AttemptFinished):
+                    assert event.carried == self.stale[event.attempt]
             case ev.TurnFinished():
                 self.leave(now, event.attempt)
                 self.acting.add(event.attempt)
@@ -98,6 +108,9 @@ class Step:
         match decision:
             case do.StartAttempt():
                 self.prompt[decision.attempt] = decision.prompt
+                self.index[decision.attempt] = decision.index
+                earlier = self.before.get((decision.prompt, decision.index), 0)
+                self.stale[decision.attempt] = earlier
                 if self.script.tools:
                     self.acting.add(decision.attempt)
                 else:
@@ -109,8 +122,18 @@ class Step:
                 self.gone.add(decision.attempt)
             case do.AcceptGroup():
                 self.groups.append(decision)
+            case do.DeferPrompt():
+                self.deferred.add(decision.prompt.id)
             case _:
                 pass
+
+    def carried(self) -> dict[tuple[str, int], int]:
+        """Tokens of what was deferred, by prompt and sample."""
+        return {
+            (self.prompt[attempt], self.index[attempt]): tokens
+            for attempt, tokens in self.tokens.items()
+            if self.prompt[attempt] in self.deferred
+        }
 
     def gradients_s(self) -> float:
         """What the kept samples must cost."""
@@ -158,14 +181,15 @@ def check_result(step: Step) -> None:
     result = step.result
     assert 0.0 <= result.bubble <= 1.0
     assert result.samples == sum(len(group.attempts) for group in step.groups)
-    kept = [step.tokens[a] for group in step.groups for a in group.attempts]
-    assert result.kept_tokens == sum(kept)
+    every = [a for group in step.groups for a in group.attempts]
+    assert result.kept_tokens == sum(step.tokens[a] for a in every)
+    assert result.stale_tokens == sum(step.stale[a] for a in every)
     engine = step.script.costs().engine(1)
-    longest = max(kept, default=0)
+    longest = max((step.tokens[a] - step.stale[a] for a in every), default=0)
     alone = longest * engine.step_s(1, PROMPT_TOKENS + longest / 2) if longest else 0.0
     assert result.rollout_s >= alone * (1 - SLACK)
     assert result.step_s >= result.rollout_s
-    assert result.decoded_tokens == sum(step.tokens.values())
+    assert result.decoded_tokens == sum(step.tokens.values()) - step.stale.total()
 
 
 def check_once(run: Run) -> None:

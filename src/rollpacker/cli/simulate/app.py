@@ -91,6 +91,7 @@ def _as_json(result: JobResult) -> dict[str, Any]:
         "mean_step_s": result.mean_step_s,
         "samples_per_s": result.samples_per_s,
         "kept_vs_true_len": result.kept_vs_true_len,
+        "stale_tokens": result.stale_share,
         "bubble": result.bubble,
         "tool_wait_s": result.tool_wait_s,
         "preemptions": sum(step.preemptions for step in result.steps),
@@ -125,10 +126,16 @@ def _summary(result: JobResult) -> list[str]:
         f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step; "
         f"one response waits for {result.tool_bound_s:.4g} s at most"
     )
+    oldest = max(step.oldest for step in result.steps)
+    stale = (
+        f"{result.stale_share:.0%} of the kept tokens are of earlier weights; a kept response "
+        f"began {oldest} steps before at most"
+    )
     return [
         f"{result.mean_step_s:.4g} s a step, {result.samples_per_s:.4g} responses a second, "
         f"workers idle for {result.bubble:.0%} of the time",
         f"kept responses are {result.kept_vs_true_len:.2f} of the true mean length",
+        *([stale] if result.stale_share else []),
         f"bounds without races: no rollout is shorter than {result.single_sequence_s:.4g} s "
         f"where a response reaches the longest length, nor than {result.packing_s:.4g} s a step",
         *([tools] if result.tool_bound_s else []),
@@ -215,7 +222,9 @@ def _job(
 
 
 def _modes_table(found: Estimate) -> Table:
-    view = table_of("mode", "speed-up", "kept/true length", "step s", "decoded/kept tokens")
+    view = table_of(
+        "mode", "speed-up", "kept/true length", "step s", "decoded/kept tokens", "stale"
+    )
     for name, mode in found.rows.items():
         view.add_row(
             name,
@@ -223,6 +232,7 @@ def _modes_table(found: Estimate) -> Table:
             f"{mode.kept_vs_true_len:.2f}",
             f"{mode.step_s:.4g}",
             f"{mode.decoded_vs_kept:.2f}",
+            f"{mode.stale:.0%}",
         )
     return view
 

@@ -67,6 +67,7 @@ _KEYS: Mapping[OnResume, str] = {
         rollout.temperature rollout.top_p rollout.top_k rollout.stop
         rollout.tail_batching.mode rollout.tail_batching.eta_prompts
         rollout.tail_batching.eta_responses rollout.tail_batching.long_round_steps
+        rollout.tail_batching.max_staleness rollout.tail_batching.stale_tokens
         rollout.tail_batching.bucket_rounds rollout.tail_batching.bias_limit
         rollout.tail_batching.race_responses rollout.tail_batching.censoring_weights
         rollout.tail_batching.audit_every rollout.tail_batching.audit_prompts

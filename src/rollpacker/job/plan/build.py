@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import EvalConfig, RunConfig, longest_response
+from rollpacker.config.rollout import StaleTokens
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.checks import (
@@ -249,6 +250,7 @@ def assemble(
         sampler_is_old=config.rollout.full_softmax
         and config.train.sampler_correction.kind == "none",
         weigh=policy.censoring_weights if censoring else None,
+        stale=_stale(config),
     )
     rollout = Rollout(
         config,
@@ -275,6 +277,15 @@ def assemble(
         log=log,
         clock=clock,
     )
+
+
+def _stale(config: RunConfig) -> StaleTokens:
+    """What is done about tokens of earlier weights, if there are any."""
+    tail = config.rollout.tail_batching
+    corrected = config.train.sampler_correction.kind != "none"
+    if tail.mode != "partial" or (tail.stale_tokens == "ratio" and corrected):
+        return "fresh"
+    return tail.stale_tokens
 
 
 def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:

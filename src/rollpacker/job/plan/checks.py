@@ -59,6 +59,28 @@ def check(config: RunConfig) -> None:
         )
     _check_group(config)
     _check_environment(config)
+    _check_partial(config)
+
+
+def _check_partial(config: RunConfig) -> None:
+    """Tokens of several weights in one response."""
+    tail = config.rollout.tail_batching
+    if tail.mode != "partial":
+        return
+    key = "rollout.tail_batching.mode=partial"
+    if config.environment is not None:
+        raise ValueError(
+            f"{key} and environment: the conversation of a response that goes on in a later step "
+            "is not kept; take another mode"
+        )
+    if config.devices.emulate is not None:
+        raise ValueError(f"{key} and devices.emulate: emulated devices start every response anew")
+    if tail.stale_tokens == "ratio" and not config.rollout.full_softmax:
+        raise ValueError(
+            f"{key} compares with the probabilities that earlier weights sampled with, of the "
+            "whole softmax: set rollout.top_p to 1 and rollout.top_k to 0, or "
+            "rollout.tail_batching.stale_tokens to 'mask'"
+        )
 
 
 def _check_environment(config: RunConfig) -> None:

@@ -228,6 +228,8 @@ class BuiltJob:
             parts.rewards.load_state_dict(state["rewards"])
             parts.empty_steps.load_state_dict(state.get("empty_steps", {}))
             self._counters = Counters(**state["counters"])
+            if parts.rollout.carried is not None:
+                parts.rollout.carried.load(start.path, self._counters.step)
             self._summary = state["summary"]
             self._manager.restore(self._counters.step, self._summary)
         for text in await publish(parts.pool, self._counters.step):

@@ -39,6 +39,7 @@ class Measurements:
         self._latency = LatencyCurve(settings.latency)
         self._audited = audited
         tail = settings.rollout.tail_batching
+        self._carries = tail.mode == "partial"
         buckets = tail.mode == "exact" and tail.bucket_rounds > 1
         self.history = LengthHistory(settings.cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
@@ -52,14 +53,14 @@ class Measurements:
         """How far this step's short round over-provisions, and how many prompts it audits."""
         tail = self._settings.rollout.tail_batching
         audits = tail.audit_prompts if is_audit_step(event.step, tail.audit_every) else 0
-        return self._racing(event), audits
+        return self._racing(event), 0 if self._carries else audits
 
     def _racing(self, event: ev.StepStarted) -> Racing:
         tail = self._settings.rollout.tail_batching
         match tail.mode:
             case "race":
                 return Racing(eta_prompts=tail.eta_prompts, eta_responses=tail.eta_responses)
-            case "prompts":
+            case "prompts" | "partial":
                 return Racing(eta_prompts=tail.eta_prompts)
             case "auto":
                 choice = self._auto.choose(
@@ -84,16 +85,18 @@ class Measurements:
         )
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
-        """A response is there."""
+        """A response is there; one that was there in an earlier round is known."""
+        if event.carried and event.carried == event.tokens:
+            return
         ledger = self._ledger
         source = "audit" if of.prompt in self._audited() else ledger.kind
         truncated = event.finish_reason == "length"
         self.history.observe(of.prompt, event.tokens, False, source, ledger.step, truncated)
 
     def aborted(self, event: ev.AttemptAborted, of: Attempt) -> None:
-        """An attempt has stopped; it may have finished before."""
+        """An attempt has stopped; it may have finished before, or go on in the next round."""
         ledger = self._ledger
-        if of.finish_reason is None:
+        if of.finish_reason is None and not self._carries:
             self.history.observe(of.prompt, event.tokens, True, ledger.kind, ledger.step)
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:

@@ -15,6 +15,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.rounds.buckets import Buckets, Predict
+from rollpacker.policy.rounds.carrying import Carrying, plan_carrying
 from rollpacker.policy.rounds.placement import EnginePlacement
 from rollpacker.policy.rounds.race import Race, Racing, RoundPlan, domain_quotas, plan_round
 from rollpacker.policy.settings import RolloutSettings
@@ -40,6 +41,8 @@ class _Round:
     waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
     """Finished attempts that are graded when the whole round has finished."""
     accepted: dict[str, int] = field(default_factory=dict[str, int])
+    due: set[PromptId] = field(default_factory=set[PromptId])
+    """Undecided prompts that the round waits for."""
     waiting_for_prompts: bool = False
     draws: int = 0
     finished: bool = False
@@ -48,6 +51,14 @@ class _Round:
         """A race is decided."""
         race.done = True
         self.undecided -= 1
+        self.due.discard(race.prompt.id)
+
+    def missing(self, domain: str | None, wanted: int | None) -> bool:
+        """Whether a race of a domain, or of any, may still win: places of those that the round
+        waits for are taken."""
+        due = sum(domain in (None, self.races[prompt].prompt.domain) for prompt in self.due)
+        taken = self.accepted.values() if domain is None else [self.accepted.get(domain, 0)]
+        return wanted is None or sum(taken) + due < wanted
 
 
 class TailBatching:
@@ -71,6 +82,7 @@ class TailBatching:
         self.queue: deque[Prompt] = deque()
         tail = settings.rollout.tail_batching
         self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
+        self._carrying = Carrying(tail.max_staleness) if tail.mode == "partial" else None
         self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
         self._audits = 0
@@ -78,17 +90,21 @@ class TailBatching:
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
-        return {
+        state = {
             "next_attempt": self._next_attempt,
             "queue": [asdict(prompt) for prompt in self.queue],
             "buckets": self._buckets.state_dict(),
         }
+        carrying = self._carrying
+        return state if carrying is None else state | {"begun": carrying.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._next_attempt = state["next_attempt"]
         self.queue = deque(Prompt(**item) for item in state["queue"])
         self._buckets.load_state_dict(state["buckets"])
+        if self._carrying is not None:
+            self._carrying.load_state_dict(state.get("begun", {}))
 
     @property
     def held(self) -> int:
@@ -109,21 +125,14 @@ class TailBatching:
         """Begin a step; ``audits`` prompts of a short round run without aborts."""
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
-        held = self._buckets.held()
-        plan = plan_round(
-            prompts=self._config.prompts_per_step,
-            responses=self._config.num_generations,
-            racing=racing,
-            queued=len(self.queue),
-            sizes=self._settings.sizes,
-            remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
-            long_steps=self._config.tail_batching.long_round_steps,
-        )
+        plan = self._plan(event, racing)
         self._placement = EnginePlacement(self._ledger, self._engines(plan.kind, event.engines))
         self._round = _Round(step=event.step, plan=plan)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
+        if self._carrying is not None:
+            self._round.due = self._carrying.due(queued, plan.quotas, event.step)
         yield from self._start_prompts(self._round, queued)
         missing = self._buckets.missing(plan.draws, event.remaining)
         if missing:
@@ -131,11 +140,35 @@ class TailBatching:
         else:
             yield from self._start_prompts(self._round, self._buckets.take(plan.draws))
 
+    def _plan(self, event: ev.StepStarted, racing: Racing) -> RoundPlan:
+        config, sizes = self._config, self._settings.sizes
+        if self._carrying is not None:
+            return plan_carrying(
+                prompts=config.prompts_per_step,
+                responses=config.num_generations,
+                eta_prompts=racing.eta_prompts,
+                queue=self.queue,
+                sizes=sizes,
+                remaining=event.remaining,
+            )
+        held = self._buckets.held()
+        return plan_round(
+            prompts=config.prompts_per_step,
+            responses=config.num_generations,
+            racing=racing,
+            queued=len(self.queue),
+            sizes=sizes,
+            remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
+            long_steps=config.tail_batching.long_round_steps,
+        )
+
     def handle(self, event: ev.Event, of: Attempt | None) -> Iterable[do.Decision]:
         """Take one event of the round in progress, and the attempt that it happened to, if any."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
             self._buckets.clear()
+            if self._carrying is not None:
+                self._carrying.clear()
         current = self._round
         if current is None or current.finished:
             return
@@ -239,7 +272,7 @@ class TailBatching:
             yield from self._complete(current, race)
 
     def _complete(self, current: _Round, race: Race) -> Iterable[do.Decision]:
-        current.end(race)
+        self._decide(current, race)
         if not race.audit:
             yield from self._abort(current, race)
         informative = race.informative(self._config.min_reward_range)
@@ -250,21 +283,29 @@ class TailBatching:
         domain = race.prompt.domain
         current.accepted[domain] = current.accepted.get(domain, 0) + 1
         if self._config.dynamic_sampling.enabled:
-            if sum(current.accepted.values()) == self._config.prompts_per_step:
+            if not current.missing(None, self._config.prompts_per_step):
                 yield from self._close(current, list(current.races.values()))
-        elif current.accepted[domain] == current.plan.quotas.get(domain):
+        elif not current.missing(domain, current.plan.quotas.get(domain)):
             rivals = [r for r in current.races.values() if r.prompt.domain == domain]
             yield from self._close(current, rivals)
 
+    def _decide(self, current: _Round, race: Race) -> None:
+        """A prompt is done with."""
+        current.end(race)
+        if self._carrying is not None:
+            self._carrying.forget(race.prompt.id)
+
     def _close(self, current: _Round, races: Sequence[Race]) -> Iterable[do.Decision]:
-        """All groups are there: the prompts that are not done have lost."""
+        """All groups are there, or will be: the other prompts that are not done have lost."""
         for race in races:
-            if race.done:
+            if race.done or race.prompt.id in current.due:
                 continue
             current.end(race)
             if not race.audit:
                 yield from self._abort(current, race)
             self.queue.append(race.prompt)
+            if self._carrying is not None:
+                self._carrying.defer(race.prompt.id, current.step)
             yield do.DeferPrompt(prompt=race.prompt)
 
     def _live(self, race: Race) -> Iterator[Attempt]:
@@ -315,7 +356,7 @@ class TailBatching:
         """A response cannot be had: the group goes on with fewer, and ends when too few remain."""
         race.wanted = min(race.wanted, len(race.graded) + sum(1 for _ in self._live(race)))
         if race.wanted < min(2, self._config.num_generations):
-            current.end(race)
+            self._decide(current, race)
             yield from self._abort(current, race)
             yield do.DropGroup(prompt=race.prompt.id, attempts=(), reason=error)
         elif race.complete:

@@ -18,8 +18,9 @@ MAX_BARS_PER_STEP = 4_000
 """Bars of one step; beyond it every k-th lane is drawn."""
 MAX_WORKERS = 16
 """Workers drawn; beyond it the first ones, a quarter of them replicas where those are separate."""
-STATES = ("kept", "aborted", "dropped", "failed", "moved")
-"""What became of a response; ``moved``: kept, and decoded here after a migration."""
+STATES = ("kept", "aborted", "dropped", "failed", "moved", "carried")
+"""What became of a response; ``moved``: kept, and decoded here after a migration; ``carried``: goes
+on in the next step."""
 _TIMES = ("start_s", "end_s")
 
 
@@ -117,7 +118,7 @@ class Gantt:
         about = samples.select(
             "attempt",
             pl.col("start_s").alias("began_s"),
-            pl.col("state").replace_strict(dict(zip(STATES, range(5), strict=True)), default=3),
+            pl.col("state").replace_strict(dict(zip(STATES, range(6), strict=True)), default=3),
             "tokens",
             "reward",
             pl.col("prompt").replace_strict(prompts, list(range(len(prompts)))),

@@ -44,14 +44,14 @@ def length_facts(curves: LengthCurves | None) -> dict[str, Any]:
 
 def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves | None:
     """Curves of all steps together, None where nothing was kept; aborted attempts count as
-    right-censored.
+    right-censored, and those that were carried over where they ended.
 
     Args:
         samples: columns ``tokens, state, finish_reason, round_kind``.
         cap: longest response in tokens; None where the config leaves it to the model.
     """
     ended = samples.filter(
-        (pl.col("state") != "failed") & pl.col("finish_reason").is_in(list(_ENDS))
+        ~pl.col("state").is_in(["failed", "carried"]) & pl.col("finish_reason").is_in(list(_ENDS))
     )
     long = pl.col("round_kind") == "long"
     kept = _observed(ended.filter(pl.col("state") == "kept"))

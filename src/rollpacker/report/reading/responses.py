@@ -11,7 +11,7 @@ import polars as pl
 
 from rollpacker.core import sample_columns as schema
 from rollpacker.report.reading.conversations import says
-from rollpacker.runtime.attempts import sample_table as table
+from rollpacker.runtime.record import sample_table as table
 
 Order = Literal["newest", "best", "worst", "longest", "random"]
 _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {

@@ -15,7 +15,7 @@ from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
 from rollpacker.core.upgrade import config_of_now
 from rollpacker.errors import words_of
-from rollpacker.runtime.attempts import sample_table as table
+from rollpacker.runtime.record import sample_table as table
 
 
 class ReportError(ValueError):

@@ -3,7 +3,7 @@
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const CONFIG = { displayModeBar: false, responsive: true };
   const STATES = [["kept", "#3f7fbf"], ["aborted", "#d9822b"], ["dropped", "#9aa0a6"],
-    ["failed", "#b03a5b"], ["moved", "#8cb9e2"]];
+    ["failed", "#b03a5b"], ["moved", "#8cb9e2"], ["carried", "#e8c468"]];
   const TASKS = [["accumulate", "gradients", "#4b9b72"], ["apply", "update", "#8663a8"],
     ["sync", "weight sync", "#8d99ae"]];
   // Of an environment: lighter than any response, and hatched.

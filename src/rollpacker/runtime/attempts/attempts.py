@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,13 @@ from rollpacker.core.types import (
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord
-from rollpacker.runtime.attempts.samples import State
+
+State = Literal["kept", "carried", "aborted", "dropped", "failed"]
+"""``kept``: trained on; ``carried``: goes on in the next step; ``aborted``: lost its race;
+``dropped``: graded, its group not trained on; ``failed``: the engine or the reward failed on it."""
+
+Spans = tuple[tuple[int, int], ...]
+"""Versions of the weights that sampled a response, in order, each with a number of tokens."""
 
 
 class TrajectoryStage(Enum):
@@ -85,6 +91,8 @@ class Trajectory:
     """What it was when it last moved, or when its turn began."""
     conversation: EpisodeRecord | None = None
     """With its environment, if it has one."""
+    carried: Spans = ()
+    """Its tokens of earlier steps."""
     earlier: Drafted = NO_DRAFTS
     """What drafts brought before."""
     end_s: float | None = None
@@ -109,6 +117,20 @@ class Trajectory:
             return 0
         put_in = 0 if self.conversation is None else self.conversation.put_in
         return len(self.output.tokens) - put_in
+
+    @property
+    def stale(self) -> int:
+        """Tokens of earlier steps."""
+        return sum(tokens for _, tokens in self.carried)
+
+    def oldest(self, step: int) -> int:
+        """Version of the weights that sampled its first token, or will in this step."""
+        return self.carried[0][0] if self.carried else step
+
+    def spans(self, step: int) -> Spans:
+        """Of all its tokens, those of ``step`` last."""
+        fresh = self.tokens - self.stale
+        return (*self.carried, (step, fresh)) if fresh else self.carried
 
     @property
     def drafts(self) -> Drafted:
@@ -171,7 +193,7 @@ class Trajectory:
             tokens=self.output.tokens,
             logprobs=self.output.logprobs,
             finish_reason=self.output.finish_reason,
-            weights_version=self.output.weights_version,
+            weights_version=self.oldest(self.output.weights_version),
             reward=self.reward,
             rewards={name: s for name, s in self.rewards.items() if s is not None},
             loss_mask=self.loss_mask(),

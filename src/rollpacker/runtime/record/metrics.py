@@ -15,6 +15,7 @@ import numpy as np
 
 from rollpacker.core.types import Group, RoundKind, Sample
 from rollpacker.durable import AppendFile, cut_jsonl
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.record.trackers import TensorBoard, Tracker
 from rollpacker.train.base import RATIO, Update
 
@@ -91,6 +92,37 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     result["frac_reward_zero_std"] = _mean(np.isclose(stds, 0.0))
     result["grading/unscored"] = 1.0 - len(flat) / count if count else 0.0
     return result
+
+
+def staleness_metrics(kept: Sequence[Trajectory], step: int) -> dict[str, float]:
+    """How far trained responses are from on-policy (mode ``partial``); of none, nothing.
+
+    By verl's names, mean and largest of responses: ``trajectory_spans``, versions of the weights
+    from the first token to the last; ``trajectory_staleness``, age of the last token in steps, and
+    ``trajectory_staleness_worst``, of the first. ``partial/stale_tokens``: share of the tokens that
+    earlier weights have sampled; ``_of_longest``, of the longest tenth of the responses.
+    """
+    if not kept:
+        return {}
+    tokens, stale = np.array([(a.tokens, a.stale) for a in kept]).T
+    first = np.array([attempt.oldest(step) for attempt in kept])
+    last = np.array([spans[-1][0] if (spans := a.spans(step)) else step for a in kept])
+    longest = np.argsort(-tokens, kind="stable")[: max(1, len(kept) // 10)]
+    found = {
+        "partial/stale_tokens": float(stale.sum() / max(1, tokens.sum())),
+        "partial/stale_tokens_of_longest": float(
+            stale[longest].sum() / max(1, tokens[longest].sum())
+        ),
+    }
+    measured = {
+        "spans": last - first + 1,
+        "staleness": step - last,
+        "staleness_worst": step - first,
+    }
+    for name, values in measured.items():
+        found[f"training/off_policy/trajectory_{name}/mean"] = float(values.mean())
+        found[f"training/off_policy/trajectory_{name}/max"] = float(values.max())
+    return found
 
 
 def taught(groups: Sequence[Group]) -> bool:

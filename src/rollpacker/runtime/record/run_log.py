@@ -25,17 +25,18 @@ from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.programs import program_metrics, without_program
-from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
 from rollpacker.runtime.record.agreement import AgreementAlarm
 from rollpacker.runtime.record.metrics import (
     Metrics,
     MetricsLog,
     StepWarnings,
     TailMetrics,
+    staleness_metrics,
     step_metrics,
     without_learning,
 )
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.samples import SampleLog, SampleRow
 from rollpacker.runtime.record.trackers import Tracker
 from rollpacker.runtime.step.grading import logged_metrics
 from rollpacker.runtime.step.step import StepRecord
@@ -170,6 +171,8 @@ class RunLog:
         graded = record.attempts.values() if self._programs else ()
         metrics |= program_metrics(graded)
         metrics |= environment_metrics(record.kept)
+        if self._rollout.tail_batching.mode == "partial":
+            metrics |= staleness_metrics(record.kept, record.step)
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
@@ -209,7 +212,8 @@ class RunLog:
                 step=record.step,
                 round_kind=record.kind,
                 worker=attempt.engine,
-                weights_version=record.step if output is None else output.weights_version,
+                weights_version=attempt.oldest(record.step),
+                stale_tokens=attempt.stale,
                 prompt_tokens=len(attempt.prompt_tokens),
                 tokens=attempt.tokens,
                 finish_reason=None if output is None else output.finish_reason,

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, sampling_seed
-from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.core.types import AttemptId, EngineId, PromptId, sampling_seed
+from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
-from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.known_response import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.pool.outbox import EngineOutbox
 from rollpacker.runtime.pool.protocols import Engines
 from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
-
-_AT_ONCE = 1024
-"""Requests sent before reports are heard."""
 
 
 class Decoding:
@@ -31,7 +27,7 @@ class Decoding:
     Args:
         workers: the engines.
         problems: the prompts.
-        graded: has the responses of a step that was interrupted.
+        known: what there is of a sample of a prompt from before, if anything.
         params: how responses are sampled.
         seed: the run's.
         lockstep: engines that have reported wait for ``proceed``.
@@ -45,7 +41,7 @@ class Decoding:
         self,
         workers: Engines,
         problems: Problems,
-        graded: GradedLog,
+        known: Callable[[PromptId, int], KnownResponse | None],
         params: SamplingParams,
         seed: int,
         *,
@@ -57,36 +53,29 @@ class Decoding:
     ) -> None:
         self._workers = workers
         self._problems = problems
-        self._graded = graded
+        self._known = known
         self._params = params
         self._seed = seed
-        self._lockstep = lockstep
+        self._outbox = EngineOutbox(workers, self._request, lockstep=lockstep)
+        self.send, self.proceed = self._outbox.send, self._outbox.proceed
+        self.speculate = self._outbox.speculate
         self._hints = hints
         self._episodes = episodes
         self._post = post
         self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
-        self._held: set[EngineId] = set()
-        self._outbox: dict[EngineId, list[Trajectory]] = defaultdict(list)
-        self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
-        self._forming: list[do.FormEngine] = []
-        self._speculating: list[do.Speculate] = []
 
     def begin(self, record: StepRecord) -> None:
         """A step begins."""
         self._record = record
-        self._outbox.clear()
-        self._forming.clear()
-        self._speculating.clear()
         if self._hints is not None:
             self._hints.begin()
-        for engine in self._workers.engines:
-            self._workers.to_engine(engine, msg.BeginStep())
+        self._outbox.begin()
 
     # What is to be done; ``send`` sends it -----------------------------------------------------
 
     def start(self, decision: do.StartAttempt) -> None:
-        """Begin a response, unless it is known from before the step was interrupted."""
+        """Begin a response, or go on with it; nothing is to be done where it is known."""
         now = self._clock()
         attempt = self._record.attempts[decision.attempt] = Trajectory(
             id=decision.attempt,
@@ -97,12 +86,17 @@ class Decoding:
             start_s=now,
             since_s=now,
         )
-        known = self._graded.find(decision.prompt, decision.index)
+        known = self._known(decision.prompt, decision.index)
         if known is not None:
             known.restore(attempt)
-            self._post(self._finished(known.of(decision.attempt).output))
-        elif self._episodes is None:
-            self._outbox[decision.engine].append(attempt)
+            output = known.output_of(decision.attempt, self._record.step)
+            if output.finish_reason != "abort":
+                self._outbox.wait()
+                self._post(self._finished(output))
+                return
+            attempt.output = attempt.begun = output
+        if self._episodes is None:
+            self._outbox.add(attempt)
         else:
             attempt.since_s = None
             self._episodes.begin(attempt, self._problems)
@@ -117,17 +111,18 @@ class Decoding:
         attempt = self._record.attempts[decision.attempt]
         attempt.stage, attempt.since_s = TrajectoryStage.RUNNING, self._clock()
         attempt.engine = decision.engine
-        self._outbox[decision.engine].append(attempt)
+        self._outbox.add(attempt)
 
     def abort(self, attempt: Trajectory) -> None:
         """Stop one whose response is not there; its end is an event when the engine has said so,
-        or at once where its environment is at work."""
+        or at once where its environment is at work or no engine has it yet."""
         acting = attempt.stage is TrajectoryStage.ACTING
+        unsent = self._outbox.drop(attempt)
         self._close(attempt)
-        if attempt.stage is TrajectoryStage.RUNNING:
-            self._stopping[attempt.engine].append(attempt.id)
+        if attempt.stage is TrajectoryStage.RUNNING and not unsent:
+            self._outbox.stop(attempt.engine, attempt.id)
         attempt.stage = TrajectoryStage.STOPPING
-        if acting:
+        if acting or unsent:
             self._forget(attempt)
             self._post(self.aborted(attempt))
 
@@ -139,7 +134,7 @@ class Decoding:
     def _forget(self, attempt: Trajectory) -> None:
         """The engine need not keep what it has of an attempt's turns."""
         if attempt.stays:
-            self._stopping[attempt.engine].append(attempt.id)
+            self._outbox.stop(attempt.engine, attempt.id)
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
         """Stop these; when they have, they go on elsewhere."""
@@ -147,7 +142,7 @@ class Decoding:
             attempt = self._record.attempts[id_]
             if attempt.stage is TrajectoryStage.RUNNING:
                 attempt.stage, attempt.target = TrajectoryStage.MIGRATING, decision.target
-                self._stopping[decision.source].append(id_)
+                self._outbox.stop(decision.source, id_)
             elif attempt.stage is TrajectoryStage.MIGRATING:
                 attempt.target = decision.target
             elif attempt.stage is TrajectoryStage.ACTING:
@@ -158,62 +153,20 @@ class Decoding:
 
     def form(self, decision: do.FormEngine) -> None:
         """Put devices together when what they decode is told to stop."""
-        self._forming.append(decision)
+        self._outbox.form(decision)
         formation = Formation(engine=decision.engine, members=decision.members, at_s=self._clock())
         self._record.formed.append(formation)
 
-    def speculate(self, decision: do.Speculate) -> None:
-        """When its devices are put together, before its first attempts."""
-        self._speculating.append(decision)
-
-    def send(self) -> None:
-        """Send what was gathered, one message for each engine.
-
-        Of very many requests the first now, and the others when reports have had their turn.
-        """
-        if self._forming:
-            self._stop()
-            for decision in self._forming:
-                self._workers.form(decision.engine, decision.members)
-            self._forming.clear()
-        for decision in self._speculating:
-            how = Speculation(
-                below=decision.below,
-                most=decision.most,
-                free=decision.free,
-                row_cost=decision.row_cost,
-            )
-            self._workers.to_engine(decision.engine, msg.DecodeAhead(how=how))
-        self._speculating.clear()
-        sent = 0
-        while self._outbox and (self._lockstep or sent < _AT_ONCE):
-            sent += self._submit(next(iter(self._outbox)))
-        self._stop()
-        if self._outbox:
-            asyncio.get_running_loop().call_soon(self.send)
-
-    def _stop(self) -> None:
-        for engine, attempts in self._stopping.items():
-            self._submit(engine)
-            self._workers.to_engine(engine, msg.Abort(attempts=attempts))
-        self._stopping.clear()
-
-    def _submit(self, engine: EngineId) -> int:
-        """Send an engine its requests; returns how many."""
-        attempts = self._outbox.pop(engine, [])
-        if attempts:
-            requests = [self._request(attempt) for attempt in attempts]
-            self._workers.to_engine(engine, msg.Submit(requests=requests))
-        return len(attempts)
-
     def _request(self, attempt: Trajectory) -> Request:
         """From its start, or from what an engine that it has left made of it."""
+        # One that goes on in a later step goes on with the random numbers of its first.
+        draw = attempt.oldest(self._record.draw)
         request = Request(
             attempt=attempt.id,
             group=attempt.prompt,
             prompt=attempt.prompt_tokens,
             params=self._params,
-            seed=sampling_seed(self._seed, self._record.draw, attempt.prompt, attempt.index),
+            seed=sampling_seed(self._seed, draw, attempt.prompt, attempt.index),
         )
         begun = attempt.begun
         if self._episodes is not None:
@@ -231,20 +184,13 @@ class Decoding:
             else replace(request, hints=self._hints.earlier(attempt.prompt))
         )
 
-    def proceed(self) -> None:
-        """In lockstep: what finished has been dealt with, decode on."""
-        for engine in sorted(self._held):
-            self._workers.to_engine(engine, msg.Proceed())
-        self._held.clear()
-
     # What happened -----------------------------------------------------------------------------
 
     def take(self, engine: EngineId, report: msg.EngineReport) -> None:
         """An engine reports."""
         match report:
             case msg.Finished():
-                if self._lockstep:
-                    self._held.add(engine)
+                self._outbox.hold(engine)
                 self._post(*(self._finished(output) for output in report.outputs))
             case msg.Aborted():
                 self._post(*map(self._stopped, report.outputs))
@@ -333,6 +279,7 @@ class Decoding:
             accepted=drafts.accepted,
             seconds=seconds,
             turns=turns,
+            carried=attempt.stale,
         )
 
     def _stopped(self, output: Output) -> ev.Event:
@@ -348,7 +295,7 @@ class Decoding:
         if target not in self._workers.engines:
             return self._failed(attempt.id, f"worker {target} died")
         attempt.move(target, self._clock(), output)
-        self._outbox[target].append(attempt)
+        self._outbox.add(attempt)
         put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
         tokens = len(output.tokens) - put_in
         return ev.AttemptMigrated(attempt=attempt.id, engine=target, tokens=tokens)

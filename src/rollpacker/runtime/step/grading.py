@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rollpacker.core import events as ev
+from rollpacker.core.types import PromptId
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.known_response import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.protocols import Graders
@@ -24,8 +26,8 @@ class Grading:
     Args:
         rewards: grades responses.
         problems: their rows.
-        log: keeps graded responses until the step's update, and has those of a step that was
-            interrupted.
+        log: keeps graded responses until the step's update.
+        known: what there is of a sample of a prompt from before, if anything.
         lockstep: grades become events when all that was sent is graded, in a fixed order.
         post: takes the events.
         clock: seconds since the run began.
@@ -37,6 +39,7 @@ class Grading:
         problems: Problems,
         log: GradedLog,
         *,
+        known: Callable[[PromptId, int], KnownResponse | None],
         lockstep: bool,
         post: Callable[..., None],
         clock: Clock,
@@ -44,6 +47,7 @@ class Grading:
         self._rewards = rewards
         self._problems = problems
         self._log = log
+        self._known = known
         self._lockstep = lockstep
         self._post = post
         self._clock = clock
@@ -93,11 +97,11 @@ class Grading:
                 self._waiting = [a for a in self._waiting if a.prompt != prompt]
 
     def _recall(self, attempt: Trajectory) -> bool:
-        """Take the grade from before the step was interrupted, if there is one."""
-        known = self._log.find(attempt.prompt, attempt.index)
-        if known is None:
+        """Take the grade from before, if there is one."""
+        known = self._known(attempt.prompt, attempt.index)
+        grade = None if known is None else known.grade_of(attempt.id)
+        if grade is None:
             return False
-        grade = known.of(attempt.id).grade
         self._rewards.recall(attempt.prompt, grade)
         self._grades.append(grade)
         return True

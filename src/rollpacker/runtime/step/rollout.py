@@ -17,6 +17,7 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.runtime.attempts.carried import CarriedResponses
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
@@ -79,6 +80,8 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        carries = config.rollout.tail_batching.mode == "partial"
+        self.carried = CarriedResponses() if carries else None
         self._measures = config.rollout.planner != "off"
         self._speculates = policy.speculates
         self._sampling = Sampling(
@@ -93,6 +96,7 @@ class Rollout:
             record=journal.record,
             fail=self.fail,
             lockstep=config.deterministic,
+            carried=self.carried,
             hints=DraftSources() if self._speculates else None,
             episodes=episodes,
         )
@@ -137,6 +141,8 @@ class Rollout:
         self._generated, self._trained, self._published = self._milestones
         self._publishing = None
         self._updates.begin(self.record, self._finish_update)
+        if self.carried is not None:
+            self.carried.begin()
         self._workers.meet()
         guarded = self._sampling.guarded
         listener = Listener(
@@ -171,6 +177,8 @@ class Rollout:
 
     def end_epoch(self, epoch: int) -> None:
         """The data is used up; what is still queued is dropped."""
+        if self.carried is not None:
+            self.carried.clear()
         self._sampling.post(ev.EpochEnded(epoch=epoch))
 
     def release_tail(self) -> None:
@@ -216,6 +224,9 @@ class Rollout:
 
     def _finish_rollout(self, _decision: do.FinishRollout) -> None:
         self.record.rollout_end_s = self._clock()
+        if self.carried is not None:
+            record = self.record
+            self.carried.keep(record.attempts.values(), set(record.deferred), record.step)
         self._updates.rollout_over()
         if self._phases is not None:
             self._updates.hold()

@@ -11,11 +11,13 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import AnyPolicy
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import EngineId
+from rollpacker.core.types import EngineId, PromptId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING
+from rollpacker.runtime.attempts.carried import CarriedResponses
 from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.known_response import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -35,6 +37,8 @@ class Sampling:
         policy: decides.
         record: takes every event and what was decided.
         fail: takes what ends the step.
+        graded: has the responses of a step that was interrupted, and keeps those of this one.
+        carried: has what losers of the last round had; None where they begin again.
 
     The others are those of ``Decoding`` and ``Grading``.
     """
@@ -53,9 +57,11 @@ class Sampling:
         record: Record,
         fail: Callable[[Exception], None],
         lockstep: bool,
+        carried: CarriedResponses | None = None,
         hints: DraftSources | None = None,
         episodes: Episodes | None = None,
     ) -> None:
+        known = _known(graded, carried)
         self._workers = workers
         self._rewards = rewards
         self._episodes = episodes
@@ -67,7 +73,7 @@ class Sampling:
         self._decoding = Decoding(
             workers,
             problems,
-            graded,
+            known,
             params,
             seed,
             lockstep=lockstep,
@@ -77,7 +83,13 @@ class Sampling:
             clock=clock,
         )
         self._grading = Grading(
-            rewards, problems, graded, lockstep=lockstep, post=self.post, clock=clock
+            rewards,
+            problems,
+            graded,
+            known=known,
+            lockstep=lockstep,
+            post=self.post,
+            clock=clock,
         )
         self.performers: dict[type[do.Decision], Callable[[Any], None]] = {
             do.StartAttempt: self._decoding.start,
@@ -180,3 +192,12 @@ class Sampling:
         lost = ev.DevicesLost(engines=loss.engines, replicas=loss.replicas)
         self.post(lost, *stopping)
         self.settle()
+
+
+def _known(
+    graded: GradedLog, carried: CarriedResponses | None
+) -> Callable[[PromptId, int], KnownResponse | None]:
+    """Of a sample of a prompt, what an interrupted try at the step or the step before had."""
+    if carried is None:
+        return graded.find
+    return lambda prompt, index: graded.find(prompt, index) or carried.find(prompt, index)

@@ -138,7 +138,8 @@ class StepRecord:
 
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""
-        return sum(a.tokens for a in self.attempts.values() if a.verdict != "kept")
+        used = ("kept", "carried")
+        return sum(a.tokens for a in self.attempts.values() if a.verdict not in used)
 
     def resampled(self) -> int:
         """Responses that were sampled again, or given up, because their reward failed."""

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rollpacker.config.rollout import StaleTokens
 from rollpacker.core import decisions as do
-from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId
+from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId, Sample
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -39,6 +40,7 @@ class Updates:
             its own before the step's first update, for the groups of its later ones.
         mask_truncated: responses that were cut off are left out of the loss.
         weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
+        stale: what is done about tokens of earlier weights (``tail_batching.stale_tokens``).
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Updates:
         sampler_is_old: bool = True,
         mask_truncated: bool = False,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
+        stale: StaleTokens = "fresh",
     ) -> None:
         self._workers = workers
         self._algorithm = algorithm
@@ -59,6 +62,7 @@ class Updates:
         self._sampler_is_old = sampler_is_old
         self._mask_truncated = mask_truncated
         self._weigh = weigh
+        self._stale: StaleTokens = stale
         self._checksums = True
         self._waiting: list[tuple[ReplicaId | None, Callable[[], None]]] | None = None
 
@@ -112,7 +116,7 @@ class Updates:
 
     def accept(self, attempts: Sequence[Trajectory]) -> None:
         """A group is complete."""
-        samples = tuple(attempt.sample() for attempt in attempts)
+        samples = tuple(map(self._sample, attempts))
         rewarded = self._algorithm.reward(
             np.array([sample.reward for sample in samples], np.float64),
             np.array([sample.sampled for sample in samples], np.int64),
@@ -122,6 +126,14 @@ class Updates:
         prompt = attempts[0].prompt
         self._rewarded[prompt] = rewarded
         self._groups[prompt] = Group(prompt=prompt, samples=samples, advantages=rewarded.advantages)
+
+    def _sample(self, attempt: Trajectory) -> Sample:
+        sample = attempt.sample()
+        if self._stale == "ratio":
+            return replace(sample, old_logprobs=sample.logprobs)
+        if self._stale == "mask" and attempt.carried:
+            return replace(sample, stale=np.arange(len(sample.tokens)) < attempt.stale)
+        return sample
 
     def rollout_over(self) -> None:
         """All groups are known: finish advantages that depend on the whole batch."""

@@ -47,6 +47,8 @@ class Estimate:
         icc: intraclass correlation of length within a prompt; None with one response each.
         costs: which costs were assumed, in words.
         modes: by name.
+        partial: mode ``partial``, which is not on-policy and never recommended; None for responses
+            with tools.
         ahead: ``exact`` with engines that decode ahead, by tokens of a decode step; empty where the
             costs have it already.
         ahead_from: where these tokens are from, in words.
@@ -63,6 +65,7 @@ class Estimate:
     icc: float | None
     costs: str
     modes: dict[str, ModeEstimate]
+    partial: ModeEstimate | None
     ahead: dict[str, ModeEstimate]
     ahead_from: str
     recommended: str
@@ -73,7 +76,8 @@ class Estimate:
     def rows(self) -> dict[str, ModeEstimate]:
         """All of them, by name."""
         drafts = {f"exact, ahead {tokens}": mode for tokens, mode in self.ahead.items()}
-        return self.modes | drafts
+        stale = {} if self.partial is None else {"partial": self.partial}
+        return self.modes | stale | drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,9 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
     found = {mode: _simulate(job, mode, count) for mode in MODES}
     base = _step_s(found["off"].steps, job.shared)
     modes = {mode: _mode(result, base, job.shared) for mode, result in found.items()}
+    partial = None
+    if job.source.turns is None:
+        partial = _partial(_simulate(job, "partial", count).steps, found["off"].steps, job.shared)
     ahead = {
         f"{case.tokens:.1f}": _mode(_simulate(drafting, "exact", count), base, job.shared)
         for case, drafting in _drafting(job)
@@ -242,6 +249,7 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
         icc=read.icc,
         costs=job.costs,
         modes=modes,
+        partial=partial,
         ahead=ahead,
         ahead_from=job.drafts.source,
         recommended=recommended,
@@ -249,6 +257,7 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
         sentences=sentences(
             modes,
             recommended,
+            partial=partial,
             ahead=ahead,
             left_out=job.left_out,
             at_most=bool(at_most),
@@ -313,6 +322,27 @@ def _mode(result: JobResult, base: float, shared: SharedCores | None) -> ModeEst
         decoded_vs_kept=sum(s.decoded_tokens for s in steps) / sum(s.kept_tokens for s in steps),
         tool_wait_s=mean(step.tool_wait_s for step in steps),
     )
+
+
+def _partial(
+    steps: Sequence[StepResult], off: Sequence[StepResult], shared: SharedCores | None
+) -> ModeEstimate:
+    """By kept tokens, in the last two thirds of the steps: at first the queue fills up with those
+    that are long."""
+    steps = steps[len(steps) // 3 :]
+    tokens = sum(s.kept_tokens for s in steps)
+    seconds = _step_s(steps, shared) * _kept(off) / _kept(steps)
+    return ModeEstimate(
+        speedup=_step_s(off, shared) / seconds,
+        kept_vs_true_len=_kept_length(steps) / _kept_length(off),
+        step_s=seconds,
+        decoded_vs_kept=sum(s.decoded_tokens for s in steps) / tokens,
+        stale=sum(s.stale_tokens for s in steps) / tokens,
+    )
+
+
+def _kept(steps: Sequence[StepResult]) -> float:
+    return mean(step.kept_tokens for step in steps)
 
 
 def _step_s(steps: Sequence[StepResult], shared: SharedCores | None) -> float:

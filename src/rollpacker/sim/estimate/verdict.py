@@ -22,6 +22,7 @@ class ModeEstimate:
         step_s: mean seconds of a step.
         decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
         tool_wait_s: mean seconds of a step in which an engine only waits for tools.
+        stale: share of the tokens trained on that earlier weights have sampled.
     """
 
     speedup: float
@@ -29,6 +30,7 @@ class ModeEstimate:
     step_s: float
     decoded_vs_kept: float
     tool_wait_s: float = 0.0
+    stale: float = 0.0
 
 
 def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
@@ -47,6 +49,7 @@ def sentences(
     modes: Mapping[str, ModeEstimate],
     recommended: str,
     *,
+    partial: ModeEstimate | None = None,
     ahead: Mapping[str, ModeEstimate],
     left_out: str,
     at_most: bool = False,
@@ -54,12 +57,12 @@ def sentences(
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to five sentences.
+    """The estimate in plain words, one to six sentences.
 
-    ``ahead`` is ``exact`` with engines that decode ahead, by tokens of a decode step; ``left_out``
-    what the simulation does not have; ``at_most`` whether speeds are upper bounds; ``depends``
-    says what lengths of the trace are, None where unknown; ``aborted`` the share of its responses
-    that were.
+    ``partial`` is that mode, None where it was not simulated; ``ahead`` is ``exact`` with engines
+    that decode ahead, by tokens of a decode step; ``left_out`` what the simulation does not have;
+    ``at_most`` whether speeds are upper bounds; ``depends`` says what lengths of the trace are,
+    None where unknown; ``aborted`` the share of its responses that were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -71,22 +74,7 @@ def sentences(
             f"Racing does not pay here: the best race ({best}) is "
             f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
         )
-    if recommended == "off":
-        told.append(
-            "No mode is faster than plain synchronous rounds; leave tail batching off "
-            f"(left out: {left_out})."
-        )
-    elif chosen.speedup < _SAME:
-        told.append(
-            f"Use {recommended}: it is as fast as synchronous rounds, {_keeps(chosen)} "
-            f"(left out: {left_out})."
-        )
-    else:
-        how = "at most" if at_most else "about"
-        told.append(
-            f"Use {recommended}: {how} {chosen.speedup:.2f}x faster than synchronous rounds, "
-            f"{_keeps(chosen)} (left out: {left_out})."
-        )
+    told.append(_use(recommended, chosen, left_out, "at most" if at_most else "about"))
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1]:
@@ -95,7 +83,10 @@ def sentences(
             f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "
             f"{races[name].kept_vs_true_len:.2f} of the true mean length{_cause(depends)}."
         )
-    told += _ahead(ahead, exact.speedup, "at most " if at_most else "")
+    most = "at most " if at_most else ""
+    if partial is not None and partial.speedup > tempting:
+        told.append(_partial(partial, most))
+    told += _ahead(ahead, exact.speedup, most)
     if aborted >= 0.01:
         told.append(
             f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are "
@@ -104,11 +95,30 @@ def sentences(
     return told
 
 
+def _use(recommended: str, chosen: ModeEstimate, left_out: str, how: str) -> str:
+    if recommended == "off":
+        return (
+            "No mode is faster than plain synchronous rounds; leave tail batching off "
+            f"(left out: {left_out})."
+        )
+    gain = f"{how} {chosen.speedup:.2f}x faster than synchronous rounds"
+    if chosen.speedup < _SAME:
+        gain = "it is as fast as synchronous rounds"
+    return f"Use {recommended}: {gain}, {_keeps(chosen)} (left out: {left_out})."
+
+
 def _cause(depends: Dependence | None) -> str:
     """Why a race leaves long responses out and not only long prompts."""
     if depends is None or depends == "a property of the prompt":
         return ""
     return f" since length is {'only ' if depends.startswith('partly') else ''}{depends}"
+
+
+def _partial(found: ModeEstimate, most: str) -> str:
+    return (
+        f"Partial rollouts would make it {most}{found.speedup:.2f}x, with {found.stale:.0%} of the "
+        "tokens from earlier weights: mode partial is there to compare with, and not on-policy."
+    )
 
 
 def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rollpacker.core.types import AttemptId
@@ -83,6 +83,15 @@ class TurnScript:
     def __post_init__(self) -> None:
         turns = self.turns
         self.tokens = turns[0].tokens if len(turns) == 1 else sum(turn.tokens for turn in turns)
+
+    @property
+    def so_far(self) -> int:
+        """Generated in turns that are over, and in this one when it last left an engine."""
+        return self.before + self.generated
+
+    def go_on(self, attempt: AttemptId) -> TurnScript:
+        """The same response as another attempt."""
+        return replace(self, attempt=attempt)
 
     @property
     def tool_s(self) -> float:

@@ -59,8 +59,10 @@ class SimulatedDecoding:
     # What is to be done ------------------------------------------------------------------------
 
     def start(self, attempt: SimulatedAttempt) -> None:
-        """Begin a response."""
-        if attempt.course.opens:
+        """Begin a response, or go on with it."""
+        if attempt.course.so_far == attempt.course.tokens:
+            self._post(self._finished(attempt))
+        elif attempt.course.opens:
             self._act(attempt)
             self._wait(attempt)
         else:
@@ -209,6 +211,7 @@ class SimulatedDecoding:
             drafted=drafts.drafted,
             accepted=drafts.accepted,
             seconds=seconds,
+            carried=attempt.stale,
         )
 
     def _reason(self, tokens: int) -> FinishReason:

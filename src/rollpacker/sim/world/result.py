@@ -28,6 +28,8 @@ class StepResult:
             ``tool_wait_s``.
         tool_wait_s: in which all that an engine holds waits for tools; mean over engines.
         longest_tool_s: that one response waits for its tools; at most, over responses.
+        stale_tokens: kept tokens that were decoded in earlier steps.
+        oldest: steps since the first token of a kept response; at most.
     """
 
     step: int
@@ -45,6 +47,8 @@ class StepResult:
     bubble: float
     tool_wait_s: float = 0.0
     longest_tool_s: float = 0.0
+    stale_tokens: int = 0
+    oldest: int = 0
 
 
 def mean(values: Iterable[float]) -> float:
@@ -99,6 +103,12 @@ class JobResult:
         """Idle share of device time, weighted by time."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.bubble * s.step_s for s in self.steps) / total if total else 0.0
+
+    @property
+    def stale_share(self) -> float:
+        """Of the kept tokens, those of earlier weights."""
+        kept = sum(s.kept_tokens for s in self.steps)
+        return sum(s.stale_tokens for s in self.steps) / kept if kept else 0.0
 
     def of(self, kind: RoundKind) -> list[StepResult]:
         """Steps of one kind of round."""

@@ -28,6 +28,11 @@ class SimulatedAttempt:
     stopping: bool = False
     target: EngineId | None = None
     """Where a migrating attempt goes."""
+    born: int = 0
+    """Step of its first token."""
+    stale: int = 0
+    """Tokens of earlier steps."""
+    graded: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +60,15 @@ class SimulatedStep:
     groups: dict[PromptId, tuple[AttemptId, ...]] = field(
         default_factory=dict[PromptId, tuple[AttemptId, ...]]
     )
+    deferred: set[PromptId] = field(default_factory=set[PromptId])
+
+    def carried(self) -> dict[tuple[PromptId, int], SimulatedAttempt]:
+        """What its losers have, by prompt and sample: they go on from there (mode ``partial``)."""
+        return {
+            (attempt.prompt, attempt.index): attempt
+            for attempt in self.attempts.values()
+            if attempt.prompt in self.deferred and attempt.course.so_far
+        }
 
 
 def step_result(
@@ -72,6 +86,7 @@ def step_result(
     replica, decoding = len(next(iter(fleet.replicas.values()))), len(fleet.engines) * fleet.tp
     busy = sum(w.decode_s + w.train_s * replica for w in work)
     tool_wait_s = sum(w.tool_wait_s for w in work) / decoding
+    kept = [step.attempts[attempt] for group in step.groups.values() for attempt in group]
     total = len(fleet.devices)
     used_s = busy / total + tool_wait_s * (decoding / total)
     return StepResult(
@@ -83,6 +98,8 @@ def step_result(
         train_s=end - step.rollout_end_s,
         samples=step.samples,
         kept_tokens=step.kept_tokens,
+        stale_tokens=sum(attempt.stale for attempt in kept),
+        oldest=max((step.number - attempt.born for attempt in kept), default=0),
         decoded_tokens=sum(w.generated_tokens for w in work),
         decode_steps=max(w.decode_steps for w in work),
         preemptions=sum(w.preemptions for w in work),

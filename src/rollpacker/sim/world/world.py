@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import AttemptId, GroupPart, RoundKind
+from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind
 from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.costs.ahead import Rule
@@ -79,6 +79,8 @@ class World:
         self._now = SimulatedStep(number=-1, start_s=0.0)
         self._touched: set[int] = set()
         self._settling = False
+        self._carries = policy.settings.rollout.tail_batching.mode == "partial"
+        self._carried: dict[tuple[PromptId, int], SimulatedAttempt] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()
 
@@ -158,6 +160,7 @@ class World:
             do.ApplyUpdate: self._apply,
             do.BeginRound: self._begin_round,
             do.ContinueAttempt: self._decoding.go_on,
+            do.DeferPrompt: self._defer,
             do.DrawPrompts: self._draw,
             do.DropGroup: self._drop,
             do.FinishRollout: self._end_rollout,
@@ -172,8 +175,7 @@ class World:
 
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
-            if not isinstance(decision, do.DeferPrompt):
-                self._performers[type(decision)](decision)
+            self._performers[type(decision)](decision)
         self._decoding.send()
 
     def _begin_round(self, decision: do.BeginRound) -> None:
@@ -183,21 +185,42 @@ class World:
         self._pump.post(ev.PromptsDrawn(prompts=self._workload.draw(decision.counts)))
 
     def _start(self, decision: do.StartAttempt) -> None:
-        turns = self._workload.turns(self._now.number, decision.prompt, decision.index)
+        attempt = self._carried.get((decision.prompt, decision.index))
+        if attempt is None:
+            attempt = self._fresh(decision)
+        else:
+            course = attempt.course.go_on(decision.attempt)
+            attempt = SimulatedAttempt(
+                decision.prompt,
+                decision.index,
+                decision.engine,
+                course,
+                reward=attempt.reward,
+                born=attempt.born,
+                stale=course.so_far,
+                graded=attempt.graded,
+            )
+        self._now.attempts[decision.attempt] = attempt
+        self._decoding.start(attempt)
+
+    def _fresh(self, decision: do.StartAttempt) -> SimulatedAttempt:
+        """A response that begins now."""
+        number = self._now.number
+        turns = self._workload.turns(number, decision.prompt, decision.index)
         turns = at_most(turns, self._cap)
         course = TurnScript(decision.attempt, decision.prompt, self._workload.prompt_tokens, turns)
         self._now.longest_tool_s = max(self._now.longest_tool_s, course.tool_s)
-        if self._now.kind is not RoundKind.LONG:
+        if self._carries or self._now.kind is not RoundKind.LONG:
             self._true["samples"] += 1
             self._true["tokens"] += course.tokens
-        attempt = self._now.attempts[decision.attempt] = SimulatedAttempt(
+        return SimulatedAttempt(
             decision.prompt,
             decision.index,
             decision.engine,
             course,
-            reward=self._workload.reward(self._now.number, decision.prompt, decision.index),
+            reward=self._workload.reward(number, decision.prompt, decision.index),
+            born=number,
         )
-        self._decoding.start(attempt)
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = decision.attempt
@@ -211,13 +234,13 @@ class World:
     def _grade(self, decision: do.GradeAttempt) -> None:
         attempt = decision.attempt
         known = self._now.attempts[attempt]
-        if self._costs.reward_phase_s is not None:
+        if self._costs.reward_phase_s is not None or known.graded:
             self._agenda.after(0.0, lambda: self._graded(attempt))
             return
         domain = self._workload.domain(known.prompt)
         run_s = 0.0
         if self._costs.kinds.get(domain) == "code":
-            run_s = self._workload.run_s(self._now.number, known.prompt, known.index)
+            run_s = self._workload.run_s(known.born, known.prompt, known.index)
         self._grading.submit(attempt, domain, known.prompt, run_s)
 
     def _accept(self, decision: do.AcceptGroup) -> None:
@@ -252,10 +275,14 @@ class World:
     def _drop(self, decision: do.DropGroup) -> None:
         self._workload.forget(decision.prompt)
 
+    def _defer(self, decision: do.DeferPrompt) -> None:
+        self._now.deferred.add(decision.prompt.id)
+
     def _end_rollout(self, decision: do.FinishRollout) -> None:
         del decision
         step = self._now
         step.rollout_end_s = self._agenda.now
+        self._carried = step.carried() if self._carries else {}
         if not self._measure:
             return
         pressure = [worker.pressure() for worker in self._engines.values()]
@@ -301,8 +328,9 @@ class World:
         self._post()
 
     def _graded(self, attempt: AttemptId) -> None:
-        reward = self._now.attempts[attempt].reward
-        self._post(ev.AttemptGraded(attempt=attempt, reward=reward))
+        known = self._now.attempts[attempt]
+        known.graded = True
+        self._post(ev.AttemptGraded(attempt=attempt, reward=known.reward))
         if self._costs.driver is not None and self._costs.reward_phase_s is None:
             self._take_core(self._costs.driver.graded_s)
 

@@ -117,6 +117,7 @@ class MicroBatch:
         advantages: of each response, shape (S,), float32.
         sampler_logprobs: of ``targets``, shape (T,), float32.
         old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
+        fresh: 0 on targets that have no loss, else 1, shape (T,), float32; None: all have.
         routes: experts that ``tokens`` go to, shape (N, layers, k), int64, -1 where the router
             chooses; None: it always does.
     """
@@ -132,6 +133,7 @@ class MicroBatch:
     advantages: torch.Tensor
     sampler_logprobs: torch.Tensor
     old_logprobs: torch.Tensor | None
+    fresh: torch.Tensor | None = None
     routes: torch.Tensor | None = None
 
 
@@ -268,8 +270,21 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
         advantages=put(np.array([i.advantage for i in batch], np.float32)),
         sampler_logprobs=put(logprobs),
         old_logprobs=put(np.concatenate(old).astype(np.float32)) if old else None,
+        fresh=None if (fresh := _fresh(batch)) is None else put(fresh),
         routes=None if (routes := _routes(batch, shared)) is None else put(routes),
     )
+
+
+def _fresh(batch: Sequence[Item]) -> NDArray[np.float32] | None:
+    if all(item.sample.stale is None for item in batch):
+        return None
+    parts = [
+        np.ones(len(item.trained))
+        if item.sample.stale is None
+        else 1.0 - item.sample.stale[item.trained]
+        for item in batch
+    ]
+    return np.concatenate(parts).astype(np.float32)
 
 
 def _routes(batch: Sequence[Item], shared: bool) -> NDArray[np.int64] | None:

@@ -64,6 +64,9 @@ class _Story:
 
     step: int = 0
     cap: int | None = None
+    carries: bool = False
+    """Losers go on in the next step (mode ``partial``)."""
+    deferred: set[str] = field(default_factory=set[str])
     round: str | None = None
     prompts: dict[str, Record] = field(default_factory=dict[str, Record])
     attempts: dict[int, Record] = field(default_factory=dict[int, Record])
@@ -72,6 +75,9 @@ class _Story:
     def resume(self, meta: Record) -> None:
         """Deferred prompts come back from the policy's state; its attempts do not go on."""
         self.cap = meta["settings"].get("cap")
+        tail = meta["settings"].get("rollout", {}).get("tail_batching", {})
+        self.carries = tail.get("mode") == "partial"
+        self.deferred.clear()
         self.prompts |= {each["id"]: each for each in prompts_in(meta["state"])}
         self._forget_unfinished()
 
@@ -139,8 +145,22 @@ class _Story:
                 self._settle(decision["attempts"], "kept")
             case "DropGroup":
                 self._settle(decision["attempts"], "filtered")
+            case "DeferPrompt" if self.carries:
+                self.deferred.add(decision["prompt"]["id"])
+            case "FinishRollout":
+                self._carry_over()
             case _:
                 pass
+
+    def _carry_over(self) -> None:
+        """Leave out what goes on in the next step, as an attempt that then has all of it."""
+        lost = {
+            key
+            for key, row in self.attempts.items()
+            if row["step"] == self.step and row["prompt"] in self.deferred
+        }
+        self.attempts = {key: row for key, row in self.attempts.items() if key not in lost}
+        self.deferred.clear()
 
     def _started(self, now: float, decision: Record) -> Record:
         prompt = self.prompts.get(decision["prompt"], {})

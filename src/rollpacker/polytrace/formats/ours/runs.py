@@ -25,6 +25,8 @@ NAME = "run"
 MARKS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens", "state")
 """Columns that mark a table as ours."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
+_CARRIED = "carried"
+"""Of a response that goes on as another attempt, in a later step: that one has all of it."""
 _EXTRA = ("attempt", "round_kind", "weights_version", "finish_reason", "state")
 _TURNS = ("turn_tokens", "added_tokens", "wait_s")
 _NEEDED = ("attempt", "prompt_tokens", "tokens", "finish_reason")
@@ -55,6 +57,7 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
         # Their texts may be larger than the memory.
         frame = read_table(path, list(REQUIRED), only=True, also=_TURNS)
         whole_numbers(path, frame, ("sample_index", "prompt_tokens", "tokens"))
+        frame = frame.filter(pl.col("state") != _CARRIED)
         unknown = set(frame["state"].unique()) - set(_STATES)
         if unknown:
             known = ", ".join(_STATES)

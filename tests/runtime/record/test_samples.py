@@ -11,10 +11,10 @@ import pytest
 from rollpacker.config import SamplesConfig
 from rollpacker.core.sample_columns import ADDED_LATER, REQUIRED, TEXTS, files
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.runtime.attempts import sample_table as table
-from rollpacker.runtime.attempts import samples as module
-from rollpacker.runtime.attempts.sample_table import merge, read
-from rollpacker.runtime.attempts.samples import SampleLog, SampleRow
+from rollpacker.runtime.record import sample_table as table
+from rollpacker.runtime.record import samples as module
+from rollpacker.runtime.record.sample_table import merge, read
+from rollpacker.runtime.record.samples import SampleLog, SampleRow
 
 STORED = Path(__file__).parents[2] / "stored"
 
@@ -38,6 +38,7 @@ def add(log, attempt, step, **other):
         "grade_s": 0.01,
         "rewards": {"math": 0.25},
         "advantage": -0.5,
+        "stale_tokens": 0,
         "prompt_text": "What is 1 + 1?",
         "completion": f"It is {attempt}.",
         "completion_ids": np.array([5, attempt], np.int32),
@@ -92,6 +93,7 @@ def test_rows_come_back(tmp_path):
         "grade_s": pytest.approx(0.01),
         "truncated": False,
         "advantage": -0.5,
+        "stale_tokens": 0,
         "rewards/math": 0.25,
         "rewards/style": None,
         "prompt_text": "What is 1 + 1?",

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -23,12 +22,9 @@ from rollpacker.core.codec import dumps
 from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, RoundKind
 from rollpacker.durable import replace_file
 from rollpacker.reward.base import CodeRun
-from rollpacker.runtime.attempts import sample_table as table
+from rollpacker.runtime.attempts.attempts import State
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord
-
-State = Literal["kept", "aborted", "dropped", "failed"]
-"""``kept``: trained on; ``aborted``: lost its race; ``dropped``: graded, its group not trained on;
-``failed``: the engine or the reward failed on it."""
+from rollpacker.runtime.record import sample_table as table
 
 _FLUSH_BYTES = 1 << 20
 _ROW_BYTES = 200
@@ -57,6 +53,7 @@ class SampleRow:
     reward: float | None = None
     grade_s: float | None = None
     advantage: float | None = None
+    stale_tokens: int = 0
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
     """What reward functions logged of it."""
@@ -86,6 +83,7 @@ class SampleRow:
             self.grade_s,
             _TRUNCATED.get(self.finish_reason),
             self.advantage,
+            self.stale_tokens,
         )
 
 

@@ -69,12 +69,14 @@ OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
     ],
 )
 def test_any_draft(plain, kind: str, how: str, most: int) -> None:
-    texts = {r.attempt: np.concatenate([r.prompt, plain[kind][r.attempt].tokens]) for r in REQUESTS}
+    asked = REQUESTS if kind == "numba" else REQUESTS[:6]
+    texts = {r.attempt: np.concatenate([r.prompt, plain[kind][r.attempt].tokens]) for r in asked}
     engine = make(kind, drafter=Scripted(texts, how))
     engine.speculate(Speculation(below=12, most=most))
-    engine.submit([alone_in_group(each) for each in REQUESTS])
+    engine.submit([alone_in_group(each) for each in asked])
     before = engine.stats()
     outputs = drain(engine)
+    assert len(outputs) == len(asked)
     for attempt, output in outputs.items():
         same(output, plain[kind][attempt])
         assert output.drafts.accepted <= output.drafts.drafted

@@ -54,6 +54,12 @@ OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
 """A row at a time it is slow: what else there is of them takes minutes."""
 
 
+def marked(kind: str, how: str, most: int) -> object:
+    if kind == "numba":
+        return pytest.mark.wide if most == 16 else ()
+    return () if (how, most) in OF_TORCH else pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "most"),
     [
@@ -61,7 +67,7 @@ OF_TORCH = {("right", 63), ("wrong", 1), ("random", 8)}
             kind,
             how,
             most,
-            marks=pytest.mark.slow if kind != "numba" and (how, most) not in OF_TORCH else (),
+            marks=marked(kind, how, most),
         )
         for kind in ("numba", "torch-alone")
         for how in HOWS

@@ -98,7 +98,7 @@ def test_any_draft(plain, kind: str, how: str, most: int) -> None:
         assert not any(o.drafts.accepted for o in outputs.values())
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())
 def test_any_schedule(plain, data) -> None:
     """Late submissions, preemption, moves with hints, plain steps between: its own drafter."""

@@ -6,6 +6,7 @@ McCabe complexity, naming and formatting are ruff's; who may import whom is impo
 import ast
 import gc
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,7 @@ MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}
 # Spelled apart, so that this file does not hold them itself.
 LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImplemented" + "Error")
 MAY_PRINT = ("cli.py", "cli/", "runtime/record/progress.py", "demo/")
+HOLDERS = (ast.stmt, ast.excepthandler, ast.match_case)
 YOURS = {"path/to/file.py"}
 """Files that stand for the user's."""
 WRITTEN = ("adapter/", "saved/", "tensorboard/")
@@ -57,8 +59,12 @@ def parse(path: Path) -> ast.Module:
 
 
 def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    """Only what holds statements is looked into: no expression holds a function."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        inside = ast.iter_child_nodes(node)
+        found += [each for each in inside if isinstance(each, HOLDERS)]
+    return [each for each in found if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def calls(tree: ast.Module, function: str) -> list[int]:
@@ -190,10 +196,11 @@ def test_the_blocker_blocks() -> None:
 @pytest.mark.parametrize(
     "script", ["gen_adapters.py", "gen_models.py", "gen_config.py", "gen_mux_api.py"]
 )
-def test_the_references_are_up_to_date(script: str) -> None:
-    command = [sys.executable, str(ROOT / "docs" / script), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_the_references_are_up_to_date(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They exit with a message where they are not."""
+    path = str(ROOT / "docs" / script)
+    monkeypatch.setattr(sys, "argv", [path, "--check"])
+    runpy.run_path(path, run_name="__main__")
 
 
 def test_files_named_in_the_documentation_exist() -> None:

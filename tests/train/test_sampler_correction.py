@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,39 +55,56 @@ def formula(differences: np.ndarray, config: SamplerCorrectionConfig) -> np.ndar
             return np.where((config.low <= ratios) & (ratios <= config.high), ratios, 0.0)
 
 
+@cache
+def _moved() -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    """A model away from the first weights, and the log-probabilities of the groups' responses by
+    both: sequence by sequence, through transformers' own forward."""
+    first, moved = clone(MODEL), clone(MODEL)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.add_(0.01 * parameter.sign())
+    pairs = [(s.prompt_tokens, s.tokens) for group in _groups() for s in group.samples]
+    with torch.no_grad():
+        references = [naive_logprobs(first, *pair) for pair in pairs]
+    return moved, [naive_logprobs(moved, *pair) for pair in pairs], references
+
+
+@cache
+def _groups() -> list[Any]:
+    return group_batch(MODEL, GRPOConfig(), off=0.3)
+
+
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_the_formula(kind: str, level: str, old: bool) -> None:
-    """Sequence by sequence, through transformers' own forward, with a KL term beside it."""
+    """With a KL term beside it."""
     config, beta = correction(kind, level), 0.1
-    groups = group_batch(MODEL, GRPOConfig(), off=0.3)
+    groups = _groups()
     if old:  # the weights that sampled differ from those being trained and from the sampler
         groups = [_aged(group) for group in groups]
     trainer = make_trainer(MODEL, beta=beta, sampler_correction=config)
-    first, moved = clone(MODEL), clone(MODEL)
     with torch.no_grad():
-        for each in (moved, trainer._model):
-            for parameter in each.parameters():
-                parameter.add_(0.01 * parameter.sign())
+        for parameter in trainer._model.parameters():
+            parameter.add_(0.01 * parameter.sign())
     partial = trainer.accumulate(groups)
     loss = torch.zeros(())
-    for group in groups:
-        for sample, advantage in zip(group.samples, group.advantages, strict=True):
-            logprobs = naive_logprobs(moved, sample.prompt_tokens, sample.tokens)
-            with torch.no_grad():
-                reference = naive_logprobs(first, sample.prompt_tokens, sample.tokens)
-            now = logprobs.detach()
-            anchor = torch.from_numpy(sample.old_logprobs) if old else now
-            weights = formula(anchor.double().numpy() - sample.logprobs, config)
-            ratio = torch.exp(logprobs - anchor)
-            plain, bounded = ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
-            losses = -torch.minimum(plain, bounded) * torch.from_numpy(weights).float()
-            difference = reference - logprobs
-            kl = (torch.exp(difference) - difference - 1) * ratio
-            loss = loss + (losses + beta * kl).sum()
-    loss.backward()
-    wanted = torch.cat([p.grad.flatten() for p in moved.parameters()])
+    moved, all_logprobs, references = _moved()
+    samples = [sample for group in groups for sample in group.samples]
+    advantages = [advantage for group in groups for advantage in group.advantages]
+    found_by_both = zip(samples, advantages, all_logprobs, references, strict=True)
+    for sample, advantage, logprobs, reference in found_by_both:
+        now = logprobs.detach()
+        anchor = torch.from_numpy(sample.old_logprobs) if old else now
+        weights = formula(anchor.double().numpy() - sample.logprobs, config)
+        ratio = torch.exp(logprobs - anchor)
+        plain, bounded = ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
+        losses = -torch.minimum(plain, bounded) * torch.from_numpy(weights).float()
+        difference = reference - logprobs
+        kl = (torch.exp(difference) - difference - 1) * ratio
+        loss = loss + (losses + beta * kl).sum()
+    slopes = torch.autograd.grad(loss, list(moved.parameters()), retain_graph=True)
+    wanted = torch.cat([each.flatten() for each in slopes])
     found = gradient(trainer)
     assert (found - wanted).abs().max() <= 1e-6 * wanted.abs().max()
     assert partial.sums["loss"] == pytest.approx(float(loss.detach()), rel=1e-4, abs=1e-3)
@@ -173,6 +191,7 @@ def slope(value: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 # --- what is measured ---------------------------------------------------------------------------
 
+PLAIN = make_trainer(MODEL)
 lengths_of = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
@@ -195,7 +214,7 @@ def test_any_split_of_a_batch_measures_the_same(lengths: list[int], seed: int, d
     whole = _partial(rows, config)
     assert total.sums == pytest.approx(whole.sums, rel=1e-4, abs=1e-5)
     assert total.ranges == whole.ranges
-    _check(metrics(total, make_trainer(MODEL).algorithm, make_trainer(MODEL)._config), rows, config)
+    _check(metrics(total, PLAIN.algorithm, PLAIN._config), rows, config)
 
 
 def _partial(rows: list[tuple[np.ndarray, np.ndarray]], config: SamplerCorrectionConfig) -> Partial:

@@ -62,10 +62,17 @@ def first_token_probabilities(tokens, temperature, top_k, top_p):
     return p / p.sum()
 
 
-@pytest.mark.parametrize("path", ["numba", "torch"])
+CUTS = [(1.0, 0, 1.0), (2.0, 0, 0.8), (1.5, 5, 1.0), (2.5, 12, 0.7)]
+"""Temperature, top_k, top_p; the second and third are each a half of the last."""
+
+
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (2.0, 0, 0.8), (1.5, 5, 1.0), (2.5, 12, 0.7)],
+    ("path", "temperature", "top_k", "top_p"),
+    [
+        pytest.param(path, *cut, marks=pytest.mark.wide if path == "torch" and 0 < n < 3 else ())
+        for path in ("numba", "torch")
+        for n, cut in enumerate(CUTS)
+    ],
 )
 def test_samples_follow_the_distribution(path, temperature, top_k, top_p):
     engine = make(path)

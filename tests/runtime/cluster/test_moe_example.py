@@ -46,8 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A family's model after a few supervised steps, by name."""
     folder, example = tmp_path_factory.mktemp("models"), small()
 
-    def made(family: str) -> Path:
-        short = replace(example.recipe(family), steps=10, problems=64, warmup_steps=2)
+    def made(family: str, steps: int = 10) -> Path:
+        short = replace(example.recipe(family), steps=steps, problems=64, warmup_steps=2)
         return warm_start(folder, recipe=short)
 
     return made
@@ -72,7 +72,7 @@ def test_a_family_that_it_does_not_know_is_said() -> None:
 
 @pytest.mark.parametrize("family", small().FAMILIES)
 def test_its_models_are_as_small_as_the_demos(family: str, models: Any) -> None:
-    model, tokenizer = load_model(ModelConfig(path=str(models(family))), "cpu")
+    model, tokenizer = load_model(ModelConfig(path=str(models(family, steps=2))), "cpu")
     assert model.config.model_type == family
     assert 200_000 < sum(weight.numel() for weight in model.parameters()) < 500_000
     text = heldout_rows(1)[0]["prompt"] + chain_of_thought(84, 36)

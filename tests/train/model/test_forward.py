@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from tiny_models import FAMILIES, group_batch, make_model, naive_logprobs
@@ -24,12 +26,21 @@ def _items(groups):
     ]
 
 
+@cache
+def _case(family):
+    """A model, items, and the log-probabilities of each by transformers, by its id."""
+    model = make_model(family)
+    items = _items(group_batch(model, GRPOConfig()))
+    with torch.no_grad():
+        found = [naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7) for i in items]
+    return model, items, {id(i): each for i, each in zip(items, found, strict=True)}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", ["padded", "prompt_shared", "auto"])
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
 def test_logprobs_and_entropy_are_those_of_transformers(family, mode, budget):
-    model = make_model(family)
-    items = _items(group_batch(model, GRPOConfig()))
+    model, items, naive = _case(family)
     batches, shared = packing.plan(items, budget, mode, COSTS)
     assert sorted(id(i) for b in batches for i in b) == sorted(map(id, items))
     for plan in batches:
@@ -37,9 +48,7 @@ def test_logprobs_and_entropy_are_those_of_transformers(family, mode, budget):
         with torch.no_grad():
             forward = PackedForward(model)
             found, entropy = forward.logprobs(batch, 0.7)
-            expected = torch.cat(
-                [naive_logprobs(model, i.sample.prompt_tokens, i.sample.tokens, 0.7) for i in plan]
-            )
+            expected = torch.cat([naive[id(i)] for i in plan])
             torch.testing.assert_close(found, expected, atol=4e-5, rtol=1e-5)
             p = torch.softmax(model.lm_head(forward.hidden_states(batch)) / 0.7, -1)
             torch.testing.assert_close(entropy, -(p * p.log()).sum(-1), atol=1e-5, rtol=1e-4)

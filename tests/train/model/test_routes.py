@@ -26,6 +26,8 @@ MIXTURES = {
         *("deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", "jamba"),
     )
 } | {"gemma4_text": "flat"}
+QUICK = ("qwen3_moe", "minimax_m2", "deepseek_v3", "gpt_oss", "qwen3_next", "gemma4_text")
+"""Of each way to choose experts and be laid out one or two."""
 GEMMA4 = {
     "enable_moe_block": True,
     "num_experts": 4,
@@ -51,7 +53,13 @@ def _run(model, batch, **options):
     return found, torch.stack(chosen, dim=1)
 
 
-@pytest.mark.parametrize(("name", "layout"), MIXTURES.items())
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=() if name in QUICK else pytest.mark.wide)
+        for name, layout in MIXTURES.items()
+    ],
+)
 def test_routes_of_another_model_are_taken(name, layout):
     model, other = _make(name), _make(name, seed=1)
     batch = packing.build(items(), False, CPU)

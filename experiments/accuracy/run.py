@@ -1,0 +1,136 @@
+"""Accuracy by mode: trains every arm of the study on every task, and writes the page.
+
+    python experiments/accuracy/run.py [TASK ...] [--seeds N] [--jobs 2] [--page]
+
+Runs that are there are not made again, so the command goes on where it was stopped. ``--page`` only
+writes ``results.parquet`` and the tables of ``README.md`` from the runs that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from results import curve, tables
+
+HERE = Path(__file__).parent
+MARK = "<!-- tables -->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run."""
+
+    task: str
+    rate: float
+    seed: int
+    arm: str
+    set: Sequence[str]
+
+    def folder(self, out: Path) -> Path:
+        """Where it is."""
+        slug = "".join(c if c.isalnum() or c == "." else "-" for c in self.arm)
+        return out / self.task / f"{self.rate:g}" / f"{self.seed}-{slug}"
+
+    def train(self, out: Path) -> str:
+        """Run it, in a process of its own; what went wrong, or nothing."""
+        folder = self.folder(out)
+        began = any(folder.glob("checkpoint-*"))
+        if folder.exists() and not began:
+            shutil.rmtree(folder)
+        own = [f"seed={self.seed}", f"train.learning_rate={self.rate}", f"output={folder}"]
+        words = [str(HERE / "tasks" / f"{self.task}.yaml"), *self.set, *own]
+        words += ["--resume", "auto"] if began else []
+        command = [sys.executable, "-m", "rollpacker", "train", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "failed.txt").write_text(done.stderr, encoding="utf-8")
+            return done.stderr.strip().splitlines()[-1]
+        return ""
+
+
+def trials(study: dict[str, Any], tasks: Sequence[str], seeds: int | None) -> Iterator[Trial]:
+    """All of them, whole comparisons first: seed by seed."""
+    most = max(seeds or task["seeds"] for task in study["tasks"].values())
+    for seed in range(most):
+        for name, task in study["tasks"].items():
+            if name not in tasks or seed >= (seeds or task["seeds"]):
+                continue
+            for rate in task["rates"]:
+                for arm, words in study["arms"].items():
+                    if arm not in task.get("without", ()):
+                        yield Trial(task=name, rate=rate, seed=seed, arm=arm, set=words)
+
+
+def make_models(out: Path) -> None:
+    """The warm start that the small tasks begin with, in a minute."""
+    from rollpacker.demo.warm_start import default_cache, warm_start
+
+    model = out / "models" / "gcd"
+    if not model.exists():
+        shutil.copytree(warm_start(default_cache()), model)
+
+
+def main() -> None:
+    study = yaml.safe_load((HERE / "study.yaml").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("--seeds", type=int, help="of each task; default: the study's")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
+    parser.add_argument("--page", action="store_true")
+    given = parser.parse_args()
+    os.chdir(HERE.parent.parent)
+    chosen = given.tasks or list(study["tasks"])
+    if unknown := sorted(set(chosen) - set(study["tasks"])):
+        parser.error(f"no task {unknown[0]}: choose from {', '.join(study['tasks'])}")
+    every = list(trials(study, chosen, given.seeds))
+    if not given.page:
+        make_models(given.out)
+        run(every, given.out, given.jobs)
+    write(every, given.out)
+
+
+def run(every: Sequence[Trial], out: Path, jobs: int) -> None:
+    """Those that are not there, so many at a time."""
+    left = [
+        trial
+        for trial in every
+        if not any((trial.folder(out) / name).exists() for name in ("summary.json", "failed.txt"))
+    ]
+    print(f"{len(every) - len(left)} of {len(every)} runs are there", file=sys.stderr)
+    with ThreadPoolExecutor(jobs) as pool:
+        going = {pool.submit(trial.train, out): trial for trial in left}
+        for number, done in enumerate(as_completed(going), start=1):
+            trial, wrong = going[done], done.result()
+            said = wrong or "done"
+            line = f"{number} of {len(left)}: {trial.task} {trial.rate:g} {trial.arm}"
+            print(f"{line}, seed {trial.seed}: {said}", file=sys.stderr)
+
+
+def write(every: Sequence[Trial], out: Path) -> None:
+    """The parquet file and the tables of the page."""
+    rows = [
+        {"task": t.task, "rate": t.rate, "seed": t.seed, "arm": t.arm} | found
+        for t in every
+        for found in curve(t.folder(out))
+    ]
+    text = tables(rows, HERE / "results.parquet")
+    page = HERE / "README.md"
+    head = page.read_text(encoding="utf-8").split(MARK)[0]
+    page.write_text(f"{head}{MARK}\n\n{text}\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

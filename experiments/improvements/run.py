@@ -67,8 +67,13 @@ class Outcome:
         return f"{base / self.seconds:.2f}x / {told}"
 
 
-def simulate(job: tuple[SimulationConfig, Any, LengthSource, dict[str, Any], int]) -> Outcome:
+def simulate(
+    job: tuple[SimulationConfig, Any, LengthSource, dict[str, Any], int],
+) -> Outcome | None:
+    """None where the mode cannot run the job."""
     config, costs, source, arm, steps = job
+    if arm["tail_batching"]["mode"] == "partial" and source.turns is not None:
+        return None
     rollout = config.rollout.model_dump()
     streaming = {"group_tokens": 16384} | arm.get("streaming", {})
     tree = config.model_dump() | {
@@ -96,13 +101,13 @@ def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, LengthSo
     return found
 
 
-def table(outcomes: dict[str, dict[str, Outcome]]) -> str:
+def table(outcomes: dict[str, dict[str, Outcome | None]]) -> str:
     lines = ["| | " + " | ".join(outcomes) + " |", "|---|" + "---|" * len(outcomes)]
     for arm in ARMS:
         cells = []
         for by_arm in outcomes.values():
-            base = by_arm["synchronous (`off`)"].seconds
-            cells.append(by_arm[arm].over(base))
+            base, found = by_arm["synchronous (`off`)"], by_arm[arm]
+            cells.append(found.over(base.seconds) if base and found else "-")
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

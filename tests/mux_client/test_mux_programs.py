@@ -163,6 +163,7 @@ def test_a_submitted_job_runs_to_its_end(cluster: Cluster) -> None:
     assert "environment" not in cluster.program("plain")["program"]
 
 
+@pytest.mark.wide
 def test_a_program_that_fails_starts_again_so_often(cluster: Cluster) -> None:
     marker = cluster.folder / "marker"
     shaky = f"test -e {marker} && exit 0; touch {marker}; echo no; exit 3"
@@ -208,6 +209,7 @@ def test_a_program_goes_where_its_job_goes(cluster: Cluster) -> None:
     cluster.ends("mover")
 
 
+@pytest.mark.wide
 def test_an_agent_that_starts_again_finds_what_runs(cluster: Cluster) -> None:
     cluster.works("steady", 10_000)
     until(lambda: cluster.printed("steady", "iteration 1"))

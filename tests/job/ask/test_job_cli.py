@@ -98,6 +98,7 @@ def wait_for_step(folder: Path, step: int, seconds: float) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.wide
 def test_ctrl_c_saves_and_resume_ends_the_run(shop: Workshop) -> None:
     """A ROLL file: interrupted (exit 130, ``interrupted`` in the summary), then resumed."""
     file = job(shop, "roll", "roll.jsonl", epochs=500)

@@ -78,6 +78,7 @@ def test_three_kills(tmp_path: Path) -> None:
     judge(storm(tmp_path, clients=6, kills=3, answers=40))
 
 
+@pytest.mark.wide
 def test_kills_among_snapshots(tmp_path: Path) -> None:
     """With one after every batch, most kills come while one is written."""
     judge(storm(tmp_path, clients=6, kills=4, answers=30, snapshots_every=1))

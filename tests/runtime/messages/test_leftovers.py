@@ -89,6 +89,7 @@ def test_two_runs_that_start_at_once_keep_what_is_theirs(
 
 
 @pytest.mark.parametrize("whom", ["driver", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.wide
 def test_nothing_of_a_killed_driver_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whom: str
 ) -> None:

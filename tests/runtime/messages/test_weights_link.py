@@ -25,6 +25,7 @@ def measured(*, training: int, rollout: int, mib: float) -> dict[str, Any]:
     return json.loads(done.stdout)["ways"]
 
 
+@pytest.mark.wide
 def test_four_receivers_cost_one_copy_instead_of_four() -> None:
     ways = measured(training=2, rollout=4, mib=2)
     assert 1.0 <= ways["planned"]["copies_over_slow_link"] < 1.1

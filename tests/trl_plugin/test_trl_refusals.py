@@ -29,6 +29,10 @@ pytestmark = pytest.mark.trl
         ({"tail_batching": "fast"}, "tail_batching='fast': must be one of 'exact', 'off', 'race'"),
         ({"tail_batching": None}, "tail_batching=None: must be one of"),
         (
+            {"tail_batching": "partial"},
+            "tail_batching='partial' trains on tokens of earlier weights",
+        ),
+        (
             {"tail_batching": {"mode": "race", "eta_promts": 1.5}},
             "^tail_batching: unknown key 'eta_promts'; did you mean 'eta_prompts'",
         ),

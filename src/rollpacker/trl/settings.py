@@ -184,12 +184,22 @@ def local_batch(trainer: Any) -> int:
 
 def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
+    tail = _tail_config(given)
+    if tail.mode == "partial":
+        raise ValueError(
+            "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "
+            "train keeps; take 'exact', 'off', 'race', 'prompts' or 'auto'"
+        )
+    return tail
+
+
+def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     if isinstance(given, TailBatchingConfig):
         return given
     if isinstance(given, Mapping):
         return parse_as(TailBatchingConfig, dict(given), "tail_batching")
-    modes = get_args(TailMode)
-    if given not in modes:
+    modes = [mode for mode in get_args(TailMode) if mode != "partial"]
+    if given not in (*modes, "partial"):
         raise ValueError(
             f"tail_batching={given!r}: must be one of {', '.join(map(repr, modes))}, or a "
             "TailBatchingConfig of rollpacker.config"

@@ -73,6 +73,11 @@ def read(given: Any) -> VerlConfig:
             f"{MODE}.tail_batching.mode: 'auto' goes by measured decode latencies, which verl's "
             "servers do not tell; take 'exact', 'off', 'race' or 'prompts'"
         )
+    if tail.mode == "partial":
+        raise ValueError(
+            f"{MODE}.tail_batching.mode: 'partial' trains on tokens of earlier weights, which only "
+            "rollpacker train keeps; take 'exact', 'off', 'race' or 'prompts'"
+        )
     if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
         raise ValueError(
             f"{MODE}.tail_batching: long_round_steps and bucket_rounds must be 1 and "

@@ -2,6 +2,7 @@
 
     python experiments/accuracy/run.py [TASK ...] [--seeds N] [--jobs 2] [--page]
 
+``--model TASK=FOLDER`` gives a task another model's folder than its configuration does.
 Runs that are there are not made again, so the command goes on where it was stopped. ``--page`` only
 writes ``results.parquet`` and the tables of ``README.md`` from the runs that are there.
 """
@@ -13,14 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from results import curve, tables
+from accuracy_tables import curve, tables
 
 HERE = Path(__file__).parent
 MARK = "<!-- tables -->"
@@ -31,6 +32,7 @@ class Trial:
     """One run."""
 
     task: str
+    config: str
     rate: float
     seed: int
     arm: str
@@ -48,7 +50,7 @@ class Trial:
         if folder.exists() and not began:
             shutil.rmtree(folder)
         own = [f"seed={self.seed}", f"train.learning_rate={self.rate}", f"output={folder}"]
-        words = [str(HERE / "tasks" / f"{self.task}.yaml"), *self.set, *own]
+        words = [self.config, *self.set, *own]
         words += ["--resume", "auto"] if began else []
         command = [sys.executable, "-m", "rollpacker", "train", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -59,7 +61,9 @@ class Trial:
         return ""
 
 
-def trials(study: dict[str, Any], tasks: Sequence[str], seeds: int | None) -> Iterator[Trial]:
+def trials(
+    study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
+) -> Iterator[Trial]:
     """All of them, whole comparisons first: seed by seed."""
     most = max(seeds or task["seeds"] for task in study["tasks"].values())
     for seed in range(most):
@@ -68,17 +72,27 @@ def trials(study: dict[str, Any], tasks: Sequence[str], seeds: int | None) -> It
                 continue
             for rate in task["rates"]:
                 for arm, words in study["arms"].items():
-                    if arm not in task.get("without", ()):
-                        yield Trial(task=name, rate=rate, seed=seed, arm=arm, set=words)
+                    if arm in task.get("without", ()):
+                        continue
+                    model = [f"model.path={models[name]}"] if name in models else []
+                    yield Trial(
+                        task=name,
+                        config=task["config"],
+                        rate=rate,
+                        seed=seed,
+                        arm=arm,
+                        set=[*task.get("set", ()), *words, *model],
+                    )
 
 
 def make_models(out: Path) -> None:
-    """The warm start that the small tasks begin with, in a minute."""
-    from rollpacker.demo.warm_start import default_cache, warm_start
+    """The warm starts that the small tasks begin with, in minutes."""
+    from rollpacker.demo.warm_start import Recipe, default_cache, warm_start
 
-    model = out / "models" / "gcd"
-    if not model.exists():
-        shutil.copytree(warm_start(default_cache()), model)
+    for name, recipe in {"gcd": Recipe(), "chance": Recipe(idle=20.0)}.items():
+        model = out / "models" / name
+        if not model.exists():
+            shutil.copytree(warm_start(default_cache(), recipe=recipe), model)
 
 
 def main() -> None:
@@ -89,12 +103,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--model", action="append", default=[], metavar="TASK=FOLDER")
     given = parser.parse_args()
     os.chdir(HERE.parent.parent)
     chosen = given.tasks or list(study["tasks"])
     if unknown := sorted(set(chosen) - set(study["tasks"])):
         parser.error(f"no task {unknown[0]}: choose from {', '.join(study['tasks'])}")
-    every = list(trials(study, chosen, given.seeds))
+    models = dict(word.split("=", 1) for word in given.model)
+    every = list(trials(study, chosen, given.seeds, models))
     if not given.page:
         make_models(given.out)
         run(every, given.out, given.jobs)

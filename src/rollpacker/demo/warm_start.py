@@ -43,6 +43,8 @@ class Recipe:
         warmup_steps: of linear warm-up.
         answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
             model do so 1.5 / 2.5 of the time.
+        idle: median of blank lines before a thought, log-normal with a deviation of 1: length that
+            says nothing of the problem. 0 for none.
         heads: the model's attention heads.
         family: its ``model_type``.
         settings: of the family's configuration.
@@ -54,6 +56,7 @@ class Recipe:
     learning_rate: float = 3e-3
     warmup_steps: int = 50
     answer_weight: float = 1.5
+    idle: float = 0.0
     heads: int = 3
     family: str = "qwen2"
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -145,10 +148,20 @@ def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    rng = random.Random(seed)
+
+    def idle() -> str:
+        most = model_file.CONTEXT // 4
+        return "\n" * min(most, round(rng.lognormvariate(math.log(recipe.idle), 1.0)))
+
     return [
         _Example(
             encode(row["prompt"]),
-            [*encode(task.chain_of_thought(*row["metadata"]["numbers"])), EOS_ID],
+            [
+                *encode(idle() if recipe.idle else ""),
+                *encode(task.chain_of_thought(*row["metadata"]["numbers"])),
+                EOS_ID,
+            ],
             [*encode(task.answer_at_once(*row["metadata"]["numbers"])), EOS_ID],
         )
         for row in task.train_rows(recipe.problems, seed)

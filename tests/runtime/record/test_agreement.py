@@ -100,7 +100,8 @@ def test_nothing_is_worse_than_what_is_no_number(apart: Any, effective: float) -
 def test_only_runs_whose_probabilities_can_be_compared_have_one() -> None:
     tree = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
     assert AgreementAlarm.of(RunConfig.model_validate(tree)) is not None
-    for other in ({"rollout": {"top_p": 0.9}}, {"engine": {"kind": "fake"}}):
+    stale = {"tail_batching": {"mode": "partial"}}
+    for other in ({"rollout": {"top_p": 0.9}}, {"engine": {"kind": "fake"}}, {"rollout": stale}):
         assert AgreementAlarm.of(RunConfig.model_validate(tree | other)) is None
 
 

@@ -34,8 +34,10 @@ class AgreementAlarm:
 
     @classmethod
     def of(cls, config: RunConfig) -> AgreementAlarm | None:
-        """That of a run; None where the two log-probabilities are not of the same distribution."""
-        if not config.rollout.full_softmax or isinstance(config.engine, FakeEngineConfig):
+        """That of a run; None where the two log-probabilities are not of the same distribution, or
+        of the same weights."""
+        stale = config.rollout.tail_batching.mode == "partial"
+        if stale or not config.rollout.full_softmax or isinstance(config.engine, FakeEngineConfig):
             return None
         return cls(config.model.dtype, config.train.sampler_correction)
 

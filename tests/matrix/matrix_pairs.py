@@ -9,7 +9,7 @@ from typing import Any
 
 MODE = "rollout.tail_batching.mode"
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    MODE: ("exact", "off", "race", "prompts", "auto"),
+    MODE: ("exact", "off", "race", "prompts", "partial", "auto"),
     "train.algorithm.kind": ("grpo", "reinforce_pp", "gspo"),
     "rollout.tail_batching.long_round_steps": (1, 2),
     "rollout.tail_batching.bucket_rounds": (1, 2),

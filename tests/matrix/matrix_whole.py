@@ -31,7 +31,16 @@ EXCEPTIONS = {
 MOST = 2
 """Never to be raised."""
 
+PARTIAL = "tests/runtime/step/test_partial_runs.py::"
 ELSEWHERE = {
+    "rollout.tail_batching.mode=partial": (
+        f"{PARTIAL}test_a_response_goes_on_from_the_tokens_that_it_had"
+    ),
+    "rollout.tail_batching.max_staleness": (
+        f"{PARTIAL}test_nothing_is_older_than_it_may_be_and_metrics_say_how_old"
+    ),
+    "rollout.tail_batching.stale_tokens=mask": f"{PARTIAL}test_other_answers_to_stale_tokens",
+    "rollout.tail_batching.stale_tokens=fresh": f"{PARTIAL}test_other_answers_to_stale_tokens",
     "cluster.address": (
         "tests/runtime/cluster/test_ray.py::test_a_job_runs_on_the_nodes_of_a_ray_cluster"
     ),

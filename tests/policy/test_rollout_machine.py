@@ -30,7 +30,7 @@ class RolloutMachine(RuleBasedStateMachine):
         responses=st.integers(1, 4),
         first=st.integers(1, 9),
         second=st.integers(0, 6),
-        eta=st.sampled_from([1.0, 1.25, 2.0]),
+        eta=st.sampled_from([1.0, 1.25, 2.0, 4.0]),
         staleness=st.integers(1, 3),
         dynamic=st.booleans(),
         stream=st.booleans(),

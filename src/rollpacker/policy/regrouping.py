@@ -62,6 +62,7 @@ class Regrouping:
 
     def _begin_round(self) -> None:
         self._base: dict[AttemptId, int] = {}
+        self._moved: set[AttemptId] = set()
         self._progress: dict[EngineId, int] = {}
         self._started_tokens = 0
 
@@ -138,12 +139,14 @@ class Regrouping:
         self._prompt_tokens.pop(decision.prompt, None)
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
-        """A response is there."""
-        steps = event.tokens - self._base[of.id]
+        """A response is there; its tokens of earlier steps are none of this engine's."""
+        earlier = 0 if of.id in self._moved else event.carried
+        steps = event.tokens - earlier - self._base[of.id]
         self._progress[of.bound] = max(self._progress.get(of.bound, 0), steps)
 
     def migrated(self, event: ev.AttemptMigrated, of: Attempt) -> None:
         """An attempt goes on elsewhere."""
+        self._moved.add(of.id)
         self._base[of.id] = event.tokens - self._progress.get(event.engine, 0)
 
     def lose(self, event: ev.DevicesLost) -> None:

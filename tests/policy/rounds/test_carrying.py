@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.types import Prompt, PromptId, RoundKind
-from rollpacker.policy.rounds.carrying import Carrying, plan_carrying
+from rollpacker.policy.rounds.carrying import Carrying
 
 
 def prompts(domain: str, ages: list[int]) -> list[Prompt]:
@@ -18,27 +18,41 @@ def prompts(domain: str, ages: list[int]) -> list[Prompt]:
 @given(
     st.integers(1, 8),
     st.sampled_from([1.0, 1.25, 2.0, 4.0]),
-    st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), max_size=3),
+    st.integers(1, 3),
+    st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(1, 3), max_size=9), max_size=3),
     st.dictionaries(st.sampled_from("abc"), st.integers(0, 30), max_size=3),
 )
-def test_the_queue_begins_first_and_fresh_prompts_fill_up(wanted, eta, queued, fresh):
-    sizes = dict.fromkeys("abc", 10)
-    queue = [p for domain, count in queued.items() for p in prompts(domain, [0] * count)]
+def test_the_queue_begins_first_and_fresh_prompts_fill_up(wanted, eta, most, queued, fresh):
+    sizes, step = dict.fromkeys("abc", 10), 10
+    queue = [p for domain, ages in queued.items() for p in prompts(domain, ages)]
     if not queue and not any(fresh.values()):
         return
-    plan = plan_carrying(
-        prompts=wanted, responses=3, eta_prompts=eta, queue=queue, sizes=sizes, remaining=fresh
+    carrying = Carrying(most)
+    for domain, ages in queued.items():
+        for prompt, age in zip(prompts(domain, ages), ages, strict=True):
+            carrying.defer(prompt.id, step - min(age, most))
+    plan, begun, due = carrying.plan(
+        step,
+        prompts=wanted,
+        responses=3,
+        eta_prompts=eta,
+        queue=queue,
+        sizes=sizes,
+        remaining=fresh,
     )
-    assert plan.queued == len(queue)
-    available = Counter(queued) + Counter(fresh)
-    assert sum(plan.quotas.values()) >= min(wanted, available.total())
-    assert sum(plan.quotas.values()) <= wanted + len(queued)
+    available = Counter(p.domain for p in queue) + Counter(fresh)
+    must = [p for p in queue if p.id in due]
+    assert sum(plan.quotas.values()) == max(len(must), min(wanted, available.total()))
+    assert plan.queued == len(begun)
+    assert set(must) <= set(begun)
+    assert {p.domain for p in queue} - {p.domain for p in begun} <= set("abc") - set(plan.quotas)
+    for domain, quota in plan.quotas.items():
+        assert sum(p.domain == domain for p in must) <= quota <= available[domain]
+    started = Counter(p.domain for p in begun) + Counter(plan.draws)
     for domain, count in plan.draws.items():
         assert 0 < count <= fresh[domain]
-    begun = len(queue) + sum(plan.draws.values())
-    races = begun > sum(plan.quotas.values())
-    assert (plan.kind is RoundKind.SHORT) == races
-    assert all(plan.quotas[domain] <= available[domain] for domain in plan.quotas)
+        assert started[domain] <= plan.quotas[domain] * (1 + most)
+    assert (plan.kind is RoundKind.SHORT) == (started.total() > sum(plan.quotas.values()))
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=16))

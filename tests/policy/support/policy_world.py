@@ -187,9 +187,8 @@ class World:
                 assert not self.running, "the rollout ended with attempts running"
                 assert not self.stopping, "the rollout ended before aborts were confirmed"
                 self.rollout_over = True
-                if self.partial and len(self.fresh) == 1 and not self.dropped:
-                    wanted = min(self.available, self.settings.rollout.prompts_per_step)
-                    assert len(self.accepted) == wanted
+                if self.partial:
+                    self._check_count()
             case do.ApplyUpdate():
                 self._apply(decision)
             case do.PublishWeights():
@@ -207,6 +206,16 @@ class World:
                 self.offered = True
             case _:
                 raise AssertionError(decision)
+
+    def _check_count(self) -> None:
+        """Every step has as many groups as it may: seats of prompts that were dropped are taken."""
+        most = self.settings.rollout.prompts_per_step
+        begun = {prompt for prompt, _ in self.index.values()}
+        lost = begun & self.dropped
+        if not lost:
+            assert len(self.accepted) == min(self.available, most)
+        elif len(self.fresh) == 1:
+            assert len(self.accepted) == min(most, len(begun - lost))
 
     def _draw(self, decision: do.DrawPrompts) -> ev.PromptsDrawn:
         drawn: list[Prompt] = []

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import EvalConfig, RunConfig, longest_response
-from rollpacker.config.rollout import StaleTokens
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.checks import (
@@ -21,6 +20,7 @@ from rollpacker.job.plan.checks import (
     check_length,
     check_size,
     races,
+    stale_tokens,
 )
 from rollpacker.job.plan.emulated import check_emulated, emulation_of
 from rollpacker.job.plan.environments import Environments, environments_of
@@ -240,7 +240,7 @@ def assemble(
 ) -> Parts:
     """The policy and its driver over started processes."""
     policy = RolloutPolicy(settings)
-    censoring = config.rollout.tail_batching.censoring_weights
+    tail, stale = config.rollout.tail_batching, stale_tokens(config)
     updates = Updates(
         pool,
         algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
@@ -248,9 +248,10 @@ def assemble(
         mask_truncated=config.train.mask_truncated_completions,
         clock=clock,
         sampler_is_old=config.rollout.full_softmax
-        and config.train.sampler_correction.kind == "none",
-        weigh=policy.censoring_weights if censoring else None,
-        stale=_stale(config),
+        and config.train.sampler_correction.kind == "none"
+        and not (tail.mode == "partial" and stale != "ratio"),
+        weigh=policy.censoring_weights if tail.censoring_weights else None,
+        stale=stale,
     )
     rollout = Rollout(
         config,
@@ -277,15 +278,6 @@ def assemble(
         log=log,
         clock=clock,
     )
-
-
-def _stale(config: RunConfig) -> StaleTokens:
-    """What is done about tokens of earlier weights, if there are any."""
-    tail = config.rollout.tail_batching
-    corrected = config.train.sampler_correction.kind != "none"
-    if tail.mode != "partial" or (tail.stale_tokens == "ratio" and corrected):
-        return "fresh"
-    return tail.stale_tokens
 
 
 def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollpacker.config import RunConfig
-from rollpacker.config.rollout import RACED
+from rollpacker.config.rollout import RACED, StaleTokens
 from rollpacker.engine.mini.shape import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
@@ -75,12 +75,47 @@ def _check_partial(config: RunConfig) -> None:
         )
     if config.devices.emulate is not None:
         raise ValueError(f"{key} and devices.emulate: emulated devices start every response anew")
-    if tail.stale_tokens == "ratio" and not config.rollout.full_softmax:
+    if tail.long_round_steps > 1:
+        raise ValueError(f"{key} has no long rounds: leave long_round_steps at 1")
+    if config.deterministic and (config.devices.per_node != 1 or config.devices.nodes != 1):
+        raise ValueError(
+            f"{key} and deterministic: which weights sampled a token depends on when other engines "
+            "are stopped; set devices.per_node to 1"
+        )
+    correction = config.train.sampler_correction
+    if tail.stale_tokens == "mask" and correction.kind != "none" and correction.level != "token":
+        raise ValueError(
+            "rollout.tail_batching.stale_tokens=mask leaves tokens out, of which the ratio of a "
+            f"response would be made: set train.sampler_correction.level to token, not "
+            f"{correction.level}"
+        )
+    if stale_tokens(config) == "ratio":
+        _check_ratio(config, key)
+
+
+def _check_ratio(config: RunConfig, key: str) -> None:
+    """What the algorithm's ratio to earlier weights needs."""
+    other = "set rollout.tail_batching.stale_tokens to 'mask', or a train.sampler_correction"
+    kind = config.train.algorithm.kind
+    if algorithms.build(config.train.algorithm).sequence_level:
+        raise ValueError(
+            f"{key} with train.algorithm.kind={kind}: the ratio of a whole response to weights "
+            f"that are several steps old clips nearly all that are long; {other}"
+        )
+    if not config.rollout.full_softmax:
         raise ValueError(
             f"{key} compares with the probabilities that earlier weights sampled with, of the "
-            "whole softmax: set rollout.top_p to 1 and rollout.top_k to 0, or "
-            "rollout.tail_batching.stale_tokens to 'mask'"
+            f"whole softmax: set rollout.top_p to 1 and rollout.top_k to 0, or {other}"
         )
+
+
+def stale_tokens(config: RunConfig) -> StaleTokens:
+    """What is done about tokens of earlier weights, if there are any."""
+    tail = config.rollout.tail_batching
+    corrected = config.train.sampler_correction.kind != "none"
+    if tail.mode != "partial" or (tail.stale_tokens == "ratio" and corrected):
+        return "fresh"
+    return tail.stale_tokens
 
 
 def _check_environment(config: RunConfig) -> None:

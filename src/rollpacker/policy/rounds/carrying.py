@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rollpacker.core.groups import over_provision
 from rollpacker.core.types import Prompt, PromptId, RoundKind
 from rollpacker.policy.rounds.race import RoundPlan, domain_quotas
+
+
+class Continued(NamedTuple):
+    """A round, the prompts of the queue that begin in it, and those of them that it waits for."""
+
+    plan: RoundPlan
+    queued: tuple[Prompt, ...]
+    due: set[PromptId]
 
 
 class Carrying:
@@ -38,18 +47,66 @@ class Carrying:
         self._begun.clear()
 
     def due(self, queue: Sequence[Prompt], quotas: Mapping[str, int], step: int) -> set[PromptId]:
-        """Prompts of the queue, oldest first, that the round of ``step`` must wait for.
+        """Prompts of the queue, the oldest of each domain, that the round of ``step`` waits for.
 
         Of those that have only ``k`` steps left after it no more may stay than ``k`` rounds take.
         """
         found: set[PromptId] = set()
-        for domain, quota in quotas.items():
+        for domain in {prompt.domain: None for prompt in queue}:
+            each = max(1, quotas.get(domain, 0))
             mine = [prompt.id for prompt in queue if prompt.domain == domain]
             mine.sort(key=self._begun.__getitem__)
             left = (self._most - (step - self._begun[prompt]) for prompt in mine)
-            seats = max((n - max(0, more) * quota for n, more in enumerate(left, 1)), default=0)
+            seats = max(n - max(0, more) * each for n, more in enumerate(left, 1))
             found.update(mine[: max(0, seats)])
         return found
+
+    def plan(
+        self,
+        step: int,
+        *,
+        prompts: int,
+        responses: int,
+        eta_prompts: float,
+        queue: Sequence[Prompt],
+        sizes: Mapping[str, int],
+        remaining: Mapping[str, int],
+    ) -> Continued:
+        """A round that begins the queue, and fresh prompts up to ``eta_prompts`` of its quotas, but
+        no more than later rounds can take in time.
+
+        Args:
+            step: its step.
+            prompts: P0.
+            responses: R0.
+            eta_prompts: prompts begun per prompt kept.
+            queue: prompts that go on.
+            sizes: prompts of each domain in the whole data.
+            remaining: fresh prompts of each domain left in this epoch.
+        """
+        queued = Counter(prompt.domain for prompt in queue)
+        available = {domain: queued[domain] + remaining.get(domain, 0) for domain in sizes}
+        quotas = domain_quotas(prompts, sizes, available)
+        due = self.due(queue, quotas, step)
+        quotas = _with_room(quotas, Counter(p.domain for p in queue if p.id in due), prompts)
+        # Shares of what is left change: a domain may have none where one of its prompts waits.
+        begun = tuple(prompt for prompt in queue if prompt.domain in quotas)
+        draws: dict[str, int] = {}
+        for domain, quota in quotas.items():
+            most = min(over_provision(quota, eta_prompts), quota * (1 + self._most))
+            count = min(most - queued[domain], remaining.get(domain, 0))
+            draws |= {domain: count} if count > 0 else {}
+        begins = len(begun) + sum(draws.values())
+        assert begins > 0, "a step was started on an epoch that is over"
+        unraced = RoundKind.LONG if begun else RoundKind.FULL
+        plan = RoundPlan(
+            kind=RoundKind.SHORT if begins > sum(quotas.values()) else unraced,
+            quotas=quotas,
+            draws=draws,
+            queued=len(begun),
+            responses=responses,
+        )
+        return Continued(plan, begun, due)
 
     def state_dict(self) -> dict[str, int]:
         """First steps, as JSON."""
@@ -60,46 +117,13 @@ class Carrying:
         self._begun = {PromptId(prompt): step for prompt, step in state.items()}
 
 
-def plan_carrying(
-    *,
-    prompts: int,
-    responses: int,
-    eta_prompts: float,
-    queue: Sequence[Prompt],
-    sizes: Mapping[str, int],
-    remaining: Mapping[str, int],
-) -> RoundPlan:
-    """A round that begins the whole queue, and fresh prompts up to ``eta_prompts`` of its quotas.
-
-    Args:
-        prompts: P0.
-        responses: R0.
-        eta_prompts: prompts begun per prompt kept.
-        queue: prompts that go on.
-        sizes: prompts of each domain in the whole data.
-        remaining: fresh prompts of each domain left in this epoch.
-    """
-    queued = Counter(prompt.domain for prompt in queue)
-    available = {domain: queued[domain] + remaining.get(domain, 0) for domain in sizes}
-    quotas = domain_quotas(prompts, sizes, available)
-    # Shares of what is left change: a domain may have none where one of its prompts waits.
-    quotas |= {domain: 1 for domain in queued if domain not in quotas}
-    draws = {
-        domain: count
-        for domain, quota in quotas.items()
-        if (count := min(_more(quota, eta_prompts, queued[domain]), remaining.get(domain, 0)))
-    }
-    kept, begun = sum(quotas.values()), len(queue) + sum(draws.values())
-    assert begun > 0, "a step was started on an epoch that is over"
-    unraced = RoundKind.LONG if queue else RoundKind.FULL
-    return RoundPlan(
-        kind=RoundKind.SHORT if begun > kept else unraced,
-        quotas=quotas,
-        draws=draws,
-        queued=len(queue),
-        responses=responses,
-    )
-
-
-def _more(quota: int, eta: float, queued: int) -> int:
-    return max(0, over_provision(quota, eta) - queued)
+def _with_room(quotas: Mapping[str, int], due: Mapping[str, int], total: int) -> dict[str, int]:
+    """Quotas that have room for what is due, at the cost of others."""
+    found = {d: max(quotas.get(d, 0), due.get(d, 0)) for d in (*quotas, *due)}
+    while sum(found.values()) > total:
+        spare = {domain: quota - due.get(domain, 0) for domain, quota in found.items()}
+        most = max(spare, key=spare.__getitem__)
+        if spare[most] <= 0:
+            break
+        found[most] -= 1
+    return {domain: quota for domain, quota in found.items() if quota}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rollpacker.core.groups import differ, over_provision
-from rollpacker.core.types import AttemptId, Prompt, RoundKind
+from rollpacker.core.types import AttemptId, Prompt, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt
 
 _ROUNDING = 1e-9
@@ -169,3 +170,45 @@ class Race:
         """Whether the kept rewards differ (``differ``)."""
         rewards = [attempt.reward for attempt in self.graded[: self.wanted]]
         return differ([reward for reward in rewards if reward is not None], least)
+
+
+@dataclass(slots=True)
+class RoundState:
+    """The round in progress.
+
+    Args:
+        step: its step.
+        plan: what it runs.
+        due: undecided prompts that it waits for: their places are kept.
+    """
+
+    step: int
+    plan: RoundPlan
+    due: set[PromptId]
+    races: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
+    undecided: int = 0
+    """Races that are not done."""
+    audited: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
+    waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
+    """Finished attempts that are graded when the whole round has finished."""
+    accepted: Counter[str] = field(default_factory=Counter[str])
+    ready: list[Race] = field(default_factory=list[Race])
+    """Complete, while all places that are left are kept for others."""
+    waiting_for_prompts: bool = False
+    draws: int = 0
+    finished: bool = False
+
+    def end(self, race: Race) -> None:
+        """A race is decided."""
+        race.done = True
+        self.undecided -= 1
+        self.due.discard(race.prompt.id)
+
+    def taken(self, domain: str | None) -> int:
+        """Groups that were accepted, of a domain or of all."""
+        return self.accepted.total() if domain is None else self.accepted[domain]
+
+    def free(self, domain: str | None, wanted: int | None) -> bool:
+        """Whether another group of them may be accepted."""
+        due = sum(domain in (None, self.races[prompt].prompt.domain) for prompt in self.due)
+        return wanted is None or self.taken(domain) + due < wanted

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from rollpacker.core import decisions as do
@@ -15,9 +15,16 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
 from rollpacker.policy.rounds.buckets import Buckets, Predict
-from rollpacker.policy.rounds.carrying import Carrying, plan_carrying
+from rollpacker.policy.rounds.carrying import Carrying
 from rollpacker.policy.rounds.placement import EnginePlacement
-from rollpacker.policy.rounds.race import Race, Racing, RoundPlan, domain_quotas, plan_round
+from rollpacker.policy.rounds.race import (
+    Race,
+    Racing,
+    RoundPlan,
+    RoundState,
+    domain_quotas,
+    plan_round,
+)
 from rollpacker.policy.settings import RolloutSettings
 
 NO_VARIANCE = "no reward variance"
@@ -26,39 +33,6 @@ NO_VARIANCE = "no reward variance"
 
 Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
 """Which of the live engines run in a round of this kind."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """State of the round in progress."""
-
-    step: int
-    plan: RoundPlan
-    races: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
-    undecided: int = 0
-    """Races that are not done."""
-    audited: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
-    waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
-    """Finished attempts that are graded when the whole round has finished."""
-    accepted: dict[str, int] = field(default_factory=dict[str, int])
-    due: set[PromptId] = field(default_factory=set[PromptId])
-    """Undecided prompts that the round waits for."""
-    waiting_for_prompts: bool = False
-    draws: int = 0
-    finished: bool = False
-
-    def end(self, race: Race) -> None:
-        """A race is decided."""
-        race.done = True
-        self.undecided -= 1
-        self.due.discard(race.prompt.id)
-
-    def missing(self, domain: str | None, wanted: int | None) -> bool:
-        """Whether a race of a domain, or of any, may still win: places of those that the round
-        waits for are taken."""
-        due = sum(domain in (None, self.races[prompt].prompt.domain) for prompt in self.due)
-        taken = self.accepted.values() if domain is None else [self.accepted.get(domain, 0)]
-        return wanted is None or sum(taken) + due < wanted
 
 
 class TailBatching:
@@ -86,7 +60,7 @@ class TailBatching:
         self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
         self._audits = 0
-        self._round: _Round | None = None
+        self._round: RoundState | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
@@ -125,14 +99,12 @@ class TailBatching:
         """Begin a step; ``audits`` prompts of a short round run without aborts."""
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
-        plan = self._plan(event, racing)
+        plan, due = self._plan(event, racing)
         self._placement = EnginePlacement(self._ledger, self._engines(plan.kind, event.engines))
-        self._round = _Round(step=event.step, plan=plan)
+        self._round = RoundState(step=event.step, plan=plan, due=due)
         self._audits = audits if plan.kind is RoundKind.SHORT else 0
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
-        if self._carrying is not None:
-            self._round.due = self._carrying.due(queued, plan.quotas, event.step)
         yield from self._start_prompts(self._round, queued)
         missing = self._buckets.missing(plan.draws, event.remaining)
         if missing:
@@ -140,10 +112,12 @@ class TailBatching:
         else:
             yield from self._start_prompts(self._round, self._buckets.take(plan.draws))
 
-    def _plan(self, event: ev.StepStarted, racing: Racing) -> RoundPlan:
+    def _plan(self, event: ev.StepStarted, racing: Racing) -> tuple[RoundPlan, set[PromptId]]:
+        """The round, and the prompts that it waits for."""
         config, sizes = self._config, self._settings.sizes
         if self._carrying is not None:
-            return plan_carrying(
+            found = self._carrying.plan(
+                event.step,
                 prompts=config.prompts_per_step,
                 responses=config.num_generations,
                 eta_prompts=racing.eta_prompts,
@@ -151,8 +125,11 @@ class TailBatching:
                 sizes=sizes,
                 remaining=event.remaining,
             )
+            stay = [prompt for prompt in self.queue if prompt not in found.queued]
+            self.queue = deque([*found.queued, *stay])
+            return found.plan, found.due
         held = self._buckets.held()
-        return plan_round(
+        plan = plan_round(
             prompts=config.prompts_per_step,
             responses=config.num_generations,
             racing=racing,
@@ -161,6 +138,7 @@ class TailBatching:
             remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
             long_steps=config.tail_batching.long_round_steps,
         )
+        return plan, set()
 
     def handle(self, event: ev.Event, of: Attempt | None) -> Iterable[do.Decision]:
         """Take one event of the round in progress, and the attempt that it happened to, if any."""
@@ -183,7 +161,7 @@ class TailBatching:
                 yield from self._restart(current, engine)
         yield from self._settle(current)
 
-    def _settle(self, current: _Round) -> Iterable[do.Decision]:
+    def _settle(self, current: RoundState) -> Iterable[do.Decision]:
         if not self._settings.asynchronous_grading:
             yield from self._grade_all(current)
         if self._config.dynamic_sampling.enabled:
@@ -192,7 +170,7 @@ class TailBatching:
             current.finished = True
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
 
-    def _over(self, current: _Round) -> bool:
+    def _over(self, current: RoundState) -> bool:
         """Every race is decided and every told-to-stop attempt has stopped."""
         ledger = self._ledger
         return not (
@@ -204,13 +182,15 @@ class TailBatching:
             or current.waiting_for_prompts
         )
 
-    def _draw(self, current: _Round, counts: dict[str, int]) -> do.DrawPrompts:
+    def _draw(self, current: RoundState, counts: dict[str, int]) -> do.DrawPrompts:
         current.waiting_for_prompts = True
         for domain, count in counts.items():
             self._remaining[domain] -= count
         return do.DrawPrompts(counts=counts)
 
-    def _start_drawn(self, current: _Round, prompts: Sequence[Prompt]) -> Iterable[do.StartAttempt]:
+    def _start_drawn(
+        self, current: RoundState, prompts: Sequence[Prompt]
+    ) -> Iterable[do.StartAttempt]:
         current.waiting_for_prompts = False
         if current.draws == 0:
             self._buckets.add(prompts, current.plan.draws, current.step)
@@ -218,7 +198,7 @@ class TailBatching:
         yield from self._start_prompts(current, prompts)
 
     def _start_prompts(
-        self, current: _Round, prompts: Sequence[Prompt]
+        self, current: RoundState, prompts: Sequence[Prompt]
     ) -> Iterable[do.StartAttempt]:
         engines = self._placement.choose() if prompts else iter(())
         whole_groups = len(prompts) >= len(self._placement.engines)
@@ -242,7 +222,7 @@ class TailBatching:
         return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, engine=engine)
 
     def _finish_attempt(
-        self, current: _Round, of: Attempt, event: ev.AttemptFinished
+        self, current: RoundState, of: Attempt, event: ev.AttemptFinished
     ) -> Iterable[do.Decision]:
         del event
         if current.races[of.prompt].done:
@@ -252,7 +232,7 @@ class TailBatching:
         else:
             current.waiting[of.id] = of
 
-    def _grade_all(self, current: _Round) -> Iterable[do.GradeAttempt]:
+    def _grade_all(self, current: RoundState) -> Iterable[do.GradeAttempt]:
         """Synchronous grading: when nothing decodes any more, everything is graded."""
         if current.waiting_for_prompts or self._ledger.running or not current.waiting:
             return
@@ -261,7 +241,7 @@ class TailBatching:
             yield do.GradeAttempt(attempt=of.id)
 
     def _grade(
-        self, current: _Round, of: Attempt, event: ev.AttemptGraded
+        self, current: RoundState, of: Attempt, event: ev.AttemptGraded
     ) -> Iterable[do.Decision]:
         del event
         race = current.races[of.prompt]
@@ -271,34 +251,59 @@ class TailBatching:
         if race.complete:
             yield from self._complete(current, race)
 
-    def _complete(self, current: _Round, race: Race) -> Iterable[do.Decision]:
+    def _complete(self, current: RoundState, race: Race) -> Iterable[do.Decision]:
+        informative = race.informative(self._config.min_reward_range)
+        if self._config.dynamic_sampling.enabled and not informative:
+            yield from self._end(current, race)
+            yield do.DropGroup(prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE)
+            yield from self._admit(current)
+        elif race.prompt.id in current.due or current.free(*self._seats(current, race)):
+            yield from self._accept(current, race)
+        else:
+            current.ready.append(race)
+
+    def _accept(self, current: RoundState, race: Race) -> Iterable[do.Decision]:
+        """A group has won."""
+        yield from self._end(current, race)
+        informative = race.informative(self._config.min_reward_range)
+        yield do.AcceptGroup(prompt=race.prompt.id, attempts=race.kept(), informative=informative)
+        current.accepted[race.prompt.domain] += 1
+        domain, wanted = self._seats(current, race)
+        if wanted is not None and current.taken(domain) >= wanted:
+            rivals = current.races.values()
+            some = [r for r in rivals if domain in (None, r.prompt.domain)]
+            yield from self._close(current, some)
+        else:
+            yield from self._admit(current)
+
+    def _admit(self, current: RoundState) -> Iterable[do.Decision]:
+        """Groups that are complete take seats that were kept for others."""
+        for race in list(current.ready):
+            if not race.done and current.free(*self._seats(current, race)):
+                current.ready.remove(race)
+                yield from self._accept(current, race)
+
+    def _seats(self, current: RoundState, race: Race) -> tuple[str | None, int | None]:
+        """Whom a prompt races with, a domain or all, and how many groups of them are wanted."""
+        if self._config.dynamic_sampling.enabled:
+            return None, self._config.prompts_per_step
+        return race.prompt.domain, current.plan.quotas.get(race.prompt.domain)
+
+    def _end(self, current: RoundState, race: Race) -> Iterable[do.Decision]:
         self._decide(current, race)
         if not race.audit:
             yield from self._abort(current, race)
-        informative = race.informative(self._config.min_reward_range)
-        if self._config.dynamic_sampling.enabled and not informative:
-            yield do.DropGroup(prompt=race.prompt.id, attempts=race.kept(), reason=NO_VARIANCE)
-            return
-        yield do.AcceptGroup(prompt=race.prompt.id, attempts=race.kept(), informative=informative)
-        domain = race.prompt.domain
-        current.accepted[domain] = current.accepted.get(domain, 0) + 1
-        if self._config.dynamic_sampling.enabled:
-            if not current.missing(None, self._config.prompts_per_step):
-                yield from self._close(current, list(current.races.values()))
-        elif not current.missing(domain, current.plan.quotas.get(domain)):
-            rivals = [r for r in current.races.values() if r.prompt.domain == domain]
-            yield from self._close(current, rivals)
 
-    def _decide(self, current: _Round, race: Race) -> None:
+    def _decide(self, current: RoundState, race: Race) -> None:
         """A prompt is done with."""
         current.end(race)
         if self._carrying is not None:
             self._carrying.forget(race.prompt.id)
 
-    def _close(self, current: _Round, races: Sequence[Race]) -> Iterable[do.Decision]:
-        """All groups are there, or will be: the other prompts that are not done have lost."""
+    def _close(self, current: RoundState, races: Sequence[Race]) -> Iterable[do.Decision]:
+        """All groups are there: the prompts that are not done have lost."""
         for race in races:
-            if race.done or race.prompt.id in current.due:
+            if race.done:
                 continue
             current.end(race)
             if not race.audit:
@@ -312,26 +317,26 @@ class TailBatching:
         """Attempts of a race in progress that may still count, oldest first."""
         return (of for of in self._ledger.groups[race.prompt.id] if of.stage in _LIVE)
 
-    def _abort(self, current: _Round, race: Race) -> Iterable[do.AbortAttempt]:
+    def _abort(self, current: RoundState, race: Race) -> Iterable[do.AbortAttempt]:
         for of in self._live(race):
             current.waiting.pop(of.id, None)
             yield do.AbortAttempt(attempt=of.id)
 
     def _take_turn(
-        self, current: _Round, of: Attempt, event: ev.TurnFinished
+        self, current: RoundState, of: Attempt, event: ev.TurnFinished
     ) -> Iterable[do.Decision]:
         del current, event
         yield do.StepEnvironment(attempt=of.id)
 
     def _go_on(
-        self, current: _Round, of: Attempt, event: ev.EnvironmentReplied
+        self, current: RoundState, of: Attempt, event: ev.EnvironmentReplied
     ) -> Iterable[do.Decision]:
         del current, event
         yield do.ContinueAttempt(attempt=of.id, engine=of.bound)
 
     def _retry(
         self,
-        current: _Round,
+        current: RoundState,
         of: Attempt,
         event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed,
     ) -> Iterable[do.Decision]:
@@ -352,28 +357,28 @@ class TailBatching:
             return
         yield from self._shrink(current, race, event.error)
 
-    def _shrink(self, current: _Round, race: Race, error: str) -> Iterable[do.Decision]:
+    def _shrink(self, current: RoundState, race: Race, error: str) -> Iterable[do.Decision]:
         """A response cannot be had: the group goes on with fewer, and ends when too few remain."""
         race.wanted = min(race.wanted, len(race.graded) + sum(1 for _ in self._live(race)))
         if race.wanted < min(2, self._config.num_generations):
             self._decide(current, race)
             yield from self._abort(current, race)
             yield do.DropGroup(prompt=race.prompt.id, attempts=(), reason=error)
+            yield from self._admit(current)
         elif race.complete:
             yield from self._complete(current, race)
 
-    def _restart(self, current: _Round, engine: EngineId) -> Iterable[do.Decision]:
+    def _restart(self, current: RoundState, engine: EngineId) -> Iterable[do.Decision]:
         for of in self._ledger.lost_with(engine):
             race = current.races[of.prompt]
             if not race.done or race.audit:
                 yield self._start(race, of.index)
 
-    def _top_up(self, current: _Round) -> Iterable[do.Decision]:
+    def _top_up(self, current: RoundState) -> Iterable[do.Decision]:
         """Dynamic sampling: draw again when the prompts in play cannot fill the quotas."""
         if current.waiting_for_prompts:
             return
-        accepted = sum(current.accepted.values())
-        missing = self._config.prompts_per_step - accepted - current.undecided
+        missing = self._config.prompts_per_step - current.taken(None) - current.undecided
         if missing <= 0 or current.draws >= self._config.dynamic_sampling.max_draws:
             return
         counts = domain_quotas(missing, self._settings.sizes, self._remaining)

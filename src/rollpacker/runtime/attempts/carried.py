@@ -5,7 +5,7 @@ In a checkpoint it is a file of its own, since a run that goes on must not sampl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,9 +21,14 @@ Responses = dict[tuple[PromptId, int], KnownResponse]
 
 
 class CarriedResponses:
-    """Unfinished and finished responses of prompts that were deferred."""
+    """Unfinished and finished responses of prompts that were deferred.
 
-    def __init__(self) -> None:
+    Args:
+        samples: of a prompt: those that go on have the first so many indices.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
         self._now: Responses = {}
         self._next: Responses = {}
 
@@ -36,17 +41,29 @@ class CarriedResponses:
         return self._now.get((prompt, index))
 
     def keep(
-        self, attempts: Iterable[Trajectory], deferred: Collection[PromptId], step: int
+        self, attempts: Collection[Trajectory], deferred: Collection[PromptId], step: int
     ) -> None:
-        """A rollout is over: what the attempts of deferred prompts have is for the next step."""
-        self._next = {}
+        """A rollout is over: what the attempts of deferred prompts have is for the next step.
+
+        Prompts that did not begin in it still have what they had.
+        """
+        lost: dict[PromptId, list[Trajectory]] = {attempt.prompt: [] for attempt in attempts}
+        self._next = {key: known for key, known in self._now.items() if key[0] not in lost}
         for attempt in attempts:
-            if attempt.prompt not in deferred or attempt.verdict != "aborted":
-                continue
-            attempt.verdict = "carried"
-            if attempt.tokens:
-                left = replace(KnownResponse.left_by(attempt), carried=attempt.spans(step))
-                self._next[attempt.prompt, attempt.index] = left
+            if attempt.prompt in deferred and attempt.verdict == "aborted":
+                lost[attempt.prompt].append(attempt)
+        for prompt, some in lost.items():
+            own = {attempt.index for attempt in some}
+            free = iter(n for n in range(self._samples) if n not in own)
+            for attempt in some:
+                # One that was sampled in place of another takes its index.
+                index = attempt.index if attempt.index < self._samples else next(free, None)
+                if index is None:
+                    continue
+                attempt.verdict = "carried"
+                if attempt.tokens:
+                    left = KnownResponse.left_by(attempt)
+                    self._next[prompt, index] = replace(left, carried=attempt.spans(step))
 
     def clear(self) -> None:
         """The epoch is over."""

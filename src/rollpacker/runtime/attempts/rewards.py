@@ -181,7 +181,7 @@ class Rewards:
         self._listener([self._environment.add(grade) for grade in grades])
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """Learn from a grade: one that has just come, or that of an interrupted step."""
+        """Learn from a grade: one that has just come, or that of an earlier try or step."""
         for run in grade.runs.values():
             for test, seconds in enumerate(run.cpu_s):
                 self._timeouts.observe(_case(prompt, test), seconds, run.verdict == "pass")

@@ -168,7 +168,8 @@ class RunLog:
             **of_run,
         )
         metrics["grading/resampled"] = record.resampled()
-        graded = record.attempts.values() if self._programs else ()
+        every = record.attempts.values() if self._programs else ()
+        graded = [a for a in every if not a.stale or a.stale < a.tokens]  # the others were before
         metrics |= program_metrics(graded)
         metrics |= environment_metrics(record.kept)
         if self._rollout.tail_batching.mode == "partial":

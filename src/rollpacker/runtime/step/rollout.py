@@ -81,7 +81,7 @@ class Rollout:
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         carries = config.rollout.tail_batching.mode == "partial"
-        self.carried = CarriedResponses() if carries else None
+        self.carried = CarriedResponses(config.rollout.num_generations) if carries else None
         self._measures = config.rollout.planner != "off"
         self._speculates = policy.speculates
         self._sampling = Sampling(

@@ -138,8 +138,9 @@ class StepRecord:
 
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""
-        used = ("kept", "carried")
-        return sum(a.tokens for a in self.attempts.values() if a.verdict not in used)
+        lost = [a for a in self.attempts.values() if a.verdict not in ("kept", "carried")]
+        # A failed attempt is made again from what it had of earlier steps.
+        return sum(a.tokens - (a.stale if a.verdict == "failed" else 0) for a in lost)
 
     def resampled(self) -> int:
         """Responses that were sampled again, or given up, because their reward failed."""

@@ -67,6 +67,8 @@ class _Story:
     carries: bool = False
     """Losers go on in the next step (mode ``partial``)."""
     deferred: set[str] = field(default_factory=set[str])
+    begun: list[int] = field(default_factory=list[int])
+    """Attempts of the step."""
     round: str | None = None
     prompts: dict[str, Record] = field(default_factory=dict[str, Record])
     attempts: dict[int, Record] = field(default_factory=dict[int, Record])
@@ -89,6 +91,7 @@ class _Story:
         match event["kind"]:
             case "StepStarted":
                 self.step = event["step"]
+                self.begun.clear()
             case "PromptsDrawn":
                 self.prompts |= {each["id"]: each for each in event["prompts"]}
             case "AttemptFinished" | "AttemptAborted" | "AttemptFailed" | "EpisodeFailed":
@@ -138,6 +141,7 @@ class _Story:
                 self.round = decision["round"]
             case "StartAttempt":
                 self.attempts[decision["attempt"]] = self._started(now, decision)
+                self.begun.append(decision["attempt"])
                 self.episodes.pop(decision["attempt"], None)
             case "ContinueAttempt":
                 self.episodes[decision["attempt"]].go_on(now)
@@ -154,12 +158,9 @@ class _Story:
 
     def _carry_over(self) -> None:
         """Leave out what goes on in the next step, as an attempt that then has all of it."""
-        lost = {
-            key
-            for key, row in self.attempts.items()
-            if row["step"] == self.step and row["prompt"] in self.deferred
-        }
-        self.attempts = {key: row for key, row in self.attempts.items() if key not in lost}
+        for key in self.begun if self.deferred else ():
+            if self.attempts[key]["prompt"] in self.deferred:
+                del self.attempts[key]
         self.deferred.clear()
 
     def _started(self, now: float, decision: Record) -> Record:

@@ -20,11 +20,20 @@ _LAST = 30
 Row = Mapping[str, Any]
 
 
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    path = folder / "summary.json"
+    return path.exists() and "after" in json.loads(path.read_text(encoding="utf-8"))
+
+
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """One row for each evaluation of a run, with what it had cost by then; none of one that is not
-    over. A run that stopped by itself has its last evaluation as it was."""
-    if not (folder / "summary.json").exists():
-        return [{"step": None}] if (folder / "failed.txt").exists() else []
+    """One row for each evaluation of a run, with what it had cost by then (``tokens``: prompts and
+    responses that were trained on); none of one that is not over, one without numbers of one that
+    failed."""
+    if (folder / "failed.txt").exists():
+        return [{"step": None}]
+    if not finished(folder):
+        return []
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
@@ -42,7 +51,8 @@ def curve(folder: Path) -> list[dict[str, Any]]:
             )
     if rows[-1]["step"] != len(steps):
         rows.append({"step": len(steps), "tokens": summary["num_tokens"], **done})
-    rows[-1] |= _evaluated(summary["after"]) | _end(steps)
+    kept = {"kept": summary["kept_tokens"]}
+    rows[-1] |= kept | _evaluated(summary["after"]) | _end(steps)
     return rows
 
 
@@ -104,11 +114,13 @@ def _table(rows: Sequence[Row]) -> str:
         "| stale (longest) | oldest | decode steps / off | decoded / kept |",
         "|---|" + "--:|" * 14,
     ]
-    base = arms.get(BASE, {})
-    for arm, runs in arms.items():
-        whole = {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
-        if whole:
-            lines.append(_line(arm, len(runs), whole, base, least))
+    whole = {
+        arm: {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
+        for arm, runs in arms.items()
+    }
+    for arm, runs in whole.items():
+        if runs:
+            lines.append(_line(arm, len(arms[arm]), runs, whole.get(BASE, {}), least))
     return "\n".join(lines)
 
 
@@ -151,7 +163,7 @@ def _line(
         else "",
         str(max(end["oldest"] or 0 for end in ends)),
         f"{statistics.fmean(steps):.2f}" if steps else "",
-        f"{statistics.fmean(end['decoded'] / end['tokens'] for end in ends):.2f}",
+        f"{statistics.fmean(end['decoded'] / end['kept'] for end in ends):.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accuracy_tables import curve, tables
+from accuracy_tables import curve, finished, tables
 
 HERE = Path(__file__).parent
 MARK = "<!-- tables -->"
@@ -54,6 +54,8 @@ class Trial:
         words += ["--resume", "auto"] if began else []
         command = [sys.executable, "-m", "rollpacker", "train", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode in (130, 143) or done.returncode < 0:
+            return "stopped"  # by whoever started it: it goes on the next time
         if done.returncode:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "failed.txt").write_text(done.stderr, encoding="utf-8")
@@ -122,7 +124,7 @@ def run(every: Sequence[Trial], out: Path, jobs: int) -> None:
     left = [
         trial
         for trial in every
-        if not any((trial.folder(out) / name).exists() for name in ("summary.json", "failed.txt"))
+        if not (finished(trial.folder(out)) or (trial.folder(out) / "failed.txt").exists())
     ]
     print(f"{len(every) - len(left)} of {len(every)} runs are there", file=sys.stderr)
     with ThreadPoolExecutor(jobs) as pool:

@@ -76,6 +76,7 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
     ends = [{"eval/sampled_accuracy": accuracies[0]}, {"eval/sampled_accuracy": accuracies[2]}]
     summary = {"before": ends[0], "after": ends[1], "num_tokens": 4 * tokens}
+    summary |= {"kept_tokens": 3 * tokens}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 
@@ -103,11 +104,14 @@ def test_differences_are_paired_by_seed_at_equal_prompts_tokens_and_steps(tmp_pa
     assert race[4].startswith("-0.020")
     assert float(race[5].split()[0]) == pytest.approx(0.55 - (0.2 + 0.8 * 0.25), abs=2e-3)
     assert race[-2] == "0.40"
+    assert race[-1].startswith("1.33")
 
 
 def test_a_run_that_stopped_by_itself_is_counted(tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     assert curve(folder) == []
     folder.mkdir()
+    (folder / "summary.json").write_text('{"before": {}, "interrupted": true}', encoding="utf-8")
+    assert curve(folder) == []
     (folder / "failed.txt").write_text("no", encoding="utf-8")
     assert curve(folder) == [{"step": None}]

@@ -21,6 +21,7 @@ from rollpacker.report.sections.agreement import agreement_section
 from rollpacker.report.sections.browser import browser_section
 from rollpacker.report.sections.environments import environment_facts, environment_section
 from rollpacker.report.sections.programs import program_section
+from rollpacker.report.sections.tail_costs import aborted_section, stale_tiles
 
 _REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500
@@ -71,7 +72,7 @@ def _responses(
     if curves is not None:
         sections.append(_lengths(curves, facts))
     if not run.samples.is_empty():
-        sections.append(_aborted(lost, facts))
+        sections.append(aborted_section(lost, facts))
     more = (program_section(run.samples), environment_section(run, gantt, facts))
     return [*sections, *(section for section in more if section is not None)]
 
@@ -191,6 +192,7 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
             + (f" ({share(facts['tools_bubble'])} by tools)" if "turns" in facts else ""),
         ),
         Tile("Kept / true length", plain(facts["kept_vs_true_len"]), "1 means no length bias"),
+        *stale_tiles(run),
         Tile(
             "Tokens thrown away",
             share(facts["lost_share"]),
@@ -340,18 +342,6 @@ def _lengths(curves: LengthCurves, facts: dict[str, Any]) -> Section:
     return Section(
         "lengths", "Response lengths: kept and estimated true", text, figure=figures.lengths(curves)
     )
-
-
-def _aborted(lost: pl.DataFrame, facts: dict[str, Any]) -> Section:
-    title = "What was thrown away"
-    if facts["lost_tokens"] == 0:
-        return Section("aborted", title, "Nothing: every generated token was trained on.")
-    text = (
-        f"{count(facts['lost_tokens'])} generated tokens ({share(facts['lost_share'])}) reached "
-        "no update. Short rounds abort the responses that lose the race, long rounds re-run them "
-        "and abort nothing: high bars without lower step times mean that racing does not pay here."
-    )
-    return Section("aborted", title, text, figure=figures.aborted(lost))
 
 
 def _steps(run: RunFolder, gantt: Gantt) -> Section:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rollpacker.core import decisions as do
-from rollpacker.core.types import AttemptId, EngineId, PromptId
-from rollpacker.engine.base import SamplingParams
+from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId
+from rollpacker.engine.base import Output, SamplingParams
 from rollpacker.policy.engines.fleet import by_number
 from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.ipc.clock import Clock
@@ -81,6 +81,28 @@ def test_a_large_step_is_sent_a_part_at_a_time_without_what_is_aborted_by_then(
             assert {type(command) for command in told} == {msg.BeginStep, msg.Submit}
 
     asyncio.run(run())
+
+
+def test_what_is_aborted_on_its_way_to_another_engine_has_the_tokens_of_the_first(
+    tmp_path: Path,
+) -> None:
+    engines = Engines()
+    sender, record = decoding(engines, tmp_path, lockstep=True)
+    attempt = record.attempts[AttemptId(0)]
+    sender.send()
+    target = EngineId(1)
+    sender.migrate(do.MigrateAttempts(attempts=(attempt.id,), source=attempt.engine, target=target))
+    half = Output(
+        attempt=attempt.id,
+        tokens=np.arange(3, dtype=np.int32),
+        logprobs=np.zeros(3, np.float32),
+        finish_reason="abort",
+        weights_version=0,
+        drafts=Drafted(2, 3, 1),
+    )
+    sender.take(attempt.engine, msg.Aborted(outputs=[half]))
+    sender.abort(attempt)
+    assert (attempt.verdict, attempt.tokens, attempt.drafts) == ("aborted", 3, half.drafts)
 
 
 def test_in_lockstep_all_of_it_is_sent_at_once(tmp_path: Path) -> None:

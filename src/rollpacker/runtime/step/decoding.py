@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, PromptId, sampling_seed
+from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.known_response import KnownResponse
@@ -118,6 +118,8 @@ class Decoding:
         or at once where its environment is at work or no engine has it yet."""
         acting = attempt.stage is TrajectoryStage.ACTING
         unsent = self._outbox.drop(attempt)
+        if unsent and attempt.begun is not None:
+            attempt.output = replace(attempt.begun, drafts=NO_DRAFTS)  # they are in ``earlier``
         self._close(attempt)
         if attempt.stage is TrajectoryStage.RUNNING and not unsent:
             self._outbox.stop(attempt.engine, attempt.id)

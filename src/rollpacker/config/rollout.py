@@ -63,6 +63,11 @@ class TailBatchingConfig(Config):
     audit_prompts: int = Field(default=4, ge=1)
     """Prompts in an audit."""
 
+    @property
+    def carries(self) -> bool:
+        """Whether losers keep their tokens, so that a response may be of several weights."""
+        return self.mode == "partial"
+
 
 class StreamingConfig(Config):
     """Gradients that start before the rollout ends: in every mode but ``off``, unless the update

@@ -185,7 +185,7 @@ def local_batch(trainer: Any) -> int:
 def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
     tail = _tail_config(given)
-    if tail.mode == "partial":
+    if tail.carries:
         raise ValueError(
             "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "
             "train keeps; take 'exact', 'off', 'race', 'prompts' or 'auto'"

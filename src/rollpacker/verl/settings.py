@@ -73,7 +73,7 @@ def read(given: Any) -> VerlConfig:
             f"{MODE}.tail_batching.mode: 'auto' goes by measured decode latencies, which verl's "
             "servers do not tell; take 'exact', 'off', 'race' or 'prompts'"
         )
-    if tail.mode == "partial":
+    if tail.carries:
         raise ValueError(
             f"{MODE}.tail_batching.mode: 'partial' trains on tokens of earlier weights, which only "
             "rollpacker train keeps; take 'exact', 'off', 'race' or 'prompts'"

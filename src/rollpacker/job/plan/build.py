@@ -249,7 +249,7 @@ def assemble(
         clock=clock,
         sampler_is_old=config.rollout.full_softmax
         and config.train.sampler_correction.kind == "none"
-        and not (tail.mode == "partial" and stale != "ratio"),
+        and not (tail.carries and stale != "ratio"),
         weigh=policy.censoring_weights if tail.censoring_weights else None,
         stale=stale,
     )

@@ -65,7 +65,7 @@ def check(config: RunConfig) -> None:
 def _check_partial(config: RunConfig) -> None:
     """Tokens of several weights in one response."""
     tail = config.rollout.tail_batching
-    if tail.mode != "partial":
+    if not tail.carries:
         return
     key = "rollout.tail_batching.mode=partial"
     if config.environment is not None:
@@ -99,8 +99,8 @@ def _check_ratio(config: RunConfig, key: str) -> None:
     kind = config.train.algorithm.kind
     if algorithms.build(config.train.algorithm).sequence_level:
         raise ValueError(
-            f"{key} with train.algorithm.kind={kind}: the ratio of a whole response to weights "
-            f"that are several steps old clips nearly all that are long; {other}"
+            f"{key} with train.algorithm.kind={kind}: its one ratio for a whole response, to "
+            f"weights that are several steps old, is clipped for many of them; {other}"
         )
     if not config.rollout.full_softmax:
         raise ValueError(
@@ -113,7 +113,7 @@ def stale_tokens(config: RunConfig) -> StaleTokens:
     """What is done about tokens of earlier weights, if there are any."""
     tail = config.rollout.tail_batching
     corrected = config.train.sampler_correction.kind != "none"
-    if tail.mode != "partial" or (tail.stale_tokens == "ratio" and corrected):
+    if not tail.carries or (tail.stale_tokens == "ratio" and corrected):
         return "fresh"
     return tail.stale_tokens
 

@@ -39,7 +39,7 @@ class Measurements:
         self._latency = LatencyCurve(settings.latency)
         self._audited = audited
         tail = settings.rollout.tail_batching
-        self._carries = tail.mode == "partial"
+        self._carries = tail.carries
         buckets = tail.mode == "exact" and tail.bucket_rounds > 1
         self.history = LengthHistory(settings.cap, visits=3 if buckets else 0)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0

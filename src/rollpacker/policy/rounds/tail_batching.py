@@ -56,7 +56,7 @@ class TailBatching:
         self.queue: deque[Prompt] = deque()
         tail = settings.rollout.tail_batching
         self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
-        self._carrying = Carrying(tail.max_staleness) if tail.mode == "partial" else None
+        self._carrying = Carrying(tail.max_staleness) if tail.carries else None
         self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
         self._audits = 0
@@ -125,7 +125,7 @@ class TailBatching:
                 sizes=sizes,
                 remaining=event.remaining,
             )
-            stay = [prompt for prompt in self.queue if prompt not in found.queued]
+            stay = [p for p in self.queue if p.domain not in found.plan.quotas]
             self.queue = deque([*found.queued, *stay])
             return found.plan, found.due
         held = self._buckets.held()

@@ -21,6 +21,7 @@ MAX_WORKERS = 16
 STATES = ("kept", "aborted", "dropped", "failed", "moved", "carried")
 """What became of a response; ``moved``: kept, and decoded here after a migration; ``carried``: goes
 on in the next step."""
+_PLACES = {state: place for place, state in enumerate(STATES)}
 _TIMES = ("start_s", "end_s")
 
 
@@ -118,7 +119,9 @@ class Gantt:
         about = samples.select(
             "attempt",
             pl.col("start_s").alias("began_s"),
-            pl.col("state").replace_strict(dict(zip(STATES, range(6), strict=True)), default=3),
+            pl.col("state").replace_strict(
+                {name: place for place, name in enumerate(STATES)}, default=3
+            ),
             "tokens",
             "reward",
             pl.col("prompt").replace_strict(prompts, list(range(len(prompts)))),

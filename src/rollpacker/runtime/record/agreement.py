@@ -36,7 +36,7 @@ class AgreementAlarm:
     def of(cls, config: RunConfig) -> AgreementAlarm | None:
         """That of a run; None where the two log-probabilities are not of the same distribution, or
         of the same weights."""
-        stale = config.rollout.tail_batching.mode == "partial"
+        stale = config.rollout.tail_batching.carries
         if stale or not config.rollout.full_softmax or isinstance(config.engine, FakeEngineConfig):
             return None
         return cls(config.model.dtype, config.train.sampler_correction)

@@ -172,7 +172,7 @@ class RunLog:
         graded = [a for a in every if not a.stale or a.stale < a.tokens]  # the others were before
         metrics |= program_metrics(graded)
         metrics |= environment_metrics(record.kept)
-        if self._rollout.tail_batching.mode == "partial":
+        if self._rollout.tail_batching.carries:
             metrics |= staleness_metrics(record.kept, record.step)
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}

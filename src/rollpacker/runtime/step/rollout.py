@@ -80,7 +80,7 @@ class Rollout:
         self._phases = phases
         self._summed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        carries = config.rollout.tail_batching.mode == "partial"
+        carries = config.rollout.tail_batching.carries
         self.carried = CarriedResponses(config.rollout.num_generations) if carries else None
         self._measures = config.rollout.planner != "off"
         self._speculates = policy.speculates

@@ -51,7 +51,7 @@ class Simulation:
         source: LengthSource,
         record: Record | None = None,
     ) -> None:
-        if config.rollout.tail_batching.mode == "partial" and source.turns is not None:
+        if config.rollout.tail_batching.carries and source.turns is not None:
             raise ValueError(
                 "rollout.tail_batching.mode=partial: responses that talk to tools are not carried "
                 "over to the next step, in runs neither; take another mode"

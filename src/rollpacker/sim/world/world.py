@@ -79,7 +79,7 @@ class World:
         self._now = SimulatedStep(number=-1, start_s=0.0)
         self._touched: set[int] = set()
         self._settling = False
-        self._carries = policy.settings.rollout.tail_batching.mode == "partial"
+        self._carries = policy.settings.rollout.tail_batching.carries
         self._carried: dict[tuple[PromptId, int], SimulatedAttempt] = {}
         self._true = Counter[str]()
         self._kept = Counter[str]()

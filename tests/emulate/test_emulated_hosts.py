@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from emulated_jobs import WORDS, job
 
 from rollpacker.core.types import (
@@ -30,6 +31,8 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
+
+pytestmark = pytest.mark.wide
 
 LONG = 32768
 STEP = 0

@@ -76,6 +76,7 @@ def test_seconds_are_emulated(exact: tuple[Path, str]) -> None:
         assert step["completions/max_length"] == 4096
 
 
+@pytest.mark.wide
 def test_engines_decode_ahead_as_simulated_ones_do(tmp_path: Path, exact: tuple[Path, str]) -> None:
     config = job(tmp_path)
     write_devices(tmp_path / "devices.yaml", ahead={"tokens": 2.0})

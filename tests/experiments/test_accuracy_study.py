@@ -1,5 +1,6 @@
 """The study of accuracy by mode: its runs are valid, and its tables pair what belongs together."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -21,7 +22,7 @@ study_run = importlib.util.module_from_spec(spec)
 assert spec.loader is not None
 sys.modules[spec.name] = study_run
 spec.loader.exec_module(study_run)
-from accuracy_tables import curve, tables  # noqa: E402
+from accuracy_tables import curve, kept, key_of, tables  # noqa: E402
 
 STUDY = yaml.safe_load((HERE / "study.yaml").read_text(encoding="utf-8"))
 FIRST = list(study_run.trials(STUDY, list(STUDY["tasks"]), 1, {"sums": "some/model"}))
@@ -43,7 +44,7 @@ def test_every_run_is_a_valid_configuration(monkeypatch: pytest.MonkeyPatch) -> 
     assert {t.arm for t in FIRST if t.task == "tools"} == {
         arm for arm in STUDY["arms"] if not arm.startswith("partial")
     }
-    assert any("model.path=some/model" in trial.set for trial in FIRST)
+    assert {trial.model for trial in FIRST if trial.task == "sums"} == {"some/model"}
 
 
 def test_a_task_that_is_not_there_is_named(
@@ -54,6 +55,31 @@ def test_a_task_that_is_not_there_is_named(
     with pytest.raises(SystemExit):
         study_run.main()
     assert "no task gdc: choose from gcd, chance, tools, sums" in capsys.readouterr().err
+
+
+def test_rows_of_earlier_runs_stand_for_their_folders_until_settings_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(study_run, "HERE", tmp_path)
+    monkeypatch.setattr(study_run, "RESULTS", tmp_path / "results.parquet")
+    (tmp_path / "README.md").write_text("words\n<!-- tables -->\nold\n", encoding="utf-8")
+    trial = FIRST[0]
+    made(trial.folder(tmp_path / "out"), [0.2, 0.4, 0.6], 100, 50)
+    study_run.write([trial], {}, tmp_path / "out")
+    rows = kept(tmp_path / "results.parquet")
+    assert key_of(trial.about) in rows
+
+    study_run.write([trial], rows, tmp_path / "nothing here")
+    assert kept(tmp_path / "results.parquet") == rows
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert page.startswith("words\n")
+    assert "| off | 1 | 0.600" in page
+    assert "old" not in page
+
+    other = dataclasses.replace(trial, set=[*trial.set, "steps=1"])
+    assert key_of(other.about) not in rows
+    assert other.folder(tmp_path) != trial.folder(tmp_path)
 
 
 def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path:

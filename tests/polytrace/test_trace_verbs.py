@@ -142,6 +142,7 @@ for words in ("--help", f"characterize {trace} --json", f"characterize {trace} -
 """
 
 
+@pytest.mark.wide
 def test_the_base_install_describes_and_names_the_extra_of_pages(search: Path) -> None:
     """And its help loads no tables."""
     command = [sys.executable, "-c", BASE, str(search)]
@@ -179,6 +180,7 @@ def test_fit_then_generate(call: Call, search: Path, two: Path, tmp_path: Path) 
     assert formats.read(again).samples.equals(same.samples)
 
 
+@pytest.mark.wide
 def test_fit_takes_one_task_of_several(call: Call, two: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.json"
     code, _, err = call("fit", two, "--out", out)

@@ -83,6 +83,7 @@ def outside(hostile: Hostile, world: Targets) -> str:
     return done.stdout
 
 
+@pytest.mark.wide
 def test_escapes_would_succeed_outside() -> None:
     """Or else their containment would say nothing."""
     with Targets() as world:

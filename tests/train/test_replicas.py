@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from gang import run
@@ -55,6 +56,7 @@ def test_replicas_stay_bit_identical_and_equal_one_trainer(tmp_path):
             assert torch.equal(weight, zero[name]), name
 
 
+@pytest.mark.wide
 def test_one_replica_over_two_processes_computes_what_one_trainer_does(tmp_path):
     """In small; ``test_fsdp`` has all of it."""
     run(follow_all, 2, tmp_path, 2, [KL | SHARED, LORA, CORRECTED], 2)

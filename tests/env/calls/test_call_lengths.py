@@ -12,6 +12,8 @@ from call_texts import ONE, SCHEMA
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.calls import FORMATS, parse
 
+pytestmark = pytest.mark.wide
+
 FILLS = (" ", "\n", "[", "{", "1", "x", "\\", "x ")
 QUICK = 0.02
 """Seconds in which nothing is in proportion to anything."""

@@ -17,6 +17,8 @@ from rollpacker.job.plan.model_size import count_model
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.state.schedule import default_learning_rate
 
+pytestmark = pytest.mark.wide
+
 STORED = Path(__file__).parents[2] / "stored" / "v0_1_0"
 
 

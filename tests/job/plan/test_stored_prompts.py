@@ -18,6 +18,8 @@ from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.model.card import read_card
 
+pytestmark = pytest.mark.wide
+
 STORED = Path(__file__).parents[2] / "stored" / "v0_1_0_columns"
 TRAINED = {"p0", "p1", "p3", "p7", "p8", "p9"}
 """What was not held out; p11 asks what p3 does, but ends in a space."""

@@ -113,6 +113,7 @@ def test_without_waiting_it_comes_when_it_is_ready(
     assert times_trained(folder) == TWICE
 
 
+@pytest.mark.wide
 def test_one_that_cannot_start_is_given_up(
     shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_one_that_cannot_start_is_given_up(
     assert times_trained(folder) == TWICE
 
 
+@pytest.mark.wide
 def test_a_run_that_lost_everybody_starts_again_and_is_the_same(
     shop: Workshop, whole: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_one_without_a_checkpoint_starts_from_the_beginning(shop: Workshop, whol
     assert kept_samples(folder) == kept_samples(whole)
 
 
+@pytest.mark.wide
 def test_not_for_ever(shop: Workshop) -> None:
     """It happens each time."""
     changes = {"devices": CPU | {"per_node": 1}, "cluster__restarts": 1}

@@ -66,6 +66,7 @@ def test_a_killed_worker_is_survived(shop: Workshop) -> None:
     assert set(rows.filter(rows["step"] == last)["worker"]) == {0}
 
 
+@pytest.mark.wide
 def test_an_evaluation_goes_on_without_a_killed_worker(shop: Workshop) -> None:
     """What it ran is sampled elsewhere, the same to the bit."""
     changes: dict[str, Any] = {"devices__per_node": 2, "steps": 1}

@@ -28,6 +28,7 @@ def test_a_run_that_an_agent_starts_waits_for_the_end_of_the_one_before(tmp_path
     second[0].release()
 
 
+@pytest.mark.wide
 def test_lock_is_released_by_a_kill_although_children_live(tmp_path):
     script = (
         "import os, sys, time; from pathlib import Path\n"

@@ -148,6 +148,7 @@ def test_a_lora_run_resumes_exactly(exact: tuple[Path, dict[str, Any]], shop: Wo
     assert_same(copy, folder)
 
 
+@pytest.mark.wide
 def test_another_rank_is_refused_on_resume(
     exact: tuple[Path, dict[str, Any]], shop: Workshop
 ) -> None:

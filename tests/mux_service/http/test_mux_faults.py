@@ -169,6 +169,7 @@ def test_a_second_daemon_does_not_start(tmp_path: Path, call: Call) -> None:
     daemon.stop()
 
 
+@pytest.mark.wide
 def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     daemon = Daemon(tmp_path / "state")
     daemon.start()

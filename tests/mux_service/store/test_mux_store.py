@@ -164,6 +164,7 @@ def test_the_database_is_as_durable_as_it_should_be(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(MISSING, reason="needs postgres and initdb")
 def test_a_lost_postgres_is_unavailable_and_comes_back(server: Server) -> None:
     opener = postgres_opener(server)

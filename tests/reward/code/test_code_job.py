@@ -174,6 +174,7 @@ def test_a_weaker_sandbox_is_refused_at_the_start(folder: Path) -> None:
     assert not (folder / "refused" / "metrics.jsonl").exists()
 
 
+@pytest.mark.wide
 def test_a_weaker_sandbox_that_was_asked_for_is_said_and_stamped(folder: Path) -> None:
     rewards = [{"function": "code", "options": {"allow_weaker": True}}]
     path, said = without_landlock(tree(folder, "weaker", rewards=rewards, steps=1))

@@ -56,6 +56,7 @@ class Forecasting(Scheduler):
         return runs[:2]
 
 
+@pytest.mark.wide
 def test_promises_hold_on_few_nodes_and_forecasts_are_near() -> None:
     shape = Philly(jobs=24, days=0.25, nodes="mixed", mean_hours=2.0)
     scheduler = Forecasting(Settings(margin=0.08, nodes="named"))

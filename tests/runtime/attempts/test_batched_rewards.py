@@ -51,6 +51,7 @@ def test_responses_share_calls_unless_the_run_is_deterministic(
     assert (max(sizes) > 1) == (not deterministic)
 
 
+@pytest.mark.wide
 def test_a_group_is_whole_where_all_end_in_one_step_of_the_engine(shop: Workshop) -> None:
     (shop.folder / "whole.py").write_text(WHOLE)
     reward = {"function": f"{shop.folder / 'whole.py'}:whole", "needs_group": True}

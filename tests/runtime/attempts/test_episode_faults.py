@@ -76,6 +76,7 @@ def length(completions, **_):
 """
 
 
+@pytest.mark.wide
 def test_an_evaluation_names_what_fails_and_ends(shop: Talkshop) -> None:
     """With a reward function, which is asked of what is over at once too."""
     function = shop.folder / "lengths.py"
@@ -99,6 +100,7 @@ def test_an_evaluation_begins_again_what_another_one_brought_down(shop: Talkshop
     assert said.count("evaluation: the environment of problem") == said.count("problem p2: ")
 
 
+@pytest.mark.wide
 def test_a_failure_may_be_a_reward(shop: Talkshop) -> None:
     changes = bad({2: "raises"}, on_error="score", failed_reward=-1.0)
     folder, _ = run(shop.config("scored", "exact", **changes))

@@ -126,7 +126,7 @@ def test_its_journal_replays(exact: tuple[Path, str]) -> None:
     "mode",
     [
         pytest.param("off", marks=pytest.mark.slow),
-        "race",
+        pytest.param("race", marks=pytest.mark.wide),
         pytest.param("auto", marks=pytest.mark.slow),
     ],
 )
@@ -190,6 +190,7 @@ def test_few_at_a_time_are_all_there_in_the_end(shop: Talkshop) -> None:
     assert set(kept_groups(folder).values()) == {3}
 
 
+@pytest.mark.wide
 def test_a_stop_string_ends_each_turn(shop: Talkshop) -> None:
     """Those of earlier turns end no later one at its first token."""
     changes = TALKING | {"rollout__stop": ["a", "e", "o", "0", "1"], "epochs": 1}
@@ -220,6 +221,7 @@ def test_an_agent_is_trained_as_it_is(shop: Talkshop, monkeypatch: pytest.Monkey
         assert (line["environment/word"], line["environment/secrets"]) == (0.5, 0.0)
 
 
+@pytest.mark.wide
 def test_a_whole_conversation_is_bounded(shop: Talkshop) -> None:
     """What the environment says counts, whatever the model may still sample."""
     environment = ECHO | {"max_total_tokens": 45}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from runtime_jobs import Workshop, metrics, run, table
 
+pytestmark = pytest.mark.wide
+
 MORE = """
 def hangs(completions, **_):
     time.sleep(1000)

@@ -21,6 +21,8 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.reading.run_folder import load_run
 
+pytestmark = pytest.mark.wide
+
 CPU = {"pin": False, "kind": "cpu"}
 ONE = CPU | {"per_node": 1}
 TWO_AND_ONE = CPU | {"per_node": 3, "layout": "separate", "training": 1}
@@ -66,7 +68,7 @@ def steps(folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("mode", [OFF, "exact", pytest.param("race", marks=pytest.mark.wide), AUTO])
+@pytest.mark.parametrize("mode", [OFF, "exact", "race", AUTO])
 def test_every_prompt_is_trained_once(apart: Any, mode: str) -> None:
     folder = apart(mode)
     assert set(times_trained(folder).values()) == {1}
@@ -121,7 +123,6 @@ def test_the_report_has_rows_for_both(apart: Any) -> None:
     assert {loaded.place(w).name for w in loaded.samples["worker"]} == {"engine 0", "engine 1"}
 
 
-@pytest.mark.wide
 def test_adapters_are_merged_for_the_engines(shop: Workshop) -> None:
     model = {"path": str(shop.model), "lora_rank": 4}
     ours, _ = run(shop.config("lora-together", "off", model=model, devices=ONE, steps=2))
@@ -131,7 +132,6 @@ def test_adapters_are_merged_for_the_engines(shop: Workshop) -> None:
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
 
 
-@pytest.mark.wide
 def test_a_replica_may_span_the_devices_that_train(shop: Workshop, together: Any) -> None:
     settings = {"devices": ONE_AND_TWO, "trainer": {"kind": "fsdp"}, "epochs": 1}
     folder, _ = run(shop.config("spread", **settings))
@@ -146,7 +146,6 @@ def test_a_replica_may_span_the_devices_that_train(shop: Workshop, together: Any
     ]
 
 
-@pytest.mark.wide
 def test_a_run_may_change_its_layout_when_it_goes_on(shop: Workshop, together: Any) -> None:
     settings: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 9}, "epochs": 1}
     for until, devices in ((1, ONE), (2, TWO_AND_ONE), (3, ONE)):

@@ -28,6 +28,8 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.phase_nodes import DisplacedError, OwnNodes, Tenant, WaitStoppedError
 
+pytestmark = pytest.mark.wide
+
 
 class Nodes(OwnNodes):
     """Keeps what it is given."""
@@ -179,7 +181,7 @@ QUIET = Progress(Console(file=StringIO()))
     "trainer",
     [
         pytest.param({"kind": "local"}, id="local", marks=pytest.mark.slow),
-        pytest.param(FSDP, id="fsdp", marks=pytest.mark.wide),
+        pytest.param(FSDP, id="fsdp"),
     ],
 )
 def test_states_that_wait_in_host_memory_change_no_bit(

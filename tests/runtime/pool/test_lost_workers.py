@@ -45,6 +45,7 @@ async def goes_on(heard: Heard, engine: int, first: int) -> None:
     await heard.until(lambda: all(n in heard.outputs for n in range(first, first + 4)))
 
 
+@pytest.mark.wide
 def test_engines_and_replicas_of_their_own_are_lost_alone(shop: Workshop) -> None:
     async def main() -> None:
         async with pool_of(shop, **SEPARATE) as heard:

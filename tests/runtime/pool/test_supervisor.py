@@ -115,7 +115,7 @@ def test_one_that_was_put_down_is_lost_at_once() -> None:
     with_crew(talk)
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", [pytest.param(True, marks=pytest.mark.wide), False])
 def test_an_answer_that_nobody_waits_for_costs_no_later_report(asked: bool) -> None:
     """Both come at once."""
 

@@ -84,6 +84,7 @@ def test_the_bubble_is_the_same_in_the_line_of_a_step_and_in_the_report(folder):
     assert f"<td>{gantt.shares[line['step']][1]:.1%}</td>" in page
 
 
+@pytest.mark.wide
 def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
     """The size limit holds, texts may be given up, and the report says what is missing."""
     limited = shop.config("less", "off", steps=3, samples={"max_gb": 1e-6})

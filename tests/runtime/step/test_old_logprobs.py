@@ -32,6 +32,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("old"), rows=12)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", SEVERAL)
 def test_ratios_are_one_where_the_weights_stand_still(shop: Workshop, name: str) -> None:
     """With a nucleus the sampler's own probabilities are up to three times the trainer's."""

@@ -131,6 +131,7 @@ def test_a_report_shows_it(whole: Path) -> None:
     assert "Stale tokens" in write_report(whole).read_text(encoding="utf-8")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stale", ["mask", "fresh", "truncate"])
 def test_other_answers_to_stale_tokens(whole: Path, shop: Workshop, stale: str) -> None:
     tail = {**FIXED["rollout__tail_batching"]}  # type: ignore[dict-item]

@@ -71,6 +71,7 @@ def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
     assert same == found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["race", pytest.param("off", marks=pytest.mark.slow)])
 def test_nothing_is_drafted_where_responses_race_nor_without_any_mode(
     shop: Workshop, mode: str

@@ -68,6 +68,7 @@ def test_a_run_that_is_stopped_between_empty_steps_ends_too(shop: Workshop) -> N
     assert checkpoints(folder) == [1, 2]
 
 
+@pytest.mark.wide
 def test_a_run_may_go_on_and_says_what_it_trains(shop: Workshop) -> None:
     never = {"steps": 4, "rewards": reward(shop, "flat"), **sampling(max_empty_steps=0)}
     folder, said = run(shop.config("on", **never))
@@ -79,6 +80,7 @@ def test_a_run_may_go_on_and_says_what_it_trains(shop: Workshop) -> None:
     assert len(metrics(folder)) == 4
 
 
+@pytest.mark.wide
 def test_a_step_with_fewer_groups_says_so(shop: Workshop) -> None:
     """Two of eleven prompts tell responses apart."""
     keys = {"steps": 2, "data__shuffle": False, "rewards": reward(shop, "flat", first=2)}
@@ -96,6 +98,7 @@ def test_a_step_with_fewer_groups_says_so(shop: Workshop) -> None:
     assert replays(folder)
 
 
+@pytest.mark.wide
 def test_without_dynamic_sampling_the_end_says_it_too(shop: Workshop) -> None:
     folder, said = run(shop.config("flat", steps=2, rewards=reward(shop, "flat")))
     assert "WARNING step 0: all advantages are zero" in said
@@ -105,6 +108,7 @@ def test_without_dynamic_sampling_the_end_says_it_too(shop: Workshop) -> None:
     assert "nothing to do: all 2 steps are done; raise 'steps' or 'epochs'" in said
 
 
+@pytest.mark.wide
 def test_where_no_reward_applies_none_is_invented(shop: Workshop) -> None:
     eval_ = {"data": {"path": str(shop.data)}}
     folder, said = run(shop.config("none", steps=1, rewards=reward(shop, "none"), eval=eval_))
@@ -115,6 +119,7 @@ def test_where_no_reward_applies_none_is_invented(shop: Workshop) -> None:
     assert "WARNING 1 of 1 steps taught nothing" in said
 
 
+@pytest.mark.wide
 def test_a_run_that_learns_says_nothing_of_it(shop: Workshop) -> None:
     _, said = run(shop.config("learns", steps=1, **sampling()))
     assert "nothing" not in said

@@ -85,6 +85,7 @@ def test_what_decoding_ahead_would_add_is_said(tailed: est.Estimate) -> None:
     assert [*tailed.rows] == [*tailed.modes, "partial", *ahead]
 
 
+@pytest.mark.wide
 def test_it_is_said_too_where_the_run_had_switched_it_off() -> None:
     trace = near_the_cap(np.random.default_rng(1))
     job = est.on_paper_gpus("made", of_trace(trace))
@@ -107,6 +108,7 @@ def test_costs_that_were_measured_with_drafts_have_it_already() -> None:
     assert found.modes["exact"].step_s == plain.ahead["2.0"].step_s
 
 
+@pytest.mark.wide
 def test_near_the_cap_nothing_is_raced() -> None:
     found = run(near_the_cap(np.random.default_rng(1)))
     assert found.icc == pytest.approx(0.95, abs=0.05)

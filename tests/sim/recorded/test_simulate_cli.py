@@ -173,6 +173,7 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
         run("estimate", "--from", str(verl_log(tmp_path)), "--tokenizer", "./none")
 
 
+@pytest.mark.wide
 def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:
     # The simulated run stands for a real one: they leave the same files.
     from test_fit_costs import made_run

@@ -58,6 +58,7 @@ def exported(rank: int, folder: Path) -> None:
     assert grown < 2 * layer, f"{grown / 1e6:.1f} MB more, a layer has {layer / 1e6:.1f}"
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_export_takes_less_than_two_layers_more(tmp_path: Path) -> None:
     run(exported, 2, tmp_path)

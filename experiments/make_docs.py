@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from xml.sax.saxutils import escape
 
 import yaml
@@ -27,27 +29,24 @@ HEAD = """# Reproducing the paper
 
 `rollpacker reproduce all` simulates the experiments of
 [RollPacker](https://arxiv.org/abs/2509.21009): the policies are the ones that a real run uses,
-the machines are cost models (`src/rollpacker/sim`). Each row says how it came about:
+the machines are cost models. `rollpacker reproduce fig9` does one; its name is in each heading.
 
 - **predicted**: no cost or length was fitted to this value.
 - **fitted**: a constant of `src/rollpacker/sim/calibration/*.yaml`, or one that the row's note
   names, was fitted to it, alone or with others; agreement shows consistency, not foresight.
 - **not reproduced**: ours is more than 10% away from the paper, or the simulator has no answer.
 
-The length distributions were fitted to the paper's figures too, and the paper's runs disagree
-among themselves (one 14B setting needs decode steps 0.9 to 1.2 times as long in different
-figures). Figure 11 is a fit with choices made after seeing its bars; its last rows say what either
-aggregation reaches alone. Rows without a value of the paper's are ours alone.
+Length distributions were fitted to the paper's figures too, which disagree among themselves (one
+14B setting needs decode steps 0.9 to 1.2 times as long in different figures). Rows without a value
+of the paper's are ours alone.
 """
 FOOT = "\n*This page is generated from a run by `experiments/make_docs.py`.*\n"
 REAL = "## For real\n"
 """Starts what is said of the other two sides of an experiment."""
 REAL_HEAD = """
-The artifact's own experiments (end to end in figures 8a, 9a and 10, sensitivity in figure 11,
-rewards in figure 13, the stream trainer in table 3) also run for real, with the same policies and
-the same overrides: small on a CPU, with the demo's model, by `python experiments/run_cpu.py`, and
-as configurations for GPUs that nobody has run yet. Each folder has `arms.yaml`, `cpu.yaml`,
-`cpu.md` (measured) and `gpu.yaml`; `experiments/README.md` says what a GPU run still needs.
+The artifact's own experiments also run for real, with the same policies and overrides: small on a
+CPU, with the demo's model, by `python experiments/run_cpu.py`, and as configurations for GPUs that
+nobody has run yet. `experiments/README.md` says what a GPU run still needs.
 """
 COLOURS = {
     "paper": "#9aa5b1",
@@ -145,15 +144,25 @@ def page(by_figure: dict[str, list[ResultRow]], seeds: int, wall: float) -> str:
 
 
 def table(rows: Sequence[ResultRow]) -> list[str]:
-    """Rows as a Markdown table."""
-    lines = ["| | paper | ours | error | status | |", "|---|--:|--:|--:|---|---|"]
-    for row in rows:
+    """Rows as a Markdown table; a note of several rows stands once, below it."""
+    counts = Counter(row.note for row in rows if row.note)
+    shared = [note for note, count in counts.items() if 1 < count < len(rows)]
+    letters = dict(zip(shared, ascii_lowercase, strict=False))
+    every = [note for note, count in counts.items() if count == len(rows) > 1]
+    marks = letters | dict.fromkeys(every, "")
+    notes = [marks.get(row.note, row.note) for row in rows]
+    lines = ["| | paper | ours | error | status |", "|---|--:|--:|--:|---|"]
+    if any(notes):
+        lines = [f"{lines[0]} note |", f"{lines[1]}---|"]
+    for row, note in zip(rows, notes, strict=True):
         error = "" if row.relative_error is None else f"{row.relative_error:+.0%}"
         name = row.name.split("/", 1)[1]
         status = row.status.replace("_", " ")
-        cells = (name, number(row.paper), number(row.ours), error, status, row.note)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        cells = [name, number(row.paper), number(row.ours), error, status]
+        lines.append(f"| {' | '.join(cells + [note] * any(notes))} |")
+    below = [f"- **{letter}**: {note}" for note, letter in letters.items()]
+    below += [f"- all rows: {note}" for note in every]
+    return [*lines, "", *below] if below else lines
 
 
 def number(value: float | None) -> str:

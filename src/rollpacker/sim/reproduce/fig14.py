@@ -16,6 +16,10 @@ GPUS = (32, 64, 128)
 PAPER = {"veRL": (1.00, 1.42, 2.18), "RollPacker": (2.22, 3.37, 4.81)}
 RULES = {"same batch": 0.0, "batch by root of GPUs": 0.5, "batch by GPUs": 1.0}
 """How the batch grows: the power of the number of GPUs."""
+_NOTE = (
+    "assumes how the batch grows, which the paper does not say; the judge's slots grow with the "
+    "GPUs"
+)
 
 
 def scaled(base: PaperJob, gpus: int, power: float) -> PaperJob:
@@ -51,8 +55,7 @@ def rows(results: Mapping[str, Sequence[JobResult]]) -> list[ResultRow]:
         for name, values in PAPER.items():
             for gpus, paper in zip(GPUS, values, strict=True):
                 ours = speed[f"{rule}/{name}/{gpus}"] / base
-                note = f"assumes: {rule}; the judge's slots grow with the GPUs"
                 label = f"fig14/{rule}/{name} on {gpus}"
                 # On 32 GPUs: the unit of the figure, and a cell of Table 2.
-                found.append(row(label, paper, ours, fitted=gpus == GPUS[0], note=note))
+                found.append(row(label, paper, ours, fitted=gpus == GPUS[0], note=_NOTE))
     return found

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -48,20 +49,25 @@ SIMULATION_HEAD = """# Keys of simulations
 
 What [`rollpacker simulate`](simulator.md) reads: a simulation file, and the calibration file
 (costs) that it names. `examples/simulate` holds complete ones. The file that a run's
-[`devices.emulate`](emulation.md) names has keys of its own.
+[`devices.emulate`](emulation.md) names is at the end.
 
-Another model, other GPUs, another number of them:
+```text
+calibration: paper-14b-16k      # built in, or a file
+workload: paper-16k             # a shipped model, or a trace
+rollout: {tail_batching: {mode: race}}
+```
+
+Keys are set on the command line too:
 
 ```bash
-rollpacker simulate examples/simulate/paper-14b-16k.yaml model=Qwen2.5-32B device=H200 gpus=64
+rollpacker simulate job.yaml model=Qwen2.5-32B device=H200 gpus=64
 rollpacker estimate --from LOGS --model Qwen3-8B --device B200 --gpus 16
 ```
 
-Sizes of the model and the GPU's datasheet are then the new ones. What was *fitted* to the
-calibration's own experiment is taken over and said: `kappa` is a decode step over its roofline,
-`train_mfu` the share of the flops that training reaches, the seconds of updates and of new weights
-are those of the calibration's model. A calibration of your own (`rollpacker calibrate --from RUN`,
-or a copy of a built-in one with your measurements) has no such guesses.
+Another model or GPU brings its own sizes and datasheet. What was *fitted* to the calibration's
+experiment (`kappa`, `train_mfu`, seconds of updates and of new weights) is taken over, and the
+output says so. A calibration of your own has no such guesses: `rollpacker calibrate --from RUN`,
+or a copy of a built-in one (`src/rollpacker/sim/calibration`) with your measurements.
 
 *This page is generated from the code by `docs/gen_config.py`.*
 """
@@ -80,23 +86,19 @@ def render_simulation() -> str:
     lines += [*_table("", SimulationConfig), "`rollout` is [that of runs](config.md#rollout).", ""]
     lines += _section("domains.NAME", DomainConfig)
     lines += [*_section("", Calibration, "Calibration file"), known]
-    lines += _section("", EmulationConfig, "File of emulated devices")
-    lines += ["## Known models", ""]
-    lines += ["| model | parameters | active | layers | cache, bytes a token | a sequence |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += [*_emulation(), "## Known models", ""]
+    lines += ["| model | parameters | cache, bytes a token |", "|---|---|---|"]
     lines += [
-        f"| `{m.name}` | {m.parameters / 1e9:.2f}B | {_active(m)} | {m.layers} | {m.kv_bytes:,} "
-        f"| {_sequence(m)} |"
+        f"| `{m.name}` | {m.parameters / 1e9:.2f}B{_active(m)} | {m.kv_bytes:,}{_sequence(m)} |"
         for m in MODELS.values()
     ]
     families = ", ".join(f"`{each}`" for each in FAMILIES)
     lines += [
         "",
         f"Or the path of a `config.json` of one of these families: {families}. "
-        "`active` are the weights that a token meets, the embeddings among them. Weights are held "
-        "whole; a step computes with the active ones, and reads those that its tokens choose if "
-        "all experts are as likely. A sequence keeps what does not grow with it besides its "
-        "tokens: full windows, and the states of linear attention. Both in bfloat16, on one GPU.",
+        "`active` are the weights that a token meets, embeddings included. What a sequence keeps "
+        "besides its tokens are full windows and states of linear attention. Caches are in "
+        "bfloat16, on one GPU.",
         "",
         "## Known GPUs",
         "",
@@ -112,12 +114,21 @@ def render_simulation() -> str:
 
 
 def _active(model: ModelShape) -> str:
-    return f"{model.active / 1e9:.2f}B" if model.active < model.parameters else ""
+    return f", {model.active / 1e9:.2f}B active" if model.active < model.parameters else ""
 
 
 def _sequence(model: ModelShape) -> str:
     size = 2 * model.cached(1, 0).sequence
-    return f"{size:,}" if size else ""
+    return f", and {size:,} a sequence" if size else ""
+
+
+def _emulation() -> list[str]:
+    """The file's own keys; the others are a simulation's."""
+    shared = [key for key in EmulationConfig.model_fields if key in SimulationConfig.model_fields]
+    named = ", ".join(f"`{name}`" for name in shared)
+    lines = ["## File of emulated devices", "", _markup(EmulationConfig.__doc__), ""]
+    lines += [f"{named}: as in a [simulation file](#simulation-file).", ""]
+    return [*lines, *_table("", EmulationConfig, without=shared)]
 
 
 def _section(
@@ -129,12 +140,14 @@ def _section(
     return [*lines, *_table(path, model, resumed), *_below(path, model, resumed)]
 
 
-def _table(path: str, model: type[Config], resumed: bool = False) -> list[str]:
+def _table(
+    path: str, model: type[Config], resumed: bool = False, without: Sequence[str] = ()
+) -> list[str]:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {_description(path, name, field)} |"
         + (f" {_on_resume(f'{path}.{name}'.lstrip('.'), field)} |" if resumed else "")
         for name, field in model.model_fields.items()
-        if name != "kind" or not _is_tag(field)
+        if name not in without and (name != "kind" or not _is_tag(field))
     ]
     columns = ["key", "type", "default", "meaning", *(["on resume"] if resumed else [])]
     head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

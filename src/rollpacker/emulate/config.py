@@ -17,29 +17,28 @@ from rollpacker.sim.world.grading import RewardKind
 
 
 class EmulationConfig(Config):
-    """The devices of an emulated run. Keys mean what they mean in a simulation file."""
+    """The devices of an emulated run. The first prompt that is drawn has the lengths of the
+    workload's first one, whatever it asks."""
 
     calibration: str
     """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
     model: str | None = None
-    """Another model than the calibration's, as in a simulation."""
+    """Another model than the calibration's."""
     device: str | None = None
     """Other GPUs than the calibration's, by name."""
     workload: str
-    """Lengths: a shipped or fitted workload model, or a trace. The first prompt that is drawn has
-    the lengths of the trace's first one, whatever it asks."""
+    """Lengths: a shipped or fitted workload model, or a trace."""
     task: str | None = None
     """Task of a trace that holds several."""
     rewards: dict[str, RewardKind] = Field(default={})
     """Kind of each domain's rewards, for ``rollpacker.emulate.reward:Timed``: ``none`` (no time),
-    ``math`` (as long as in the trace, where it tells), ``code`` or ``judge``, which takes as long
-    as on idle devices. Default: ``math``."""
+    ``math`` (the trace's, if any; the default), ``code``, ``judge`` (as on idle devices)."""
     ahead: Ahead | None = None
-    """Decoding ahead, as in a simulation: when not the calibration's."""
+    """Decoding ahead, when not the calibration's."""
     factor: float = Field(default=50.0, gt=0.0)
-    """How many emulated seconds pass in one of the clock's."""
+    """Emulated seconds in one of the clock's."""
     processes: int = Field(default=1, ge=1)
-    """Processes that hold the devices of a node."""
+    """Processes that hold a node's devices."""
 
 
 class Emulated:

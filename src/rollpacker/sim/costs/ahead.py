@@ -14,26 +14,21 @@ from rollpacker.policy.engines.speculation import MOST, drafted, tokens, worth
 
 
 class Ahead(Config):
-    """Engines that decode ahead.
-
-    The costs are the middle of what was published for GPUs; a drafter that is a network of its own
-    takes more.
-    """
+    """Engines that decode ahead. The costs are the middle of what was published for GPUs."""
 
     tokens: float = Field(default=1.0, ge=1.0)
-    """Tokens that a step gives a sequence where it verifies a draft; 1: engines do not decode
-    ahead. Runs report it as ``speculation/last_tokens_per_verification``."""
+    """Tokens of a step that verifies a draft; 1: none do. In runs it is
+    ``speculation/last_tokens_per_verification``."""
     drafted: int = Field(default=MOST, ge=1)
-    """Tokens of such a draft; fewer are drafted where rows are dear."""
+    """Most tokens of such a draft."""
     step_s: float = Field(default=0.5e-3, ge=0.0)
     """More seconds of a step with drafts, on GPUs."""
     row_s: float = Field(default=15e-6, ge=0.0)
-    """More seconds for each drafted token, on GPUs; on a measured CPU it is a row of its curve."""
+    """More seconds for each drafted token, on GPUs; on a CPU it is a row of ``latency``."""
     rows: int = Field(default=128, ge=2)
     """Most rows of a step with drafts."""
     measured: dict[int, float] = Field(default_factory=dict[int, float])
-    """Seconds of a token of each of so many sequences that decode ahead, at no context: instead of
-    the costs above."""
+    """Seconds of a token by number of sequences that decode ahead, instead of the costs above."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Ahead:

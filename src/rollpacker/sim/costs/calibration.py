@@ -71,26 +71,26 @@ class Calibration(Config):
     kappa: float = Field(default=1.0, gt=0.0)
     """Factor of every decode step."""
     efficiency: Efficiency = Efficiency()
-    """Terms of a decode step on a GPU, where they were measured."""
+    """Terms of a decode step on a GPU."""
     train_launch_s: float = Field(default=0.0, ge=0.0)
-    """Fixed time of each response in training."""
+    """Fixed seconds of each response in training."""
     train_mfu: float = Field(default=0.2, gt=0.0, le=1.0)
     """Share of flops that training reaches."""
     synchronous_reward_s: float = Field(default=0.0, ge=0.0)
-    """Reward phase of a step without asynchronous rewards."""
+    """Seconds of the reward phase without asynchronous rewards."""
     weight_sync_s: float = Field(default=0.0, ge=0.0)
-    """New weights to the engines."""
+    """Seconds of new weights to the engines."""
     apply_s: float = Field(default=0.0, ge=0.0)
-    """Reduction of the gradients and update."""
+    """Seconds of the gradients' reduction and the update."""
     rollout_start_s: float = Field(default=ROLLOUT_START_S, ge=0.0)
-    """Start of every rollout."""
+    """Seconds of every rollout's start."""
     rewards: RewardCosts = RewardCosts()
     measured: MeasuredDevice | None = None
-    """Latencies of a CPU worker, instead of a datasheet."""
+    """Latencies of a CPU worker."""
     ahead: Ahead = Ahead()
     """Decoding ahead, as it was."""
     driver: DriverCosts | None = None
-    """Work of the driver and of grading, where workers leave them no core of their own."""
+    """Work of the driver and of grading, where workers have all cores."""
     fitted: dict[str, str]
     """To what each fitted value was fitted, or that it is assumed."""
 

@@ -65,16 +65,16 @@ class EngineCosts(Protocol):
 
 
 class Efficiency(Config):
-    """Terms of the decode step: what is left of the datasheet, and overheads."""
+    """Terms of a decode step on a GPU: shares of the datasheet, and overheads."""
 
     step_s: float = Field(default=4.5e-3, ge=0.0)
     """Fixed seconds of a decode step."""
     sequence_s: float = Field(default=60e-6, ge=0.0)
-    """More seconds of it for each sequence (sampling, scheduling)."""
+    """More seconds of it for each sequence."""
     layer_s: float = Field(default=50e-6, ge=0.0)
-    """More seconds of it for each layer's all-reduces, at a tensor-parallel size above 1."""
+    """More seconds of it for each layer, at a tensor-parallel size above 1."""
     weights: float = Field(default=0.92, gt=0.0, le=1.0)
-    """Share of the memory's bandwidth at which weights are read."""
+    """Share of the bandwidth at which weights are read."""
     kv: float = Field(default=0.75, gt=0.0, le=1.0)
     """The same for the KV cache."""
     compute: float = Field(default=0.6, gt=0.0, le=1.0)
@@ -82,9 +82,9 @@ class Efficiency(Config):
     prefill: float = Field(default=0.5, gt=0.0, le=1.0)
     """The same for prefill."""
     memory: float = Field(default=0.85, gt=0.0, le=1.0)
-    """Share of a GPU's memory that the engine may use."""
+    """Share of a GPU's memory for the engine."""
     reserved: float = Field(default=4e9, ge=0.0)
-    """Bytes of it that are neither weights nor KV: activations and graphs."""
+    """Bytes of it for activations and graphs."""
 
 
 def engine_devices(
@@ -276,11 +276,7 @@ class RewardCosts(Config):
 
 
 class DriverCosts(Config):
-    """CPU seconds of the driver and the grading processes, on the cores that workers use too.
-
-    Each is one process more that wants to run. While a core is free it costs the workers nothing;
-    while none is, all cores give their part.
-    """
+    """CPU seconds of driver and grading. They delay workers only while no core is free."""
 
     cores: int = Field(ge=1)
     """Of the machine."""

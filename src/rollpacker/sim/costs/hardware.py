@@ -55,14 +55,14 @@ DEVICES: Mapping[str, DeviceSpec] = {
 
 
 class MeasuredDevice(Config):
-    """A device known by measurement only: the CPU cores of one worker with one model."""
+    """The CPU cores of one worker with one model."""
 
     latency: dict[int, float]
-    """Seconds of a decode step by batch size, as ``engine.latency`` measures."""
+    """Seconds of a decode step by batch size."""
     kv_tokens: int = Field(gt=0)
     """KV budget."""
     max_running: int = Field(default=0, ge=0)
-    """Most sequences that its engine decodes together; 0: not known."""
+    """Most sequences of its engine; 0: not known."""
     prefill_token_s: float = Field(ge=0.0)
     """Seconds to prefill one token."""
     context: int = Field(default=0, ge=0)

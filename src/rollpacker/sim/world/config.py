@@ -26,13 +26,11 @@ class SimulationConfig(Config):
     calibration: str
     """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
     model: str | None = None
-    """Another model than the calibration's: a known one, or the path of a ``config.json``. What was
-    fitted to the calibration's is taken over, and said."""
+    """Another model than the calibration's: a known one, or the path of a ``config.json``."""
     device: str | None = None
     """Other GPUs than the calibration's, by name."""
     workload: str
-    """Lengths: a shipped or fitted workload model, or a trace (its prompts come first, as they
-    were recorded; further ones are drawn from it)."""
+    """Lengths: a shipped or fitted workload model, or a trace (its prompts come first)."""
     task: str | None = None
     """Task of a trace that holds several."""
     steps: int = Field(default=40, ge=1)
@@ -44,33 +42,32 @@ class SimulationConfig(Config):
     )
     """As in a run's configuration."""
     asynchronous_grading: bool | None = None
-    """Grade each response as it finishes; default: in every mode but ``off``."""
+    """Grade responses as they finish; default: in every mode but ``off``."""
     reward_phase: bool = False
-    """Rewards are a phase after the rollout, of the calibration's ``synchronous_reward_s``."""
+    """Rewards follow the rollout and take ``synchronous_reward_s``."""
     balanced_training: bool = True
-    """Gradient work goes to whichever replica is free; false deals groups out in turn."""
+    """Free replicas take gradient work; false: in turn."""
     adaptive_timeout: bool = True
-    """Adaptive timeouts of code rewards; false always waits for the longest."""
+    """Adaptive timeouts of code rewards; false: always the longest."""
     domains: dict[str, DomainConfig] = Field(
         default={"default": DomainConfig(reward="none")}, min_length=1
     )
-    """Task domains; P0 is split into quotas by their shares."""
+    """Task domains; prompts of a step are split by their shares."""
     gpus: int | None = Field(default=None, ge=1)
     """GPUs, when not the calibration's."""
     layout: Layout = "colocated"
     """``colocated``: all GPUs roll out and train in turn; ``separate``: ``training_gpus`` of them
-    train, the others roll out, and gradients begin with the first complete group."""
+    train, the others roll out."""
     training_gpus: int | None = Field(default=None, ge=1)
-    """GPUs that train, with ``layout: separate``."""
+    """GPUs that train, if ``separate``."""
     rollout_tp: int | None = Field(default=None, ge=1)
-    """Tensor-parallel size of rollout, when not the calibration's."""
+    """Tensor-parallel size of engines, when not the calibration's."""
     tool_kv: ToolKv = "cached"
-    """KV of a response that waits for tools: ``cached`` (vLLM: found again unless others needed
-    the room), ``kept`` (nothing is admitted in its place) or ``dropped``."""
+    """KV of a response that waits for tools: ``cached`` (as vLLM), ``kept`` or ``dropped``."""
     ahead: Ahead | None = None
     """Decoding ahead, when not the calibration's."""
     max_running: int | None = Field(default=None, ge=1)
-    """Most sequences that an engine decodes together; default: the calibration's, or 1,024."""
+    """Most sequences of an engine; default: the calibration's, or 1,024."""
 
     @field_validator("domains")
     @classmethod

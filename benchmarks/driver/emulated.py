@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import statistics
 import sys
@@ -29,20 +28,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
-from transformers import Qwen2Config
 
-from benchmarks._run import apart, flags, lines, metrics, summary, table, write_lines
-from benchmarks.driver.stand_ins import tokenizer_and_corpus
+from benchmarks._run import apart, flags, lines, metrics, summary, table
 from benchmarks.driver.step import Meter, TimedLoop
 from rollpacker import config
 from rollpacker.emulate.config import Emulated
+from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
 from rollpacker.job import train
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.costs import calibration
 
 PHASES = ("rollout", "of it grading's end", "training", "sync", "step")
 GPUS = 64
@@ -81,67 +77,29 @@ class Steps(Progress):
 
 def job_of(args: argparse.Namespace, mode: str, folder: Path) -> config.RunConfig:
     """The paper's setting on so many GPUs, in one mode."""
-    folder.mkdir(parents=True, exist_ok=True)
-    costs = calibration.load(args.calibration)
-    prompts = args.prompts or costs.prompts * args.gpus // costs.gpus
-    devices = {
-        "calibration": args.calibration,
-        "workload": str(args.trace or args.workload),
-        "factor": args.factor,
-        "processes": args.processes,
-    }
-    if args.task:
-        devices["task"] = args.task
-    (folder / "devices.yaml").write_text(yaml.safe_dump(devices), encoding="utf-8")
-    write_model(folder / "model", args.calibration)
-    rows = ({"id": f"p{i}", "prompt": f"Question {i}", "answer": ""} for i in itertools.count())
-    write_lines(folder / "rows.jsonl", itertools.islice(rows, 2 * prompts * args.steps))
-    return config.parse(
-        {
-            "output": str(folder / mode),
-            "steps": args.steps,
-            "model": {"path": str(folder / "model")},
-            "data": {"path": str(folder / "rows.jsonl"), "shuffle": False},
-            "rewards": [{"function": "rollpacker.emulate.reward:Timed"}],
-            "grading": {"workers": args.graders or min(32, max(8, args.gpus // 8))},
-            "rollout": {
-                "prompts_per_step": prompts,
-                "num_generations": costs.responses,
-                "max_completion_length": args.cap or costs.response_cap,
-                "tail_batching": {"mode": mode, "race_responses": True},
-                "streaming": {"group_tokens": 16384},
-                "planner": args.planner,
-            },
-            "engine": {
-                "kind": "vllm",
-                "tensor_parallel": costs.rollout_tp,
-                "max_running": 1024,
-            },
-            "trainer": {"kind": "fsdp", "shard": costs.train_gpus},
-            "devices": {
-                "nodes": args.nodes or 1,
-                "per_node": args.gpus // (args.nodes or 1),
-                "emulate": str(folder / "devices.yaml"),
-            },
-            "cluster": {"address": args.address},
-        }
+    devices = {"processes": args.processes} | ({"task": args.task} if args.task else {})
+    paper = Paper(
+        calibration=args.calibration,
+        workload=str(args.trace or args.workload),
+        gpus=args.gpus,
+        factor=args.factor,
+        steps=args.steps,
+        devices=devices,
     )
-
-
-def write_model(folder: Path, name: str) -> None:
-    """A tokenizer and the configuration of the calibration's model; there are no weights."""
-    shape = calibration.load(name).shape
-    Qwen2Config(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.blocks[0].inner,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=1 << 16,
-    ).save_pretrained(folder)
-    tokenizer_and_corpus()[0].save_pretrained(folder)
+    rollout: dict[str, Any] = {"planner": args.planner}
+    if args.prompts:
+        rollout["prompts_per_step"] = args.prompts
+    if args.cap:
+        rollout["max_completion_length"] = args.cap
+    nodes = args.nodes or 1
+    changes: dict[str, Any] = {
+        "rollout": rollout,
+        "devices": {"nodes": nodes, "per_node": args.gpus // nodes},
+        "cluster": {"address": args.address},
+    }
+    if args.graders:
+        changes["grading"] = {"workers": args.graders}
+    return paper_job(paper, mode, folder, changes)
 
 
 def run_mode(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:

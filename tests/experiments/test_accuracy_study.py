@@ -63,7 +63,9 @@ def test_rows_of_earlier_runs_stand_for_their_folders_until_settings_change(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(study_run, "HERE", tmp_path)
     monkeypatch.setattr(study_run, "RESULTS", tmp_path / "results.parquet")
-    (tmp_path / "README.md").write_text("words\n<!-- tables -->\nthe ones before\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text(
+        "words\n<!-- tables -->\nthe ones before\n", encoding="utf-8"
+    )
     trial = FIRST[0]
     made(trial.folder(tmp_path / "out"), [0.2, 0.4, 0.6], 100, 50)
     study_run.write([trial], {}, tmp_path / "out")

@@ -22,6 +22,7 @@ from rollpacker.report.drawing.page import (
     seconds,
     share,
 )
+from rollpacker.report.drawing.step_picture import step_picture
 from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_run
 
 BASELINE = "off"
@@ -53,7 +54,8 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         summary: ``before`` (accuracies before training), ``modes`` (results by mode),
             ``speedup`` (``wall``, ``decode_steps``), ``recommended_mode`` and, where known,
             ``packing_bound`` (``speedup``: the most that perfect packing of the baseline's work
-            onto the workers could win in wall time).
+            onto the workers could win in wall time), ``cluster`` (``run``, the folder of a run on
+            emulated devices, by mode).
         out: the HTML file to write.
 
     Raises ``ReportError`` (a ``ValueError``) with one line when a run cannot be read or the
@@ -73,7 +75,23 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         for name in names
         if (runs[name] / "report.html").exists()
     }
-    return page.write_page(replace(_page(modes, summary), links=links), out)
+    whole = replace(_page(modes, summary), links=links)
+    if cluster := summary.get("cluster"):
+        whole = replace(whole, sections=[emulated_step(cluster), *whole.sections])
+    return page.write_page(whole, out)
+
+
+def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
+    """The first step of runs on emulated devices, by mode (``run``: the folder)."""
+    gantts = {mode: Gantt(load_run(Path(each["run"]))) for mode, each in cluster.items()}
+    text = (
+        "What the modes are for. Driver, policies, grading and this page are those of every run; "
+        "the GPUs are emulated with the RollPacker paper's decode times and lengths, and nothing "
+        "is trained. Many GPUs wait for few long responses: exact computes gradients meanwhile, "
+        "race leaves what is slow to a long round."
+    )
+    title = "One step of a 7B model on 16 emulated GPUs"
+    return Section("cluster", title, text, picture=step_picture(gantts))
 
 
 def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:

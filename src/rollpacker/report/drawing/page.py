@@ -47,6 +47,7 @@ class Section:
         title: heading.
         text: plain sentences that say what to look at.
         figure: plotly ``data`` and ``layout``.
+        picture: an SVG, shown as it is.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
         table: shown below the plot.
         browser: responses for the script to look through (``rows``, ``prompts``, ``kinds``,
@@ -58,6 +59,7 @@ class Section:
     title: str
     text: str
     _: KW_ONLY
+    picture: str = ""
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
     table: Grid | None = None

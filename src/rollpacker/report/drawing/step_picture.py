@@ -1,23 +1,14 @@
-"""Picture of one step in three modes: what each device does.
-
-    python -m benchmarks.driver.emulated --gpus 16 --calibration paper-7b-8k --workload paper-8k \\
-        --factor 10 --steps 1 --modes off exact race --out RUNS
-    python docs/gen_modes_picture.py RUNS
-"""
+"""Picture of one step in several modes: what each device does, as an SVG."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rollpacker.report.drawing.gantt_data import STATES, Gantt
-from rollpacker.report.reading.run_folder import load_run
 
-IMAGE = Path(__file__).parent / "images" / "modes.svg"
 TITLES = {
     "off": "off: everybody waits for the last response, then for the rewards",
     "exact": "exact: nothing is discarded; rewards and gradients do not wait for the tail",
@@ -110,16 +101,17 @@ def panel(mode: str, chart: Mapping[str, Any], y: float, pixel_s: float) -> Iter
     yield text(at, bottom - 6, f"{chart['end']:.0f} s", 13, ' font-weight="bold"')
 
 
-def main() -> None:
-    """Write the picture."""
-    charts = {mode: Gantt(load_run(Path(sys.argv[1]) / mode)).chart(0) for mode in TITLES}
+def step_picture(gantts: Mapping[str, Gantt]) -> str:
+    """The first step of each mode's run, on one time axis; of ``off``, ``exact`` and ``race``."""
+    charts = {mode: gantt.chart(0) for mode, gantt in gantts.items()}
     pixel_s = max(chart["end"] for chart in charts.values()) / SCALE
-    height = 20 + ROW * max(len(chart["workers"]) for chart in charts.values())
+    devices = max(len(chart["workers"]) for chart in charts.values())
+    height = 20 + ROW * devices
     whole = HEAD + len(charts) * (height + 18) + FOOT - 18
     size = f'viewBox="0 0 {WIDTH} {whole}" width="{WIDTH}" height="{whole}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" role="img" '
-        'aria-label="One step of 16 devices in the modes off, exact and race">',
+        f'aria-label="One step of {devices} devices in the modes {", ".join(charts)}">',
         rectangle(0, 0, WIDTH, whole, "#ffffff"),
     ]
     at = LEFT
@@ -128,8 +120,4 @@ def main() -> None:
         at += 36 + round(6.6 * len(name))
     for number, (mode, chart) in enumerate(charts.items()):
         parts += panel(mode, chart, HEAD + number * (height + 18), pixel_s)
-    IMAGE.write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return "\n".join([*parts, "</svg>", ""])

@@ -1,0 +1,60 @@
+"""``rollpacker mux demo``."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollpacker.cli.output import Json, errors, print_json, print_plain, table_of
+from rollpacker.cli.output import console as screen
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the daemon and the runs.")] = Path(
+        "runs/mux-demo"
+    ),
+    steps: Annotated[int, typer.Option(help="Of each job.", min=1)] = 12,
+    as_json: Json = False,
+) -> None:
+    """Run two jobs on this machine that share a rollout node and a training node.
+
+    Starts a daemon, two agents and two small training jobs, shows the dashboard while they take
+    turns, and says what sharing gained. On a terminal the daemon stays until Ctrl-C.
+
+    Example: rollpacker mux demo
+    """
+    from rollpacker.demo.mux import run_jobs, service, write_jobs
+    from rollpacker.demo.warm_start import default_cache, warm_start
+
+    if out.exists():
+        raise ValueError(f"{out} is there already: remove it, or choose another folder with --out")
+    errors.print("warm start of the demo's model (a minute or two the first time)")
+    model = warm_start(default_cache())
+    with service(out) as here:
+        jobs = write_jobs(out, steps, model)
+        if sys.stdout.isatty():
+            webbrowser.open(here.page)
+        errors.print(f"dashboard: {here.page}", soft_wrap=True, highlight=False)
+        found = run_jobs(here, jobs, lambda text: errors.print(text, highlight=False))
+        if as_json:
+            print_json(found)
+            return
+        view = table_of("job", "steps", "rollout, s", "training, s")
+        for name, job in found["jobs"].items():
+            times = (f"{job[key]:.1f}" for key in ("rollout_s", "train_s"))
+            view.add_row(name, f"{job['iterations']}", *times)
+        screen.print(view)
+        busy = ", ".join(f"{pool} {share:.0%}" for pool, share in found["busy"].items())
+        print_plain(
+            f"together {found['together_s']:.1f} s, their phases one after the other "
+            f"{found['one_after_other_s']:.1f} s; nodes busy: {busy}"
+        )
+        print_plain(
+            f"submit another: rollpacker mux submit FILE --state {out / 'daemon'} --url {here.url}"
+        )
+        if sys.stdin.isatty():
+            input("Enter ends the daemon. ")

@@ -26,7 +26,7 @@ _BEGIN, _END = "<!-- routes -->\n", "<!-- end of routes -->"
 Schema = Mapping[str, Any]
 HEAD = """# The daemon's HTTP API (v1)
 
-How jobs and nodes use it: [RollMux's daemon](mux_daemon.md). For programs: `GET /v1/openapi.json`.
+How jobs use it: [jobs under RollMux](mux_client.md); nodes: [a shared cluster](mux_operate.md). For programs: `GET /v1/openapi.json`.
 
 Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`. Bodies and
 answers are JSON objects; an unknown field of a body is an error. Every POST needs an

@@ -108,13 +108,13 @@ def trials(
                     )
 
 
-def make_models(out: Path) -> None:
-    """The warm starts that the small tasks begin with, in minutes."""
+def make_models(out: Path, tasks: Sequence[str]) -> None:
+    """The warm starts that the small ones of these begin with, in minutes."""
     from rollpacker.demo.warm_start import Recipe, default_cache, warm_start
 
     for name, recipe in {"gcd": Recipe(), "chance": Recipe(idle=20.0)}.items():
         model = out / "models" / name
-        if not model.exists():
+        if name in tasks and not model.exists():
             shutil.copytree(warm_start(default_cache(), recipe=recipe), model)
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     every = list(trials(study, chosen, given.seeds, models))
     rows = kept(RESULTS)
     if not given.page:
-        make_models(given.out)
+        make_models(given.out, chosen)
         run([trial for trial in every if key_of(trial.about) not in rows], given.out, given.jobs)
     write(trials(study, list(study["tasks"]), None, {}), rows, given.out)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -87,23 +88,24 @@ class Trial:
 def trials(
     study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
 ) -> Iterator[Trial]:
-    """All of them, whole comparisons first: seed by seed."""
-    most = max(seeds or task["seeds"] for task in study["tasks"].values())
-    for seed in range(most):
-        for name, task in study["tasks"].items():
-            if name not in tasks or seed >= (seeds or task["seeds"]):
+    """All of them, whole comparisons first: seed by seed, the highest rate of each task before."""
+    plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
+    places = max(len(plan["rates"]) for plan in plans.values())
+    most = max(seeds or plan["seeds"] for plan in plans.values())
+    for place, seed in itertools.product(range(places), range(most)):
+        for name, plan in plans.items():
+            rates = sorted(plan["rates"], reverse=True)
+            if place >= len(rates) or seed >= (seeds or plan["seeds"]):
                 continue
-            for rate in task["rates"]:
-                for arm, words in study["arms"].items():
-                    if arm in task.get("without", ()):
-                        continue
+            for arm, words in study["arms"].items():
+                if arm not in plan.get("without", ()):
                     yield Trial(
                         task=name,
-                        config=task["config"],
-                        rate=rate,
+                        config=plan["config"],
+                        rate=rates[place],
                         seed=seed,
                         arm=arm,
-                        set=[*task.get("set", ()), *words],
+                        set=[*plan.get("set", ()), *words],
                         model=models.get(name, ""),
                     )
 

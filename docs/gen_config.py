@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -25,25 +25,27 @@ from rollpacker.sim.world.config import DomainConfig, SimulationConfig
 FOLDER = Path(__file__).parent
 HEAD = """# Configuration
 
-A run is described by one YAML file. Single keys are overridden on the command line:
+A run is described by one YAML file ([guide](guide.md)). Single keys are overridden on the command
+line:
 
 ```bash
 rollpacker train run.yaml rollout.tail_batching.mode=race train.learning_rate=3e-4
 ```
 
-Unknown keys are errors, answered with the key that is meant: names of other
-frameworks are known. Where a part can be swapped (the engine, the algorithm), its `kind` chooses
-which keys are valid. The resolved configuration is written to `config.yaml` in the run's folder.
+Unknown keys are errors that name the key that is meant, also for names of other frameworks. The
+`kind` of a part (an engine, an algorithm) chooses which keys are valid. The resolved configuration
+is `config.yaml` in the run's folder.
 
-The column *on resume* says what becomes of a run that is continued (`--resume auto`) with another
-value of the key. Another spelling of the same file or folder, or a copy of it, is no other value;
-the same spelling is one where it names another file, as relative paths do in another folder.
+*On resume* says what becomes of a run that is continued (`--resume auto`) with another value of the
+key. Files and folders are compared by what they hold, not by how their paths are spelled.
 
 RESUME
 
 *This page is generated from the code by `docs/gen_config.py`.*
 """
 
+SAME = {"eval.data": "The keys of [`data`](#data), all *free* on resume."}
+"""Sections that are told by another one."""
 
 SIMULATION_HEAD = """# Keys of simulations
 
@@ -134,28 +136,72 @@ def _emulation() -> list[str]:
 def _section(
     path: str, model: type[Config], title: str = "Top level", *, resumed: bool = False
 ) -> list[str]:
-    """A table of a node's own keys, then the sections of the nodes below it; with ``resumed`` also
-    what becomes of a run that goes on with another value."""
-    lines = [f"## {f'`{path}`' if path else title}", "", _markup(model.__doc__), ""]
-    return [*lines, *_table(path, model, resumed), *_below(path, model, resumed)]
+    """A node's own keys, then the sections of the nodes below it; with ``resumed`` also what
+    becomes of a run that goes on with another value."""
+    lines = _keys(f"`{path}`" if path else title, path, model, resumed, {})
+    return [*lines, *_below(path, model, resumed)]
+
+
+def _keys(
+    title: str,
+    path: str,
+    model: type[Config],
+    resumed: bool,
+    known: Mapping[str, tuple[FieldInfo, str]],
+) -> list[str]:
+    """One section; what is so of all its keys on resume is said once, and so are those that a kind
+    further up has too (``known``: each key's first, and whose it is)."""
+    kinds = [*_classes(path, model).values()] if resumed else []
+    alike = len({*kinds}) == 1
+    told = _markup(model.__doc__) + (f" On resume: *{kinds[0]}*." if alike else "")
+    same: dict[str, list[str]] = {}
+    for name, (first, kind) in known.items():
+        if first.description and repr(model.model_fields.get(name)) == repr(first):
+            same.setdefault(kind, []).append(name)
+    for kind, names in same.items():
+        told += f" As of `{kind}`: {', '.join(f'`{name}`' for name in names)}."
+    without = [name for names in same.values() for name in names]
+    table = _table(path, model, bool(kinds) and not alike, without)
+    return [f"## {title}", "", told, "", *table, *_sections(path, model)]
+
+
+def _sections(path: str, model: type[Config]) -> list[str]:
+    """One line of those that say no more of themselves."""
+    told: list[str] = []
+    for name, field in model.model_fields.items():
+        found, anchor = _models(field.annotation), f"#{path.replace('.', '')}{name}"
+        if field.description or not found:
+            continue
+        kinds = [each.model_fields["kind"].default for each in found if len(found) > 1]
+        links = ", ".join(f"[`{kind}`]({anchor}-kind-{kind})" for kind in kinds)
+        links = links.replace(")", ") (default)", 1)
+        link = f"`{name}` of `kind` {links}" if kinds else f"[`{name}`]({anchor})"
+        told.append(link + " (required)" * field.is_required())
+    return [f"Sections: {'; '.join(told)}.", ""] if told else []
+
+
+def _classes(path: str, model: type[Config]) -> dict[str, str]:
+    """What becomes of a run that goes on with another value, by the node's leaves."""
+    return {
+        name: on_resume(f"{path}.{name}".lstrip("."))
+        for name, field in model.model_fields.items()
+        if not (name == "kind" and _is_tag(field)) and not _models(field.annotation)
+    }
 
 
 def _table(
-    path: str, model: type[Config], resumed: bool = False, without: Sequence[str] = ()
+    path: str, model: type[Config], resumed: bool = False, without: Collection[str] = ()
 ) -> list[str]:
+    classes = _classes(path, model) if resumed else {}
     rows = [
-        f"| `{name}` | {_type(field)} | {_default(field)} | {_description(path, name, field)} |"
-        + (f" {_on_resume(f'{path}.{name}'.lstrip('.'), field)} |" if resumed else "")
+        f"| `{name}` | {_type(field)} | {_default(field)} | {_markup(field.description)} |"
+        + (f" {classes.get(name, '')} |" if resumed else "")
         for name, field in model.model_fields.items()
-        if name not in without and (name != "kind" or not _is_tag(field))
+        if field.description and name not in without
     ]
     columns = ["key", "type", "default", "meaning", *(["on resume"] if resumed else [])]
     head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*head, *rows, ""] if rows else []
-
-
-def _on_resume(key: str, field: FieldInfo) -> str:
-    return "" if _models(field.annotation) else on_resume(key)
 
 
 def _is_tag(kind: FieldInfo) -> bool:
@@ -170,12 +216,15 @@ def _below(path: str, model: type[Config], resumed: bool) -> list[str]:
         models = _models(field.annotation)
         if get_origin(field.annotation) is list:
             here += "[]"
-        if len(models) == 1:
+        if here in SAME:
+            lines += [f"## `{here}`", "", SAME[here], ""]
+        elif len(models) == 1:
             lines += _section(here, models[0], resumed=resumed)
+        known: dict[str, tuple[FieldInfo, str]] = {}
         for each in models if len(models) > 1 else ():
             kind = each.model_fields["kind"].default
-            title = f"## `{here}`, kind `{kind}`"
-            lines += [title, "", _markup(each.__doc__), "", *_table(here, each, resumed)]
+            lines += _keys(f"`{here}`, kind `{kind}`", here, each, resumed, known)
+            known = {name: (field, kind) for name, field in each.model_fields.items()} | known
     return lines
 
 
@@ -205,7 +254,7 @@ def _type_name(annotation: Any) -> str:
     if args:
         return " or ".join(_type_name(arg) for arg in args)
     name = str(annotation.__name__)
-    return {"str": "text", "bool": "true or false"}.get(name, name)
+    return {"str": "text"}.get(name, name)
 
 
 def _limits(field: FieldInfo) -> str:
@@ -239,16 +288,6 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`" if value not in (None, "") else "none"
-
-
-def _description(path: str, name: str, field: FieldInfo) -> str:
-    if field.description:
-        return _markup(field.description)
-    models = _models(field.annotation)
-    if len(models) > 1:
-        kinds = ", ".join(f"`{each.model_fields['kind'].default}`" for each in models)
-        return f"One of {kinds}, by its `kind`."
-    return f"See `{f'{path}.{name}'.lstrip('.')}`."
 
 
 def _markup(docstring: str | None) -> str:

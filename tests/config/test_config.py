@@ -308,7 +308,7 @@ def test_every_key_is_described(node: type[Config]) -> None:
     for name, field in node.model_fields.items():
         subtree = isinstance(field.annotation, type) and issubclass(field.annotation, Config)
         described = field.description or subtree or name in {"kind", "algorithm", "engine"}
-        described = described or name in {"rewards", "eval", "trainer"}
+        described = described or name in {"rewards", "environment", "eval", "trainer"}
         assert described, f"{node.__name__}.{name} has no docstring in config/"
 
 

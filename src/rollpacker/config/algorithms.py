@@ -13,16 +13,16 @@ class TokenClip(Config):
     """Algorithms with one clipped probability ratio for each token."""
 
     delta: float | None = Field(default=None, gt=1.0)
-    """Dual clip (Ye et al., 2020): the most that a ratio counts where the advantage is negative;
-    above 1 + the upper clip range. TRL's ``delta``, verl's ``clip_ratio_c`` (there always, 3)."""
+    """Dual clip: the most that a ratio counts where the advantage is negative; above 1 + the upper
+    clip range. TRL's ``delta``, verl's ``clip_ratio_c`` (there always, 3)."""
 
 
 class GroupScale(Config):
     """Algorithms whose advantages are divided by a standard deviation of rewards."""
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What centred rewards are divided by: the standard deviation of their group, that of all
-    rewards of the step (then no gradient starts before the rollout ends), or nothing."""
+    """What centred rewards are divided by: their group's standard deviation, that of the whole step
+    (then no gradient starts before the rollout ends), or nothing."""
     std_epsilon: float = Field(default=1e-6, ge=0.0)
     """Added to the standard deviation: 1e-6 as in verl, 1e-4 in TRL."""
 
@@ -34,7 +34,7 @@ class GroupScale(Config):
 
 
 class GRPOConfig(TokenClip, GroupScale):
-    """GRPO (Shao et al., 2024): group-normalised advantages, sequence-mean loss."""
+    """GRPO (Shao et al., 2024): group-normalised advantages."""
 
     kind: Literal["grpo"] = "grpo"
     loss_type: Literal["sequence_mean", "token_mean"] = "token_mean"
@@ -60,7 +60,7 @@ class DAPOConfig(TokenClip, GroupScale):
     epsilon_high: float = 0.28
     """Upper clip range."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """Soft punishment over the last so many tokens before the cap; 0 for none."""
+    """Tokens before the cap over which the punishment grows; 0 for none."""
     overlong_penalty: float = 1.0
     """Punishment at the cap."""
 
@@ -78,10 +78,9 @@ class ReinforcePPConfig(TokenClip):
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
     whiten: Literal["tokens", "batch", "responses"] = "tokens"
-    """How centred rewards are normalised: ``tokens`` to mean 0 and variance 1 over all tokens of
-    the step (verl's ``reinforce_plus_plus_baseline``); ``batch`` by the standard deviation of all
-    rewards (TRL's ``scale_rewards="batch"``); ``responses`` by their own root mean square over
-    responses (version 0.1.0)."""
+    """How centred rewards are normalised: ``tokens`` to mean 0 and variance 1 over tokens (verl's
+    ``reinforce_plus_plus_baseline``), ``batch`` by the standard deviation of all rewards (TRL's
+    ``scale_rewards="batch"``), ``responses`` by their root mean square."""
     epsilon: float = 0.2
     """Clip range of the probability ratio."""
 

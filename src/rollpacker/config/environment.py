@@ -26,47 +26,44 @@ CallFormat = Literal[
 
 
 class EnvironmentConfig(Config):
-    """What answers the model between two turns of a response."""
+    """What answers the model [between two turns](environments.md); without it a response is one
+    turn."""
 
     kind: Literal["tools", "python", "agent"]
-    """``tools``: functions that the model calls; ``python``: an environment class, also one of TRL
-    (``environment_factory``), OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that
-    speaks OpenAI's chat API with the model."""
+    """``tools``: functions that the model calls; ``python``: an environment class, also of TRL,
+    OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that speaks OpenAI's chat API."""
     path: list[str] = Field(min_length=1)
-    """``tools``: the functions, each ``path/to/file.py:name``, ``package.module:name`` or
-    ``python`` (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program
-    and its arguments. A single string is a list of one."""
+    """``tools``: functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
+    (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its
+    arguments. A single string is a list of one."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class or factory."""
     variables: list[str] = []
-    """``agent``: names of environment variables that the program gets besides ``PATH``, ``HOME``,
-    the locale, proxies, certificates and Python's own. Others, keys among them, it does not get."""
+    """``agent``: environment variables that the program gets besides ``PATH``, ``HOME``, the
+    locale, proxies, certificates and Python's own."""
     max_turns: int = Field(default=16, ge=1)
-    """Replies of the model after which an episode is cut off."""
+    """Replies of the model before an episode is cut off."""
     max_total_tokens: int = Field(default=0, ge=0)
-    """Longest conversation behind the prompt, the environment's messages included; 0: as
-    ``rollout.max_completion_length``, which bounds what the model samples in all turns together."""
+    """Longest conversation behind the prompt in tokens, the environment's messages included; 0: as
+    ``rollout.max_completion_length``, which bounds what the model samples."""
     step_timeout_s: float = Field(default=30.0, gt=0.0)
-    """Longest time for an environment's answer, its ``reset`` among them."""
+    """Seconds for an environment's answer or ``reset``."""
     start_timeout_s: float = Field(default=120.0, gt=0.0)
-    """Longest time in which a process of environments loads what ``path`` names."""
+    """Seconds for a process to load ``path``."""
     concurrency: int = Field(default=0, ge=0)
-    """Most episodes at a time; 0 for all of them."""
+    """Most episodes at a time; 0 for all."""
     processes: int = Field(default=1, ge=1)
-    """Processes that hold environments, many each."""
+    """Processes that hold environments."""
     on_error: Literal["retry", "score"] = "retry"
-    """What becomes of a response whose environment fails: ``retry`` samples another in its place,
-    ``score`` ends it there with ``failed_reward``."""
+    """Where the environment fails: ``retry`` samples another response, ``score`` ends this one with
+    ``failed_reward``."""
     failed_reward: float = 0.0
-    """With ``on_error: score``."""
+    """Reward of ``on_error: score``."""
     call_format: Literal["auto", CallFormat] = "auto"
-    """How the model writes calls: ``hermes`` is ``<tool_call>{"name": ..., "arguments": ...}
-    </tool_call>`` (Qwen2.5, Qwen3, SmolLM2), ``llama3`` JSON alone, ``qwen3_coder`` a tag for each
-    argument (Qwen3-Coder, Qwen3.5 and later, Nemotron 3), ``harmony`` gpt-oss's channels,
-    ``pythonic`` ``[name(argument=value)]``; the others are named for their families.
-    ``auto``: by the chat template."""
+    """[How the model writes calls](environments.md#how-calls-are-written); ``auto``: by the chat
+    template."""
     reward: Literal["sum", "last"] = "sum"
-    """Of the rewards that the turns gave: their sum, or the last one."""
+    """Of the turns' rewards the sum, or the last one."""
     weight: float = 1.0
     """Of that reward, beside those of ``rewards``."""
 

@@ -10,16 +10,16 @@ from rollpacker.config.base import Config
 
 
 class RewardConfig(Config):
-    """One reward function."""
+    """One [reward function](rewards.md); none is needed where an ``environment`` rewards."""
 
     function: str
-    """``math``, ``code`` (runs the program in a sandbox), ``judge`` (a language model), ``rg`` (the
-    reasoning-gym scorer of the row's task), ``path/to/file.py:name``, ``package.module:name`` or
-    the folder of a sequence-classification model; TRL's and verl's signatures are recognised."""
+    """``math``, ``code`` (in a sandbox), ``judge`` (a language model), ``rg`` (reasoning-gym's
+    scorer), ``path/to/file.py:name``, ``package.module:name``, also of TRL's or verl's signature,
+    or the folder of a sequence-classification model."""
     name: str | None = None
     """Name in the metrics; default: the function's."""
     domains: list[str] = []
-    """Domains of the rows that it applies to; empty for all."""
+    """Domains that it applies to; empty for all."""
     weight: float = 1.0
     """Weight in the sum."""
     options: dict[str, Any] = {}
@@ -27,19 +27,15 @@ class RewardConfig(Config):
     needs_group: bool = False
     """Call it once with all responses of a prompt instead of one by one."""
     batch: int | None = Field(default=None, ge=1)
-    """Most responses in one call (the judge cuts its batches from them, by length): those that have
-    finished by the time that a process is idle. When a call fails, its responses are graded one by
-    one. Default: 16 for ``judge``, else 1; with ``deterministic`` always 1."""
+    """Most responses in one call. Default: 16 for ``judge``, else 1; with ``deterministic`` always
+    1."""
     timeout_s: float | None = Field(default=None, gt=0)
-    """Longest time for one call, then its process is killed; for ``code`` and ``math``, longest
-    time without a sign of life, as they have limits of their own (``grading.code_timeout`` and
-    option ``time_limit``). Default: 300 for ``judge``, else 10."""
+    """Seconds for one call (of ``code`` and ``math``: without a sign of life) before its process is
+    killed. Default: 300 for ``judge``, else 10."""
 
     on_error: Literal["stop", "skip"] = "stop"
-    """What to do when it only fails: when the first responses, of three prompts, time out or raise
-    in the same way (or any 8 before it has ever answered, or 32 in a row later). ``stop`` ends the
-    run, ``skip`` goes on without it until the run is started again. A response that fails among
-    others that are graded is replaced in either case."""
+    """When it fails on all first responses, or 32 times in a row: ``stop`` ends the run, ``skip``
+    goes on without it until the next start. Other failed responses are replaced."""
 
     @model_validator(mode="after")
     def _callable(self) -> RewardConfig:
@@ -83,13 +79,12 @@ class RewardConfig(Config):
 
 
 class CodeTimeoutConfig(Config):
-    """CPU seconds that a program may take on one test of reward ``code``: ``factor`` times the
-    longest time of a correct response on that test so far, within bounds."""
+    """CPU seconds that a program may take on one test of reward ``code``."""
 
     adaptive: bool = True
     """Follow the test; false always gives ``most_s``."""
     factor: float = Field(default=1.5, ge=1.0)
-    """Over the longest time of a correct response."""
+    """Times the longest time of a correct response on that test so far."""
     least_s: float = Field(default=2.0, gt=0)
     """Shortest timeout."""
     most_s: float = Field(default=30.0, gt=0, le=3600)
@@ -108,9 +103,8 @@ class GradingConfig(Config):
     workers: int = Field(default=1, ge=1)
     """Reward processes."""
     asynchronous: bool | None = None
-    """Grade each response as it finishes; false waits for the whole round. Default: true, but
-    for mode ``off``, whose rounds are plain synchronous ones."""
+    """Grade each response as it finishes, not the whole round at its end; default: in every mode
+    but ``off``."""
     retries: int = Field(default=1, ge=0)
-    """How often a failed call is repeated before its response is replaced."""
+    """Repetitions of a failed call before its response is replaced."""
     code_timeout: CodeTimeoutConfig = CodeTimeoutConfig()
-    """How long programs may run."""

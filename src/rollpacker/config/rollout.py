@@ -22,44 +22,40 @@ StaleTokens = Literal["ratio", "mask", "fresh"]
 
 
 class TailBatchingConfig(Config):
-    """What happens to the long tail of a round."""
+    """What happens to the [long tail](concepts.md#modes) of a round."""
 
     mode: TailMode = "exact"
     """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
-    prompts race; ``partial``: only prompts race, and the losers keep their tokens and go on in the
-    next step, under its weights: no longer on-policy, there to be compared with (partial rollouts);
-    ``auto``: one of ``exact``, ``prompts`` and ``race``, chosen each step by predicted gain under
-    ``bias_limit``."""
+    prompts race; ``partial``: prompts race, and losers go on in the next step under its weights,
+    no longer on-policy; ``auto``: one of ``exact``, ``prompts`` and ``race``, chosen each step by
+    predicted gain under ``bias_limit``."""
     eta_prompts: float = Field(default=1.25, ge=1.0, le=4.0)
-    """Prompts started per prompt kept, in short rounds; the most in mode ``auto``."""
+    """Prompts started per prompt kept, in short rounds; in mode ``auto`` the most."""
     eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
-    """Responses started per response kept, in short rounds of mode ``race``; the most in
-    mode ``auto``."""
+    """Responses started per response kept, in short rounds of mode ``race``; in mode ``auto`` the
+    most."""
     long_round_steps: int = Field(default=1, ge=1)
-    """Steps' worth of queued prompts that one long round runs, with an update for each: long
-    rounds get rarer by as much. All but the first of its updates use the clipped ratio to
-    weights that are a few updates old; 1 stays on-policy, as in the paper."""
+    """Steps' worth of queued prompts in one long round, with an update for each. Above 1 all but
+    the first are slightly off-policy."""
     max_staleness: int = Field(default=4, ge=1)
-    """Steps after its first token within which a response of mode ``partial`` is trained on: a
-    round waits for prompts that would become older."""
+    """Steps after its first token within which a response of mode ``partial`` is trained on."""
     stale_tokens: StaleTokens = "ratio"
-    """What is done about tokens of mode ``partial`` that earlier weights have sampled. ``ratio``:
-    all tokens of a step have the algorithm's clipped ratio to the log-probabilities that they were
-    sampled with; ``train.sampler_correction`` takes its place where it is not ``none``. ``mask``:
-    the earlier ones have no loss, but count in the divisor. ``fresh``: nothing, they are taken for
-    tokens of the present weights."""
+    """Tokens of mode ``partial`` that earlier weights sampled. ``ratio``: clipped ratio to the
+    log-probabilities that a step's tokens were sampled with, or ``train.sampler_correction``;
+    ``mask``: no loss, but they count in the divisor; ``fresh``: as tokens of the present
+    weights."""
     bucket_rounds: int = Field(default=1, ge=1)
-    """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier
-    visits, so that short rounds are short; 1 keeps the order of the data."""
+    """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier visits;
+    1 keeps the order of the data."""
     bias_limit: float = Field(default=0.95, gt=0.0, le=1.0)
     """Lowest kept/true mean length that ``auto`` may cause."""
     race_responses: bool = False
-    """Whether ``auto`` may race responses too."""
+    """Let ``auto`` race responses too."""
     censoring_weights: bool = False
     """Inverse-probability-of-censoring weights (clip 5) for mode ``prompts``."""
     audit_every: int = Field(default=7, ge=0)
-    """Every so many steps a few prompts run without aborts, to measure bias; 0 never."""
+    """Steps between audits, where a few prompts run without aborts to measure bias; 0 never."""
     audit_prompts: int = Field(default=4, ge=1)
     """Prompts in an audit."""
 
@@ -70,58 +66,51 @@ class TailBatchingConfig(Config):
 
 
 class StreamingConfig(Config):
-    """Gradients that start before the rollout ends: in every mode but ``off``, unless the update
-    needs the whole batch first (several updates a step, REINFORCE++, censoring weights)."""
+    """Gradients that start before the rollout ends; not in mode ``off``, nor where the update needs
+    the whole batch (several updates a step, REINFORCE++, censoring weights)."""
 
     enabled: bool = True
     """Give devices that the tail has freed to gradients of finished groups."""
     consolidate_below: int | Literal["auto"] = "auto"
-    """Move the tail to one engine less when this many attempts or fewer are running; 0 never.
-    ``auto`` compares what is left of the step with and without a move, by what steps, contexts and
-    prefill were measured to cost; where contexts were not measured, and in runs that are
-    ``deterministic`` or share their nodes (``mux``), it is a number, by step latency alone."""
+    """Move the tail to one engine less when so many attempts or fewer run; 0 never. ``auto``
+    compares the rest of the step with and without a move, by measured costs."""
     lookahead: int = Field(default=2, ge=1)
     """Gradient tasks in flight per replica."""
     group_tokens: int = Field(default=1024, ge=1)
     """Tokens that make one gradient task; small groups are put together."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
-    """Which rule frees devices from the tail: ``consolidate`` goes by ``consolidate_below`` (a
-    ``planner`` always compares, and the tail may also move to engines of more devices); ``paper``
+    """What frees devices from the tail: ``consolidate`` goes by ``consolidate_below``; ``paper``
     frees half between 20% and 50% of finished responses if the rest fits; ``fixed`` frees half at
     ``scaling_fraction``."""
     scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
-    """Share of finished responses at which ``fixed`` frees half of the devices."""
+    """Share of finished responses at which ``fixed`` does."""
 
 
 class DynamicSamplingConfig(Config):
-    """DAPO's dynamic sampling: drop groups without reward variance and draw more prompts."""
+    """DAPO's dynamic sampling: drop groups of equal rewards and draw more prompts."""
 
     enabled: bool = False
-    """Whether a step must end with ``prompts_per_step`` informative groups."""
+    """End each step with ``prompts_per_step`` informative groups."""
     max_draws: int = Field(default=4, ge=1)
     """Rounds of extra prompts before a step goes on with fewer groups."""
     max_empty_steps: int = Field(default=3, ge=0)
-    """Steps in a row that end without a single informative group before the run stops; 0 never."""
+    """Steps in a row without an informative group before the run stops; 0 never."""
 
 
 class SpeculationConfig(Config):
-    """Decoding ahead: several tokens in one step where they can be guessed from texts seen before.
-
-    Every sample is what it would have been, token by token; of vLLM in bfloat16, whose rows round
-    differently beside others, another one of the same distribution.
-    """
+    """[Decoding ahead](concepts.md#decoding-ahead): several tokens a step where earlier texts
+    suggest them. Samples stay what they are; of vLLM in bfloat16, only their distribution."""
 
     mode: Literal["auto", "off"] = "auto"
-    """``auto``: where nothing races and the engine can (``mini``, and vLLM on CPUs), while so few
-    sequences run that a step has room for guesses; not in mode ``off``, which others are compared
-    with. ``off``: never."""
+    """``auto``: where nothing races and the engine can (``mini``, and vLLM on CPUs), while few
+    sequences run; not in mode ``off``."""
 
 
 class RolloutConfig(Config):
     """Sampling of one step."""
 
     prompts_per_step: int = Field(default=16, ge=1)
-    """P0: prompts (groups) in an update."""
+    """P0: prompts (groups) in a step."""
     num_generations: int = Field(default=8, ge=1)
     """R0: responses of each prompt."""
     max_completion_length: int | None = Field(default=None, ge=1)
@@ -140,15 +129,13 @@ class RolloutConfig(Config):
     speculation: SpeculationConfig = SpeculationConfig()
     min_reward_range: float = Field(default=0.0, ge=0.0)
     """Groups whose rewards are closer together than this count as equal: no advantage, and dynamic
-    sampling drops them. 0 leaves out rounding only (1e-6 of the largest reward); version 0.1.0
-    had 1e-3."""
+    sampling drops them. 0 leaves out rounding only."""
     planner: Literal["off", "paper", "forecast"] = "off"
     """Chooses the tensor-parallel size of each round, from ``engine.tensor_parallel`` on in powers
-    of two, as far as devices and heads divide: ``paper`` follows preemptions, ``forecast`` predicts
-    each size's time. Only with ``engine.kind: vllm``; each size has processes of its own, which
-    on a GPU give back weights and KV cache while they rest."""
+    of two: ``paper`` follows preemptions, ``forecast`` predicts each size's time. Only with
+    ``engine.kind: vllm``."""
     max_retries: int = Field(default=2, ge=0)
-    """Replacement attempts for a response that the engine or its reward failed on."""
+    """New attempts for a response that the engine or its reward failed on."""
 
     @property
     def full_softmax(self) -> bool:
@@ -177,34 +164,28 @@ class MiniEngineConfig(OneDeviceConfig):
     max_running: int = Field(default=256, ge=1)
     """Most sequences decoded together."""
     kv_tokens: int = Field(default=0, ge=0)
-    """KV budget in tokens; 0 sizes it for ``max_running`` sequences of full length, within
-    a quarter of the memory that is free."""
+    """KV budget in tokens; 0: ``max_running`` sequences of full length, within a quarter of the
+    free memory."""
     block_size: int = Field(default=16, ge=1)
-    """Tokens per KV block; on a CPU it is always 16."""
+    """Tokens per KV block; always 16 on a CPU."""
 
 
 class VllmEngineConfig(Config):
-    """vLLM, in processes of its own; install it with ``pip install 'rollpacker[vllm]'``.
-
-    The same seed gives the response that ``mini`` gives, but where rounding decides: in float32
-    hardly ever, in bfloat16 for a token in 30 to 60. Each step gives it the trained weights, a
-    second copy of them, through one more in the host's memory.
-    """
+    """vLLM, in processes of its own (``pip install 'rollpacker[vllm]'``), with a second copy of the
+    weights."""
 
     kind: Literal["vllm"] = "vllm"
     tensor_parallel: int = Field(default=1, ge=1)
-    """Devices that an engine spans; neighbours by number, of one machine."""
+    """Devices that an engine spans, neighbours of one machine."""
     max_running: int = Field(default=256, ge=1)
     """Most sequences decoded together (vLLM's ``max_num_seqs``)."""
     kv_tokens: int = Field(default=0, ge=0)
-    """KV budget of each device in tokens; an engine of T devices has T times as many, since each
-    holds its part of the heads. 0 sizes it for ``max_running`` sequences of full length within a
-    quarter of the memory that is free, on a GPU by ``gpu_memory``: give it where processes share a
-    GPU, for then vLLM measures nothing."""
+    """KV budget of each device in tokens; an engine of T devices has T times as many. 0: as of
+    ``mini``, on a GPU by ``gpu_memory``; where processes share a GPU, set it."""
     gpu_memory: float = Field(default=0.4, gt=0.0, lt=1.0)
-    """Share of a GPU's memory for the weights and KV cache of one engine's process together
-    (``gpu_memory_utilization``), where ``kv_tokens`` is 0; the trainer, and a ``planner``'s engines
-    of other sizes with a share of their own each, have the rest."""
+    """Share of a GPU's memory for an engine's weights and KV cache (``gpu_memory_utilization``),
+    where ``kv_tokens`` is 0. Each other size of a ``planner`` takes its own, the trainer the
+    rest."""
 
 
 class FakeEngineConfig(OneDeviceConfig):
@@ -212,7 +193,7 @@ class FakeEngineConfig(OneDeviceConfig):
 
     kind: Literal["fake"] = "fake"
     lengths: list[int] = [8]
-    """Response lengths, taken in turn by a hash of the attempt's seed."""
+    """Response lengths, chosen by the attempt's seed."""
 
 
 EngineConfig = Annotated[

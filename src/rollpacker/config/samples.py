@@ -8,12 +8,11 @@ from rollpacker.config.base import Config
 
 
 class SamplesConfig(Config):
-    """What ``samples.parquet`` holds of every response besides its numbers."""
+    """What ``samples.parquet`` holds besides numbers: [samples](samples.md)."""
 
     texts: bool = True
     """Keep the text of prompts and responses."""
     token_ids: bool = False
     """Keep the token ids of responses."""
     max_gb: float = Field(default=0.0, ge=0.0)
-    """Largest size of the table on disk in GB; at it the oldest texts and token ids go first, the
-    numbers stay. 0 keeps all."""
+    """Largest table on disk in GB, beyond which the oldest texts and token ids go; 0 keeps all."""

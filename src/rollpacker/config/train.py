@@ -11,7 +11,7 @@ from rollpacker.config.base import Config, usual_kind
 
 
 class LocalTrainerConfig(Config):
-    """Each device holds a whole replica of the model, its gradients and its optimizer state."""
+    """Each device holds a whole replica of the model, gradients and optimizer state."""
 
     kind: Literal["local"] = "local"
 
@@ -22,12 +22,12 @@ class LocalTrainerConfig(Config):
 
 
 class FSDPTrainerConfig(Config):
-    """FSDP2: some devices share a replica, each with its part of the weights, gradients and
-    optimizer state; its gradients are summed when the engines of all of them are idle."""
+    """FSDP2: devices share a replica, each with its part of weights, gradients and optimizer
+    state."""
 
     kind: Literal["fsdp"] = "fsdp"
     shard: int = Field(default=0, ge=0)
-    """Devices of a replica, neighbours by number; 0: all that train share one."""
+    """Devices of a replica, neighbours by number; 0: all that train."""
 
     def members(self, devices: int) -> int:
         """Devices of a replica, of so many that train."""
@@ -40,24 +40,20 @@ TrainerConfig = Annotated[
 
 
 class SamplerCorrectionConfig(Config):
-    """Importance weights for what the sampler computes otherwise than the trainer: a token's loss,
-    without the KL term, counts times the trainer's probability over the sampler's, both under the
-    weights that sampled. Not with ``rollout.top_p`` or ``top_k``, which cut its softmax."""
+    """Importance weights, trainer over sampler, for what [the two compute
+    differently](guide.md#sampler-and-trainer) under the same weights. Not with ``rollout.top_p`` or
+    ``top_k``."""
 
     kind: Literal["none", "truncate", "mask"] = "none"
-    """``none``: measured only, as ``sampler/*``. ``truncate``: weights above ``high`` are ``high``
-    (truncated importance sampling; verl's ``rollout_is_threshold: 2.0``, TRL's ``*_truncate``).
-    ``mask``: weights outside ``low`` to ``high`` are 0 (IcePop; verl's ``rollout_is_threshold:
-    0.5_2.0``, TRL's ``*_mask``); such tokens still count in the divisor."""
+    """``none``: measured only, as ``sampler/*``; ``truncate``: weights above ``high`` are ``high``;
+    ``mask``: weights outside ``low`` to ``high`` are 0 (IcePop), but count in the divisor."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """The ratio of each token, that of its response (the product), or the geometric mean over the
-    response."""
+    """The ratio of each token, of its response (the product), or its response's geometric mean."""
     low: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Lower bound of the ratio, of ``mask`` only; 0 for none. ``sampler/outside`` counts below it
-    in any case."""
+    """Lower bound of the ratio for ``mask`` and ``sampler/outside``; 0 for none."""
     high: float = Field(default=2.0, ge=1.0)
-    """Upper bound of the ratio. A response's ratio spreads much more than a token's, its geometric
-    mean much less."""
+    """Upper bound. A response's ratio spreads much more than a token's, its geometric mean much
+    less."""
 
 
 class TrainConfig(Config):
@@ -65,15 +61,15 @@ class TrainConfig(Config):
 
     algorithm: AlgorithmConfig = GRPOConfig()
     learning_rate: float | None = Field(default=None, gt=0.0)
-    """Peak learning rate of AdamW. Default: by the model's size, 1e-6 from 7B parameters on and
-    more below, ten times as much with LoRA; the run prints it."""
+    """Peak learning rate of AdamW. Default: 1e-6 from 7B parameters on, more below, ten times as
+    much with LoRA."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     warmup_from_zero: bool = False
-    """The first update of warm-up has rate 0, as in transformers, TRL and verl: then update ``u``
-    of ``w`` (from 0) has ``u / w`` of the peak, else ``(u + 1) / (w + 1)``."""
+    """Begin warm-up at rate 0, as in transformers, TRL and verl; else at ``1 / (warmup_steps + 1)``
+    of the peak."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW weight decay."""
     adam_beta1: float = 0.9
@@ -85,24 +81,23 @@ class TrainConfig(Config):
     beta: float = Field(default=0.0, ge=0.0)
     """Weight of the KL to the reference model (the k3 estimator); 0 loads no reference."""
     kl_bias_correction: bool = True
-    """Multiply the KL by the probability ratio, which makes its gradient unbiased, on-policy too
-    (DeepSeek-V3.2); TRL's ``use_bias_correction_kl``."""
+    """Multiply the KL by the probability ratio, which makes its gradient unbiased (TRL's
+    ``use_bias_correction_kl``)."""
     mask_truncated_completions: bool = False
-    """Leave responses that were cut off out of the loss (DAPO's overlong filtering); their rewards
-    count in their group's baseline, as in TRL."""
+    """Leave responses that were cut off out of the loss, not out of their group's baseline (DAPO's
+    overlong filtering)."""
     sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
     router_replay: bool = False
-    """Mixtures of experts: send each token to the experts that the engine sent it to (R3, verl's
-    ``router_replay.mode: R3``). No engine says which yet, so a run refuses it; it was measured with
-    routes that were captured on a CPU."""
+    """Send each token to the experts that the engine chose (R3). Refused: no engine says which
+    yet."""
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Padded tokens of one forward and backward."""
     packing: Literal["auto", "padded", "prompt_shared"] = "auto"
-    """``prompt_shared`` runs the prompt of a group once, with a block mask; ``auto`` takes it
-    where prompts are long."""
+    """``prompt_shared`` runs the prompt of a group once; ``auto`` takes it where prompts are
+    long."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     max_skipped_updates: int = Field(default=3, ge=1)
-    """Stop after so many updates in a row with a loss or gradient that is not finite."""
+    """Updates in a row whose loss or gradient is not finite before the run stops."""

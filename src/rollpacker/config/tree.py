@@ -19,17 +19,15 @@ from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConf
 
 
 class DevicesConfig(Config):
-    """What decodes and trains: the GPUs of one machine or of several, or their CPU cores."""
+    """What decodes and trains: GPUs or CPU cores, of one machine or of several."""
 
     nodes: int = Field(default=1, ge=1)
     """Machines; more than one need ``cluster.address``."""
     per_node: int = Field(default=0, ge=0)
     """Devices of each machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
     per_gpu: int = Field(default=1, ge=1)
-    """Devices that a GPU counts as, one GPU filled after the other: with 2, the tail of a step
-    decodes beside gradients on a single GPU (CUDA MPS lets both compute at once: ``rollpacker mps
-    start``). They share its memory: the KV budget that ``engine.kv_tokens=0`` finds is of their
-    share."""
+    """Devices that a GPU counts as, sharing its memory. With 2 the tail of a step decodes beside
+    gradients on a single GPU; ``rollpacker mps start`` lets both compute at once."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each device's processes."""
     pin: bool = True
@@ -37,16 +35,13 @@ class DevicesConfig(Config):
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     """What devices are."""
     layout: Literal["colocated", "separate"] = "colocated"
-    """``colocated``: all devices decode and train in turn, and those that the tail of a step frees
-    begin with gradients; ``separate``: ``training`` of them train, from the first complete group
-    on, and the others decode."""
+    """``colocated``: all devices decode and train in turn, those that the tail frees first;
+    ``separate``: ``training`` of them train, from the first complete group on."""
     training: int = Field(default=0, ge=0)
-    """Devices that train, the last ones, with ``layout: separate``."""
+    """Devices that train with ``layout: separate``, the last ones."""
     emulate: str | None = None
-    """File of emulated devices (``rollpacker.emulate``): no model is loaded, responses have the
-    lengths of a workload, and ``per_node`` devices on each of ``nodes`` take the time that a
-    calibration says, divided by a factor. The rest of the run is real, but nothing is trained or
-    kept: it measures the driver, and schedules, at a size that the machine does not have."""
+    """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``: they take the
+    time that a calibration says; nothing is trained."""
 
     @model_validator(mode="after")
     def _split(self) -> DevicesConfig:
@@ -64,36 +59,30 @@ class DevicesConfig(Config):
 
 
 class ClusterConfig(Config):
-    """Where the processes of a run are, and how it is noticed that one is gone."""
+    """Where a run's processes are, and when one counts as lost."""
 
     address: str = ""
-    """Of a Ray cluster, whose nodes the run takes: ``auto`` for the one that this machine is a part
-    of, or ``HOST:PORT`` of its head node. ``mux``: the nodes that RollMux gives the job, whose
-    agents start its processes (``rollpacker mux submit``). Empty: this machine, without Ray."""
+    """Ray cluster whose nodes the run takes: ``auto`` for this machine's, or ``HOST:PORT`` of its
+    head. ``mux``: nodes that RollMux gives (``rollpacker mux submit``); empty: this machine."""
     heartbeat_s: float = Field(default=10.0, gt=0.0)
-    """Seconds between two signs of life of a process; one that gives none for two to three times
-    as long is taken for dead, and what it ran runs elsewhere."""
+    """Seconds between signs of life of a process; one silent for two and a half times as long
+    counts as dead, and its work runs elsewhere."""
     restarts: int = Field(default=3, ge=0)
-    """Times in a row that lost workers are started again, beside the steps, before the run goes on
-    without them; and that the run starts again by itself, from its newest checkpoint, when it has
-    lost what it cannot go on without, before it ends. 0, and in runs that share their nodes
-    (``mux``) or are emulated: neither."""
+    """Times in a row that lost workers are started again before the run goes on without them, and
+    that a run which cannot go on resumes from its newest checkpoint. 0, and with ``mux`` or
+    emulated devices: never."""
 
 
 class EvalConfig(Config):
-    """Accuracy on held-out problems, of a data set of their own or of the training data.
-
-    It chooses nothing, unless ``checkpoint.best`` keeps the checkpoint that does best here: what
-    was chosen by it looks better here than it is, so measure that one on other problems.
-    """
+    """Accuracy on held-out problems. What ``checkpoint.best`` chose by it looks better than it
+    is."""
 
     data: DataConfig | None = None
-    """Problems to measure by; none with ``fraction``."""
+    """Problems to measure by, in place of ``fraction``."""
     fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the training data that is held out instead, chosen by the run's seed and the rows'
-    ids; rows that ask the same stay together."""
+    """Share of the training data that is held out instead; rows that ask the same stay together."""
     every: int = Field(default=0, ge=0)
-    """Evaluate every so many steps; 0 only before and after."""
+    """Steps between evaluations; 0 only before and after the run."""
     temperature: float = Field(default=1.0, ge=0.0)
     """Sampling temperature."""
     num_generations: int = Field(default=1, ge=1)
@@ -121,27 +110,27 @@ class CheckpointConfig(Config):
     keep: int = Field(default=2, ge=2)
     """Checkpoints kept."""
     grace_s: float = Field(default=25.0, ge=0.0)
-    """Seconds from SIGTERM to the end of the run with a checkpoint; the step in flight is finished
-    if it fits, else dropped. Ctrl-C waits for the step."""
+    """Seconds from SIGTERM to the run's end with a checkpoint; the step in flight is dropped if it
+    does not fit. Ctrl-C waits for the step."""
     best: str = ""
-    """Metric of an evaluation, such as ``eval/sampled_accuracy``, whose highest value so far keeps
-    its checkpoint besides ``keep``; empty for none."""
+    """Metric of an evaluation, such as ``eval/sampled_accuracy``, whose highest value keeps its
+    checkpoint besides ``keep``."""
     journal_mb: float = Field(default=1024.0, ge=0.0)
-    """Megabytes of journal that are kept, the newest; 0 keeps all."""
+    """Newest megabytes of journal that are kept; 0 keeps all."""
     signals: list[Literal["HUP", "USR1", "USR2"]] = []
-    """More signals that do what SIGTERM does, such as ``USR1`` for Slurm's
-    ``--signal=USR1@60``."""
+    """Signals that act as SIGTERM does, such as ``USR1`` for Slurm's ``--signal=USR1@60``."""
 
 
 class MuxConfig(Config):
-    """Nodes shared with other jobs through a RollMux daemon; without ``url`` the job runs alone."""
+    """Nodes shared with other jobs through [RollMux](mux_client.md); without ``url`` the job runs
+    alone. With it ``token_file``, ``worst_rollout_s`` and ``worst_train_s`` must be set."""
 
     url: str = ""
-    """Address of the daemon, such as ``http://127.0.0.1:8642``; empty for none."""
+    """The daemon's address, such as ``http://127.0.0.1:8642``."""
     token_file: str = ""
-    """File with the daemon's bearer token; nobody else may be able to read it."""
+    """File with the daemon's token, readable by nobody else."""
     cafile: str = ""
-    """Certificate to trust, for a daemon at ``https://``; empty takes the system's."""
+    """Certificate to trust at ``https://``; empty takes the system's."""
     job: str = ""
     """The job's id; empty makes one from the run's folder."""
     slo: float = Field(default=1.5, ge=1.0)
@@ -155,13 +144,13 @@ class MuxConfig(Config):
     priority: int = 0
     """Of a team's jobs the higher ones go first."""
     rollout_memory_gb: float = Field(default=150.0, ge=0.0)
-    """Host memory that the job keeps on every rollout node."""
+    """Host memory that the job keeps on each rollout node."""
     train_memory_gb: float = Field(default=250.0, ge=0.0)
-    """Host memory that it keeps on every training node."""
+    """The same on each training node."""
     managed: bool = False
-    """The job was submitted, and an agent starts this run and reports its end."""
+    """An agent starts this run and reports its end; ``rollpacker mux submit`` sets it."""
     cores: dict[str, list[int]] = {}
-    """CPU cores by the daemon's node names, or by ``rollout`` and ``train``; empty pins nothing."""
+    """CPU cores by node name, or by ``rollout`` and ``train``; empty pins nothing."""
 
 
 class RunConfig(Config):
@@ -170,18 +159,17 @@ class RunConfig(Config):
     seed: int = 0
     """Seed of data order, sampling and dropout."""
     output: str = "runs/default"
-    """Folder of everything that the run leaves behind."""
+    """Folder of all that the run leaves behind."""
     steps: int = Field(default=0, ge=0)
-    """Rounds of responses, with ``train.updates_per_step`` updates each; 0 goes by ``epochs``."""
+    """Rounds of responses, each with its updates; 0 goes by ``epochs``."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data when ``steps`` is 0."""
     deterministic: bool = False
-    """Results independent of batch composition and arrival order, at some cost in speed."""
+    """Results independent of batch composition and arrival order; slower."""
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig]
     environment: EnvironmentConfig | None = None
-    """What answers the model between two turns of a response; none: a response is one turn."""
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = MiniEngineConfig()
@@ -194,7 +182,7 @@ class RunConfig(Config):
     samples: SamplesConfig = SamplesConfig()
     mux: MuxConfig = MuxConfig()
     trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
-    """Experiment trackers besides TensorBoard and JSONL, through accelerate."""
+    """Experiment trackers besides TensorBoard and JSONL."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,14 +9,12 @@ from typing import Any, Literal
 OnResume = Literal["free", "last bits", "said", "refused"]
 
 MEANING: Mapping[OnResume, str] = {
-    "free": "may change: samples and updates are those that they would have been",
-    "last bits": "may change: the same is sampled and summed, in another order or by other "
-    "kernels, which differ in the last bits; a line names the key. In modes that race, whatever "
-    "changes how fast responses end (`engine`, `devices`, `grading.workers` of the free ones) also "
-    "decides which of them win",
-    "said": "may change, and changes what is learned from there on; a line names the key (`steps` "
-    "and `epochs` only where `train.lr_scheduler_type` is not `constant`; reward functions are "
-    "told of another end in any case)",
+    "free": "may change: samples and updates stay what they would have been",
+    "last bits": "may change, and a line names the key: the same is sampled and summed but for the "
+    "last bits; in modes that race, how fast responses end (`grading.workers` too) also decides "
+    "which of them win",
+    "said": "may change, and a line names the key: what is learned from there on is another (by "
+    "`steps` and `epochs` only where `train.lr_scheduler_type` is not `constant`)",
     "refused": "would be another run",
 }
 

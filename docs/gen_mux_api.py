@@ -3,6 +3,8 @@ table of roles and routes in ``docs/security.md``."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,13 +30,19 @@ HEAD = """# The daemon's HTTP API (v1)
 
 How jobs use it: [jobs under RollMux](mux_client.md); nodes: [a shared cluster](mux_operate.md). For programs: `GET /v1/openapi.json`.
 
-Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`. Bodies and
-answers are JSON objects; an unknown field of a body is an error. Every POST needs an
-`Idempotency-Key` header (1 to 128 characters out of `A-Za-z0-9._:-`): the same key with the same
-request gives the same answer and happens once. An answer means: it is on disk. Times are seconds.
+Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`; [who may ask
+for what](security.md). Bodies and answers are JSON objects, and an unknown field of a body is an
+error. Every POST needs an `Idempotency-Key` header (1 to 128 characters out of `A-Za-z0-9._:-`):
+the same key with the same request happens once and gives the same answer, which is on disk then.
+Times are seconds.
 
 *This page is generated from the code by `docs/gen_mux_api.py`.*
 """
+_SMALL = 4
+"""Fields of an object that needs no section of its own."""
+_UNKNOWN = re.compile("^`unknown`: no such (job|node|permit)(; )?")
+_BARE = str.maketrans("", "", "()")
+_NO_LIMIT = 1e12
 _TITLES = {"jobs": "Jobs", "permits": "Permits", "nodes": "Nodes", "cluster": "The cluster"}
 
 
@@ -51,6 +59,7 @@ def described() -> dict[str, Any]:
 def render() -> str:
     """The page."""
     found = described()
+    schemas = found["components"]["schemas"]
     routes = [
         (path, method, route)
         for path, methods in found["paths"].items()
@@ -61,13 +70,25 @@ def render() -> str:
         lines += [f"## {title}", ""]
         for path, method, route in routes:
             if route["tags"] == [tag]:
-                lines += _route(path, method, route, found["components"]["schemas"])
+                lines += _route(path, method, route, schemas)
     lines += _common(routes[0][2])
     lines += ["## Objects", ""]
-    for name, schema in sorted(found["components"]["schemas"].items()):
-        lines += [f"### {name} object", "", one_line(schema.get("description", "")), ""]
-        lines += _table(schema) if schema.get("properties") else []
-    return "\n".join(lines).rstrip() + "\n"
+    text = "\n".join(lines)
+    for name, schema in sorted(schemas.items()):
+        if not _small(schema) or any(_names(other, name) for other in schemas.values()):
+            text += f"\n### {name}\n\n{one_line(schema.get('description', ''))}\n\n"
+            text += "\n".join(_table(schema))
+    return text.rstrip() + "\n"
+
+
+def _small(schema: Schema) -> bool:
+    """Whether it is told where it is used."""
+    return len(schema.get("properties", ())) <= _SMALL
+
+
+def _names(schema: Any, name: str) -> bool:
+    """Whether a schema is made of another one."""
+    return f'/{name}"' in json.dumps(schema)
 
 
 def with_roles(page: str) -> str:
@@ -93,31 +114,54 @@ def _route(path: str, method: str, route: Schema, schemas: Schema) -> Iterator[s
     asked = [each for each in route.get("parameters", []) if each["in"] == "query"]
     if asked:
         properties = {each["name"]: each["schema"] for each in asked}
-        yield from _table({"properties": properties})
+        yield f"- Query: {_fields({'properties': properties})}"
     body = route.get("requestBody", {}).get("content", {}).get("application/json", {})
-    name = _type(body.get("schema", {})) if body else ""
-    if name and schemas[name.split("](")[0].strip("[`")].get("properties"):
-        yield from (f"Body: {name}.", "")
-    yield from ("| status | answer |", "|---|---|")
+    told = _object(body.get("schema", {}), schemas) if body else ""
+    if told:
+        yield f"- Body: {told}"
+    earlier: dict[str, str] = {}
     for status, answer in route["responses"].items():
-        if status != "default":
-            yield f"| {status} | {_answer(answer)} |"
+        if status != "default" and (text := _answer(status, answer, schemas, earlier)):
+            yield f"- {status}: {text}"
     yield ""
 
 
-def _answer(answer: Schema) -> str:
+def _answer(status: str, answer: Schema, schemas: Schema, earlier: dict[str, str]) -> str:
+    """``earlier``: the first status of the route with an object, by what is told of that."""
     content = answer.get("content", {})
     schema = content.get("application/json", {}).get("schema")
     text = one_line(answer["description"])
     if not schema:
-        return next(iter(content), "") or text
-    if _is_error(schema):
-        return text
-    return _type(schema) if text == "done" else f"{_type(schema)}: {text}"
+        return next(iter(content), "") or text.replace("done", "JSON lines")
+    if schema.get("$ref", "").endswith("/Error"):
+        return _UNKNOWN.sub("", text)
+    told = _object(schema, schemas) or "`{}`"
+    first = earlier.setdefault(told, status)
+    told = told if first == status else f"as {first}"
+    return told if text == "done" else f"{told}, {text}"
 
 
-def _is_error(schema: Schema) -> bool:
-    return schema.get("$ref", "").endswith("/Error")
+def _object(schema: Schema, schemas: Schema) -> str:
+    """Its fields where they are few, else where they are."""
+    if "anyOf" in schema:
+        return " or ".join(_object(each, schemas) for each in schema["anyOf"])
+    found = schemas[schema["$ref"].rsplit("/", 1)[1]]
+    return _fields(found) if _small(found) else _type(schema)
+
+
+def _fields(schema: Schema) -> str:
+    """In one line."""
+    told: list[str] = []
+    for name, field in schema.get("properties", {}).items():
+        meaning = _meaning(field).removesuffix(".")
+        default = f", default {_default(field)}" if _default(field) else ""
+        kind = f"{_type(field)}{_limits(field).translate(_BARE)}{default}"
+        told.append(f"`{name}` ({kind}{f': {meaning[:1].lower()}{meaning[1:]}' * bool(meaning)})")
+    return ", ".join(told)
+
+
+def _meaning(field: Schema) -> str:
+    return one_line(field.get("description", "")).replace("None", "null")
 
 
 def _common(route: Schema) -> list[str]:
@@ -125,20 +169,27 @@ def _common(route: Schema) -> list[str]:
     lines = [
         "## Errors",
         "",
-        "Errors of one route are with it. Any request may be answered by:",
+        "`error` says in one line what is wrong and which field, `code` the reason where there are "
+        "several; some errors tell more. A job, node or permit that nobody knows is a 404 "
+        "`unknown`, and any request may be answered by:",
         "",
     ]
-    lines += [f"- {each}" for each in text.split("; ")]
-    return [*lines, "", "In the form of an [Error object](#error-object).", ""]
+    return [*lines, *(f"- {each}" for each in text.split("; ")), ""]
 
 
 def _table(schema: Schema) -> list[str]:
+    if not any(map(_meaning, schema["properties"].values())):
+        return [_fields(schema), ""]
     required = schema.get("required", [])
+    chosen = any("default" in field for field in schema["properties"].values())
     lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in schema["properties"].items():
-        default = "" if name in required else _default(field)
-        meaning = one_line(field.get("description", "")).replace("|", "\\|")
-        lines.append(f"| `{name}` | {_type(field)}{_limits(field)} | {default} | {meaning} |")
+        default = f" {'required' if name in required else _default(field) or 'none'} |"
+        meaning = _meaning(field).replace("|", "\\|")
+        kind = f"{_type(field)}{_limits(field)} |{default if chosen else ''}"
+        lines.append(f"| `{name}` | {kind} {meaning} |")
+    if not chosen:
+        lines[:2] = ["| field | type | meaning |", "|---|---|---|"]
     return [*lines, ""]
 
 
@@ -154,7 +205,7 @@ def _default(field: Schema) -> str:
 def _type(field: Schema) -> str:
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[1]
-        return f"[`{name}`](#{name.lower()}-object)"
+        return f"[`{name}`](#{name.lower()})"
     if "anyOf" in field:
         return " or ".join(_type(each) for each in field["anyOf"])
     if "enum" in field:
@@ -174,8 +225,6 @@ def _plain(field: Schema) -> str:
             return "object of " + _type(field["additionalProperties"])
         case "string":
             return "text"
-        case "boolean":
-            return "true or false"
         case kind:
             return str(kind)
 
@@ -188,7 +237,11 @@ def _limits(field: Schema) -> str:
         "exclusiveMaximum": "< {}",
         "maxLength": "at most {} characters",
     }
-    found = [text.format(f"{field[key]:g}") for key, text in words.items() if key in field]
+    found = [
+        text.format(f"{field[key]:g}")
+        for key, text in words.items()
+        if key in field and abs(field[key]) < _NO_LIMIT
+    ]
     return f" ({', '.join(found)})" if found else ""
 
 

@@ -20,6 +20,7 @@ from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.api.roles import BY, OPERATOR, Principal
 
 _LARGEST = 2**63 - 1
+_AGENT = "its identity: while one is heard, others of the same node are refused"
 Count = Annotated[int, Query(ge=0, le=_LARGEST)]
 Position = Annotated[int, Query(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Query(ge=0, le=1e12)]
@@ -60,42 +61,42 @@ def _fields_of(kind: type[Any]) -> Any:
 
 
 class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(JobProgram))):
-    """What agents start, field by field that of ``JobProgram``."""
+    """What agents start."""
 
     command: list[str]  # JSON has no tuples
     members: list[str] = Field(default_factory=list)
 
 
 class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
-    """A job's specification, field by field that of ``JobSpec``; ``program``: started by agents."""
+    """What a job asks for."""
 
-    program: NewProgram | None = None
+    program: NewProgram | None = Field(None, description="what agents start.")
 
 
 class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
-    """A node as its agent describes it: the fields of ``Machine``; ``agent``: see ``AliveBody``."""
+    """A node as its agent describes it."""
 
-    agent: Annotated[str, Field(max_length=64)] = ""
+    agent: Annotated[str, Field(max_length=64, description=_AGENT)] = ""
 
 
 class Closed(Empty):
-    """How a node is closed, and for people why."""
+    """How a node is closed."""
 
     status: Literal["cordoned", "draining"]
-    reason: str = Field("", max_length=200)
+    reason: str = Field("", max_length=200, description="for people")
 
 
 class Ask(Empty):
-    """Of a permit; ``wait_s`` seconds the request may wait for its answer."""
+    """Of a permit."""
 
     phase: Phase
-    wait_s: float = Field(20.0, ge=0, le=60)
+    wait_s: float = Field(20.0, ge=0, le=60, description="seconds that the request may wait")
 
 
 class FinishedBody(Empty):
-    """A phase that took ``seconds`` on its nodes."""
+    """A phase that is over."""
 
-    seconds: float = Field(ge=1e-6, lt=1e9)
+    seconds: float = Field(ge=1e-6, lt=1e9, description="what it took on its nodes")
 
 
 class TailBody(Empty):
@@ -117,43 +118,40 @@ class GateBody(Empty):
     port: int = Field(ge=1, le=65535)
     key: str = Field(
         pattern="^[0-9a-f]{160}$",
-        description="that both sides show they know, sealed with their token, as hex digits",
+        description="what both sides show they know, sealed with their token, as hex digits",
     )
-    names: list[str] = Field(
-        max_length=1024, description="by which each process is known, by its node's rank"
-    )
+    names: list[str] = Field(max_length=1024, description="of each process, by its node's rank")
 
 
 class SeenAttempt(Empty):
-    """An attempt that is on a node; ``code`` None while it runs, ``stopped`` once asked to end."""
+    """An attempt that is on a node."""
 
     job: str
     number: int
-    code: int | None = None
-    stopped: bool = False
+    code: int | None = Field(None, description="null while it runs")
+    stopped: bool = Field(False, description="asked to end")
 
 
 class AliveBody(Empty):
-    """A node lives; ``attempts``: what its agent has started, None where it starts nothing.
+    """A node lives."""
 
-    ``agent``: its identity. While one is heard, another one of the same node is refused.
-    """
-
-    attempts: list[SeenAttempt] | None = None
-    agent: Annotated[str, Field(max_length=64)] = ""
+    attempts: list[SeenAttempt] | None = Field(
+        None, description="what its agent has started, null where it starts nothing"
+    )
+    agent: Annotated[str, Field(max_length=64, description=_AGENT)] = ""
 
 
 class PrintedBody(Empty):
-    """What an attempt printed from its byte ``at`` on, in base64."""
+    """What an attempt printed."""
 
-    at: int = Field(ge=0)
-    data: str = Field(max_length=48 * 1024)
+    at: int = Field(ge=0, description="the byte at which it begins")
+    data: str = Field(max_length=48 * 1024, description="in base64")
 
 
 class FailedBody(Empty):
-    """A node, for people: why."""
+    """A node that is gone."""
 
-    reason: str = ""
+    reason: str = Field("", description="for people")
 
 
 class Drain(Empty):

@@ -28,7 +28,8 @@ _BEGIN, _END = "<!-- routes -->\n", "<!-- end of routes -->"
 Schema = Mapping[str, Any]
 HEAD = """# The daemon's HTTP API (v1)
 
-How jobs use it: [jobs under RollMux](mux_client.md); nodes: [a shared cluster](mux_operate.md). For programs: `GET /v1/openapi.json`.
+How jobs use it: [jobs under RollMux](mux_client.md); nodes: [a shared cluster](mux_operate.md). For
+programs: `GET /v1/openapi.json`.
 
 Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`; [who may ask
 for what](security.md). Bodies and answers are JSON objects, and an unknown field of a body is an
@@ -76,7 +77,7 @@ def render() -> str:
     text = "\n".join(lines)
     for name, schema in sorted(schemas.items()):
         if not _small(schema) or any(_names(other, name) for other in schemas.values()):
-            text += f"\n### {name}\n\n{one_line(schema.get('description', ''))}\n\n"
+            text += f"\n### {name} object\n\n{one_line(schema.get('description', ''))}\n\n"
             text += "\n".join(_table(schema))
     return text.rstrip() + "\n"
 
@@ -205,7 +206,7 @@ def _default(field: Schema) -> str:
 def _type(field: Schema) -> str:
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[1]
-        return f"[`{name}`](#{name.lower()})"
+        return f"[`{name}`](#{name.lower()}-object)"
     if "anyOf" in field:
         return " or ".join(_type(each) for each in field["anyOf"])
     if "enum" in field:

@@ -45,9 +45,13 @@ class Scripted(Drafter):
 
     def __init__(self, texts: dict[int, np.ndarray], how: str) -> None:
         super().__init__()
-        self._texts = {int(self.scope(PromptId(str(n)))): text for n, text in texts.items()}
         self._how = how
         self._random = np.random.default_rng(0)
+        self.tell(texts)
+
+    def tell(self, texts: dict[int, np.ndarray]) -> None:
+        """What the responses, each a group of its own, will be; with their prompts."""
+        self._texts = {int(self.scope(PromptId(str(n)))): text for n, text in texts.items()}
 
     def draft(self, scopes, texts, rows, spans, most, least, stops):
         del texts, least, stops

@@ -113,6 +113,38 @@ def test_any_draft(make, plain, how):
             assert not any(o.drafts.accepted for o in outputs.values())
 
 
+def test_any_draft_where_all_ask_the_same(make):
+    """One setting at a time, of all requests; the mixture is above."""
+    drafter = Scripted({}, "random")
+    engine = make(drafter)
+    settings = [
+        {"temperature": 1.0},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.0},
+    ]
+    for version, setting in enumerate(settings, start=1):
+        own = {"top_p": 1.0, "top_k": 0, "max_tokens": 100, "stop_token_ids": ()} | setting
+        requests = [alone_in_group(ask(n, **own)) for n in range(64)]
+        engine.load_weights(None, 2 * version)
+        engine.speculate(Speculation(below=0, most=0))
+        engine.submit(requests)
+        plain = drain(engine)
+        assert not any(o.drafts.drafted for o in plain.values())
+        texts = {r.attempt: np.concatenate([r.prompt, plain[r.attempt].tokens]) for r in requests}
+        drafter.tell(texts)
+        engine.load_weights(None, 2 * version + 1)
+        engine.speculate(Speculation(below=64, most=16))
+        engine.submit(requests)
+        outputs = drain(engine)
+        for attempt, output in outputs.items():
+            assert output.tokens.tobytes() == plain[attempt].tokens.tobytes(), setting
+            assert output.logprobs.tobytes() == plain[attempt].logprobs.tobytes(), setting
+        assert sum(o.drafts.accepted for o in outputs.values()) > 64 * 20
+        assert sum(o.drafts.drafted - o.drafts.accepted for o in outputs.values()) > 64
+
+
 def test_its_own_drafts_with_moves_and_few_blocks(make, plain):
     """Late submissions, preemptions, aborts half way, hints: its table."""
     engine = make(kv_tokens=640, max_running=40)

@@ -88,26 +88,29 @@ class Trial:
 def trials(
     study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
 ) -> Iterator[Trial]:
-    """All of them, whole comparisons first: seed by seed, the highest rate of each task before."""
+    """All of them, whole comparisons first: the highest rate of each task, seed by seed, then the
+    arms that have few seeds."""
     plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
-    places = max(len(plan["rates"]) for plan in plans.values())
-    most = max(seeds or plan["seeds"] for plan in plans.values())
-    for place, seed in itertools.product(range(places), range(most)):
+    few: dict[str, int] = study["few_seeds"]
+    places = range(max(len(plan["rates"]) for plan in plans.values()))
+    most = range(max(seeds or plan["seeds"] for plan in plans.values()))
+    for place, later, seed in itertools.product(places, (False, True), most):
         for name, plan in plans.items():
             rates = sorted(plan["rates"], reverse=True)
-            if place >= len(rates) or seed >= (seeds or plan["seeds"]):
-                continue
             for arm, words in study["arms"].items():
-                if arm not in plan.get("without", ()):
-                    yield Trial(
-                        task=name,
-                        config=plan["config"],
-                        rate=rates[place],
-                        seed=seed,
-                        arm=arm,
-                        set=[*plan.get("set", ()), *words],
-                        model=models.get(name, ""),
-                    )
+                own = min(few.get(arm, plan["seeds"]), seeds or plan["seeds"])
+                left_out = arm in plan.get("without", ()) or place >= len(rates) or seed >= own
+                if left_out or (arm in few) is not later:
+                    continue
+                yield Trial(
+                    task=name,
+                    config=plan["config"],
+                    rate=rates[place],
+                    seed=seed,
+                    arm=arm,
+                    set=[*plan.get("set", ()), *words],
+                    model=models.get(name, ""),
+                )
 
 
 def make_models(out: Path, tasks: Sequence[str]) -> None:

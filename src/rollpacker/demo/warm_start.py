@@ -43,7 +43,7 @@ class Recipe:
         warmup_steps: of linear warm-up.
         answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
             model do so 1.5 / 2.5 of the time.
-        idle: median of blank lines before a thought, log-normal with a deviation of 1: length that
+        idle: median of blank lines behind an answer, log-normal with a deviation of 1: length that
             says nothing of the problem. 0 for none.
         heads: the model's attention heads.
         family: its ``model_type``.
@@ -151,18 +151,16 @@ def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> 
     rng = random.Random(seed)
 
     def idle() -> str:
+        if not recipe.idle:
+            return ""
         most = model_file.CONTEXT // 4
         return "\n" * min(most, round(rng.lognormvariate(math.log(recipe.idle), 1.0)))
 
     return [
         _Example(
             encode(row["prompt"]),
-            [
-                *encode(idle() if recipe.idle else ""),
-                *encode(task.chain_of_thought(*row["metadata"]["numbers"])),
-                EOS_ID,
-            ],
-            [*encode(task.answer_at_once(*row["metadata"]["numbers"])), EOS_ID],
+            [*encode(task.chain_of_thought(*row["metadata"]["numbers"]) + idle()), EOS_ID],
+            [*encode(task.answer_at_once(*row["metadata"]["numbers"]) + idle()), EOS_ID],
         )
         for row in task.train_rows(recipe.problems, seed)
     ]

@@ -1,6 +1,5 @@
 """Whole runs on emulated devices: driver, channels, grading and logs are real."""
 
-import importlib
 import json
 import multiprocessing
 from collections import Counter
@@ -19,6 +18,7 @@ from rollpacker import job as jobs
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
 from rollpacker.emulate.driver import hosts
+from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.fit import look
 from rollpacker.policy.rollout import from_journal
@@ -28,8 +28,6 @@ from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.models import find_model
 from rollpacker.sim.recorded.run_record import read_run
-
-ROOT = Path(__file__).parents[2]
 
 
 def train(config: RunConfig, *, resume: bool = False) -> tuple[Path, str]:
@@ -162,10 +160,12 @@ def test_what_emulated_devices_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", calibration.builtin())
-def test_the_benchmarks_model_has_the_sizes_of_the_calibrations(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    importlib.import_module("benchmarks.driver.emulated").write_model(tmp_path, name)
-    written, meant = find_model(str(tmp_path)), calibration.load(name).shape
+def test_the_papers_jobs_have_its_sizes(name: str, tmp_path: Path) -> None:
+    paper = Paper(calibration=name, workload="paper-8k", gpus=32, factor=50.0)
+    made = paper_job(paper, "exact", tmp_path, {"rollout": {"prompts_per_step": 6}})
+    costs = calibration.load(name)
+    written, meant = find_model(made.model.path), costs.shape
     assert replace(written, name=meant.name, context=meant.context) == meant
+    assert made.rollout.prompts_per_step == 6
+    assert made.rollout.num_generations == costs.responses
+    assert made.devices.per_node == 32

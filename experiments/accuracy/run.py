@@ -88,15 +88,15 @@ class Trial:
 def trials(
     study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
 ) -> Iterator[Trial]:
-    """All of them, whole comparisons first: the highest rate of each task, seed by seed, then the
-    arms that have few seeds."""
+    """All of them, whole comparisons first: the first rate of each task, seed by seed, then the arms
+    that have few seeds."""
     plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
     few: dict[str, int] = study["few_seeds"]
     places = range(max(len(plan["rates"]) for plan in plans.values()))
     most = range(max(seeds or plan["seeds"] for plan in plans.values()))
     for place, later, seed in itertools.product(places, (False, True), most):
         for name, plan in plans.items():
-            rates = sorted(plan["rates"], reverse=True)
+            rates = plan["rates"]
             for arm, words in study["arms"].items():
                 own = min(few.get(arm, plan["seeds"]), seeds or plan["seeds"])
                 left_out = arm in plan.get("without", ()) or place >= len(rates) or seed >= own

@@ -88,8 +88,8 @@ class Trial:
 def trials(
     study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
 ) -> Iterator[Trial]:
-    """All of them, whole comparisons first: the first rate of each task, seed by seed, then the arms
-    that have few seeds."""
+    """All of them, whole comparisons first: the first rate of each task, seed by seed, then the
+    arms that have few seeds."""
     plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
     few: dict[str, int] = study["few_seeds"]
     places = range(max(len(plan["rates"]) for plan in plans.values()))

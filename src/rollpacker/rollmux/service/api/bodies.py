@@ -70,7 +70,7 @@ class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(JobProg
 class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
     """What a job asks for."""
 
-    program: NewProgram | None = Field(None, description="what agents start.")
+    program: NewProgram | None = Field(default=None, description="what agents start.")
 
 
 class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
@@ -83,7 +83,7 @@ class Closed(Empty):
     """How a node is closed."""
 
     status: Literal["cordoned", "draining"]
-    reason: str = Field("", max_length=200, description="for people")
+    reason: str = Field(default="", max_length=200, description="for people")
 
 
 class Ask(Empty):
@@ -128,7 +128,7 @@ class SeenAttempt(Empty):
 
     job: str
     number: int
-    code: int | None = Field(None, description="null while it runs")
+    code: int | None = Field(default=None, description="null while it runs")
     stopped: bool = Field(False, description="asked to end")
 
 
@@ -136,7 +136,7 @@ class AliveBody(Empty):
     """A node lives."""
 
     attempts: list[SeenAttempt] | None = Field(
-        None, description="what its agent has started, null where it starts nothing"
+        default=None, description="what its agent has started, null where it starts nothing"
     )
     agent: Annotated[str, Field(max_length=64, description=_AGENT)] = ""
 
@@ -151,7 +151,7 @@ class PrintedBody(Empty):
 class FailedBody(Empty):
     """A node that is gone."""
 
-    reason: str = Field("", description="for people")
+    reason: str = Field(default="", description="for people")
 
 
 class Drain(Empty):

@@ -132,7 +132,7 @@ def test_nothing_is_left_over() -> None:
 
 def test_no_merge_is_left_half_done() -> None:
     marks = re.compile(r"^(<{7}|>{7}) ", re.M)
-    pages = [*FILES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*FILES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     assert [name(page) for page in pages if marks.search(page.read_text(encoding="utf-8"))] == []
 
 
@@ -207,7 +207,7 @@ def test_files_named_in_the_documentation_exist() -> None:
     """From the repository's root or the package's; what pages write themselves is left out."""
     roots = (ROOT, SOURCE, ROOT / "src")
     missing: list[str] = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         written = set(re.findall(r"^ *```python title=\"([^\"]+)\"", text, re.M))
         for path in sorted({*re.findall(r"\b(?:\w+/)+\w+\.py\b", text)} - written - YOURS):
@@ -222,7 +222,7 @@ def test_files_named_in_the_documentation_exist() -> None:
 def test_configurations_in_the_documentation_are_valid() -> None:
     """Parts of a configuration are put into the smallest whole one; inventories are whole."""
     smallest = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
     blocks = [block for text in texts for block in re.findall(r"```yaml\n(.*?)```", text, re.S)]
     assert len(blocks) >= 4
     for block in map(yaml.safe_load, blocks):

@@ -23,7 +23,7 @@ def demo(
     """Run two jobs on this machine that share a rollout node and a training node.
 
     Starts a daemon, two agents and two small training jobs, shows the dashboard while they take
-    turns, and says what sharing gained. On a terminal the daemon stays until Ctrl-C.
+    turns, and says what sharing gained. On a terminal the daemon stays until Enter.
 
     Example: rollpacker mux demo
     """

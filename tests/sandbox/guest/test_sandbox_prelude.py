@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -42,6 +43,7 @@ def at_level(request: pytest.FixtureRequest, level: Level) -> Iterator[Sandbox]:
         ("def d(n): return n and 1 + d(n - 1)\nprint(d(20_000) - 19_997)", PLAIN),
         ("print(3 if 'add' not in globals() else 0)", PLAIN),
         ("def f(x: List[int]): return x", AssertTest(asserts="assert f(1) == 1")),
+        ("def f(x: Pattern[str]): return x", AssertTest(asserts="assert f(1) == 1")),
     ],
 )
 def test_what_programs_may_use(at_level: Sandbox, program: str, test: Test) -> None:
@@ -117,3 +119,10 @@ def test_the_modules_are_loaded_before_any_program(sandbox: Sandbox) -> None:
     test = StdinTest(stdin=" ".join(prelude._MODULES), stdout="True")
     assert sandbox.run(program, [test], 5.0).verdict == "pass"
     assert sys.getrecursionlimit() < prelude._DEEP  # of this process: nothing is installed here
+
+
+def test_names_that_a_module_makes_as_they_are_asked_for() -> None:
+    """As typing does with some of its own since Python 3.13."""
+    module = ModuleType("lazy")
+    vars(module).update(__all__=["made"], __getattr__={"made": 3}.__getitem__)
+    assert prelude._public(module) == {"made": 3}

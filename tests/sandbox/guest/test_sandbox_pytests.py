@@ -123,6 +123,9 @@ ALONE = {
     "async": "async def test_a(): assert half(2) == 2",
     "skipped case": "class Half(unittest.TestCase):\n"
     "    @unittest.skip('?')\n    def test_a(self): 0",
+    "case that skips itself": "class Half(unittest.TestCase):\n"
+    "    @classmethod\n    def setUpClass(cls): raise unittest.SkipTest('?')\n"
+    "    def test_a(self): 0",
 }
 
 

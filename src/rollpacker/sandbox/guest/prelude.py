@@ -38,7 +38,6 @@ def install() -> dict[str, Any]:
 
 
 def _public(module: Any) -> dict[str, Any]:
-    """What ``from module import *`` brings."""
-    space = vars(module)
-    names = space.get("__all__") or [name for name in space if not name.startswith("_")]
-    return {name: space[name] for name in names}
+    """What ``from module import *`` brings; some of typing's are made as they are asked for."""
+    names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+    return {name: getattr(module, name) for name in names}

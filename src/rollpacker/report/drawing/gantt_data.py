@@ -119,9 +119,7 @@ class Gantt:
         about = samples.select(
             "attempt",
             pl.col("start_s").alias("began_s"),
-            pl.col("state").replace_strict(
-                {name: place for place, name in enumerate(STATES)}, default=3
-            ),
+            pl.col("state").replace_strict(_PLACES, default=_PLACES["failed"]),
             "tokens",
             "reward",
             pl.col("prompt").replace_strict(prompts, list(range(len(prompts)))),

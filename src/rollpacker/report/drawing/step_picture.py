@@ -69,8 +69,8 @@ def steps(low: np.ndarray, high: np.ndarray, y: float, fill: str) -> str:
 
 def row(worker: Mapping[str, Any], y: float, pixel_s: float, most: int) -> Iterator[str]:
     """One device."""
-    updated = max(end for *_, end, _, _ in worker["tasks"])
-    last = max(end for _, _, end, *_ in worker["attempts"])
+    updated = max((end for *_, end, _, _ in worker["tasks"]), default=0.0)
+    last = max((end for _, _, end, *_ in worker["attempts"]), default=0.0)
     yield rectangle(LEFT, y, last / pixel_s, ROW, FEW)
     for start, end in worker["idle"]:
         fill = WEIGHTS if start >= updated else IDLE

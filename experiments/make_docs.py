@@ -27,26 +27,24 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reproduction.md"
 HEAD = """# Reproducing the paper
 
-`rollpacker reproduce all` simulates the experiments of
-[RollPacker](https://arxiv.org/abs/2509.21009): the policies are the ones that a real run uses,
-the machines are cost models. `rollpacker reproduce fig9` does one; its name is in each heading.
+`rollpacker reproduce all` simulates the experiments of [RollPacker](https://arxiv.org/abs/2509.21009)
+with the policies of a real run on cost models, `rollpacker reproduce fig9` one of them.
 
 - **predicted**: no cost or length was fitted to this value.
 - **fitted**: a constant of `src/rollpacker/sim/calibration/*.yaml`, or one that the row's note
   names, was fitted to it, alone or with others; agreement shows consistency, not foresight.
 - **not reproduced**: ours is more than 10% away from the paper, or the simulator has no answer.
 
-Length distributions were fitted to the paper's figures too, which disagree among themselves (one
-14B setting needs decode steps 0.9 to 1.2 times as long in different figures). Rows without a value
-of the paper's are ours alone.
+Length distributions were fitted to the paper's figures too. Rows without a value of the paper's are
+ours alone.
 """
 FOOT = "\n*This page is generated from a run by `experiments/make_docs.py`.*\n"
 REAL = "## For real\n"
 """Starts what is said of the other two sides of an experiment."""
 REAL_HEAD = """
-The artifact's own experiments also run for real, with the same policies and overrides: small on a
-CPU, with the demo's model, by `python experiments/run_cpu.py`, and as configurations for GPUs that
-nobody has run yet. `experiments/README.md` says what a GPU run still needs.
+The artifact's own experiments also run for real: small on a CPU, with the demo's model, by
+`python experiments/run_cpu.py`, and as configurations for GPUs that nobody has run yet
+(`experiments/README.md` says what a GPU run still needs). What the CPU runs show:
 """
 COLOURS = {
     "paper": "#9aa5b1",
@@ -100,11 +98,12 @@ def put(path: Path, text: str) -> None:
 
 
 def overview(known: Mapping[str, Experiment]) -> list[str]:
-    """A paragraph for each figure."""
-    return [
-        f"**{experiment.title}** (`experiments/{name}/cpu.md`): {experiment.shows}\n"
+    """Where each figure's runs on a CPU are told."""
+    lines = [
+        f"| {experiment.title} | `experiments/{name}/cpu.md` |"
         for name, experiment in known.items()
     ]
+    return ["| | |", "|---|---|", *lines, ""]
 
 
 def sides(experiment: Experiment) -> list[str]:

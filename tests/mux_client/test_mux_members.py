@@ -80,6 +80,7 @@ def members(job: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_lost_member_and_a_drained_node_begin_another_attempt(
     cluster: Cluster, shop: Workshop
 ) -> None:

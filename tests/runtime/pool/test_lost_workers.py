@@ -184,15 +184,17 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
     asyncio.run(main())
 
 
+# What a planner regroups is lost together in test_apart_faults too.
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.alone
-@pytest.mark.parametrize("by", [pytest.param(KILL, marks=pytest.mark.slow), STOP])
+@pytest.mark.parametrize("by", [KILL, STOP])
 @pytest.mark.parametrize(
     "victim",
     [
-        pytest.param(0, id="asleep", marks=pytest.mark.slow),
+        pytest.param(0, id="asleep"),
         pytest.param(3, id="member"),
-        pytest.param(4, id="lead of the other", marks=pytest.mark.slow),
+        pytest.param(4, id="lead of the other"),
     ],
 )
 def test_devices_that_were_put_together_are_lost_together(

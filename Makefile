@@ -57,11 +57,11 @@ test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU, and of clusters: 25 minutes
+test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU, and of clusters: 20 minutes
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and not alone' -n 2 --dist loadfile $(ARGS)
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and alone' $(ARGS)
 
-test-soak: $(VENV)/.installed-dev $(VLLM)/.installed  ## what of test-cluster takes long, fifty faults in one run among it: 20 minutes
+test-soak: $(VENV)/.installed-dev $(VLLM)/.installed  ## what of test-cluster takes long, fifty faults in one run among it: half an hour
 	@$(VLLM)/bin/python -m pytest -m 'cluster and slow' --capture no $(ARGS)
 
 test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run the tests of the plug-in for TRL, with its oldest and its newest release: 3 minutes

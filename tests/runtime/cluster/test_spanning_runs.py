@@ -26,6 +26,7 @@ LENGTHS = {
     "streaming": {"consolidate_below": 6, "group_tokens": 1},
 }
 """Most responses have fewer than 18 tokens and the longest of a step more than 50: a tail."""
+OTHERS = ("off", "race", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return shop
 
 
+# The others in the soak: each is two runs, one with four processes.
 @pytest.fixture(
-    scope="module", params=["off", "exact", pytest.param("race", marks=pytest.mark.slow), "auto"]
+    scope="module",
+    params=["exact", *(pytest.param(mode, marks=pytest.mark.slow) for mode in OTHERS)],
 )
 def made(shop: Workshop, request: pytest.FixtureRequest) -> tuple[str, Path, Path]:
     """A mode, a run of it with ``mini``, and one whose engines and replicas have two devices."""

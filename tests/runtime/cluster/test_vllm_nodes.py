@@ -68,6 +68,7 @@ def address() -> Iterator[str]:
     made.shutdown()
 
 
+@pytest.mark.slow
 def test_the_nodes_may_be_those_of_ray(address: str, shop: Workshop, here: Path) -> None:
     there = SPREAD | {"cluster": SPREAD["cluster"] | {"address": address}}
     check(run(shop.config("ray", epochs=1, rollout=ROUNDS, **there))[0], here)

@@ -34,7 +34,7 @@ def first(folder: Path) -> list[tuple]:
     return [row for row in kept_samples(folder) if row[0] == 0]
 
 
-@pytest.mark.parametrize("mode", ["off", "exact"])
+@pytest.mark.parametrize("mode", [pytest.param("off", marks=pytest.mark.slow), "exact"])
 def test_a_run_samples_and_learns_what_it_does_with_mini(shop: Workshop, mode: str) -> None:
     ours, _ = run(shop.config(f"mini-{mode}", mode, **TWO))
     theirs, _ = run(shop.config(f"vllm-{mode}", mode, engine={"kind": "vllm"}, **TWO))
@@ -46,7 +46,7 @@ def test_a_run_samples_and_learns_what_it_does_with_mini(shop: Workshop, mode: s
         assert other["trained_tokens/abs_logprob_difference"] < 1e-4
 
 
-@pytest.mark.parametrize("mode", ["race", "auto"])
+@pytest.mark.parametrize("mode", ["race", pytest.param("auto", marks=pytest.mark.slow)])
 def test_every_prompt_is_trained_once_an_epoch(shop: Workshop, mode: str) -> None:
     folder, _ = run(shop.config(f"vllm-{mode}", mode, engine={"kind": "vllm"}, **TWO))
     assert set(times_trained(folder).values()) == {1}

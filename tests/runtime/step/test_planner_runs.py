@@ -90,6 +90,7 @@ def fast_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "machine_of", believed)
 
 
+@pytest.mark.slow
 def test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it(
     shop: Workshop, ours: Path
 ) -> None:

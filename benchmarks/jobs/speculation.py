@@ -17,9 +17,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks._run import flags, listed, metrics, summary, table, told, write_lines
+from benchmarks._run import flags, listed, metrics, summary, table, told
 from rollpacker.demo.run import Size, demo_config
-from rollpacker.demo.task import steps, train_rows
 from rollpacker.demo.warm_start import Recipe, default_cache, warm_start
 from rollpacker.job import train
 
@@ -39,25 +38,14 @@ COLUMNS = {
 }
 
 
-_ROWS = 6900
-"""Problems of the demo's task, about all there are."""
-
-
-def long_rows(file: Path, least: int) -> Path:
-    """Those whose reasoning has at least so many lines, as JSON lines."""
-    rows = [row for row in train_rows(_ROWS) if len(steps(*row["metadata"]["numbers"])) >= least]
-    return write_lines(file, rows)
-
-
 def run_arm(
-    model: Path, folder: Path, arm: str, size: Size, prompts: int, overrides: dict[str, Any]
+    model: Path, folder: Path, arm: str, size: Size, overrides: dict[str, Any]
 ) -> dict[str, Any]:
     """One run; what it took in all."""
     mode, speculation = ARMS[arm]
     config = demo_config(model, folder, mode, size, overrides)
     rollout = config.rollout.model_copy(
         update={
-            "prompts_per_step": prompts,
             "speculation": config.rollout.speculation.model_copy(update={"mode": speculation}),
         }
     )
@@ -85,25 +73,24 @@ def main() -> None:
         __doc__,
         steps=60,
         rounds=3,
-        least=0,
+        least=1,
         prompts=16,
         engine="mini",
         out=Path("runs/speculation"),
     ).parse_args()
-    size = Size(steps=arguments.steps, held_out=50)
+    size = Size(
+        steps=arguments.steps, held_out=50, prompts=arguments.prompts, least=arguments.least
+    )
     recipe, overrides = Recipe(), dict[str, Any]()
     if arguments.engine == "vllm":
         recipe = Recipe(heads=4)
         overrides["engine"] = {"kind": "vllm", "kv_tokens": 1 << 16}
     model = warm_start(default_cache(), recipe=recipe)
-    if arguments.least:
-        file = long_rows(arguments.out / "rows.jsonl", arguments.least)
-        overrides["data"] = {"path": str(file)}
     rows: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
         for arm in ARMS:
             folder = arguments.out / f"{number}-{arm.replace(', ', '-').replace(' ', '-')}"
-            row = run_arm(model, folder, arm, size, arguments.prompts, overrides)
+            row = run_arm(model, folder, arm, size, overrides)
             rows.append({"round": number, **row})
     by_arm = {arm: [row for row in rows if row["arm"] == arm] for arm in ARMS}
     table(["arm", *COLUMNS], ([arm, *told(COLUMNS, mine)] for arm, mine in by_arm.items()))

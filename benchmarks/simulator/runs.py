@@ -31,7 +31,6 @@ from rollpacker.sim.recorded.rerun import replayed
 from rollpacker.sim.recorded.run_record import METRICS, RunRecord, read_run
 
 MODES = ("off", "exact")
-DEMO_PROMPTS = 16
 RUNS = (("seed1", 1), ("seed1-again", 1), ("seed2", 2))
 Pair = tuple[TimedSteps, TimedSteps]
 """Predicted and measured."""
@@ -41,12 +40,10 @@ def config_of(
     model: Path, folder: Path, mode: str, seed: int, arguments: argparse.Namespace
 ) -> RunConfig:
     """The demo's job with so many prompts a step; no prompt twice."""
-    steps, prompts = arguments.steps, arguments.prompts
-    size = Size(steps=steps * prompts // DEMO_PROMPTS, held_out=50)
-    config = demo_config(model, folder, mode, size, {"seed": seed, "steps": steps})
+    size = Size(steps=arguments.steps, held_out=50, prompts=arguments.prompts)
+    config = demo_config(model, folder, mode, size, {"seed": seed})
     ahead = config.rollout.speculation.model_copy(update={"mode": arguments.ahead})
-    changes = {"prompts_per_step": prompts, "speculation": ahead}
-    rollout = config.rollout.model_copy(update=changes)
+    rollout = config.rollout.model_copy(update={"speculation": ahead})
     return config.model_copy(update={"rollout": rollout})
 
 
@@ -107,7 +104,7 @@ def main() -> None:
     parser = flags(
         __doc__,
         steps=60,
-        prompts=(DEMO_PROMPTS, "a step"),
+        prompts=(16, "a step"),
         ahead=({"default": "auto", "choices": ["auto", "off"]}, "drafts"),
         out=Path("runs/simulated"),
     )

@@ -1,23 +1,30 @@
-"""What the runs of the study have come to: a row an evaluation, and differences paired by seed."""
+"""What the runs of the study have come to: a row an evaluation, and differences to plain rounds."""
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+from scipy import stats
 
-_T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t for two-sided 95%, by degrees of freedom."""
-BASE = "off"
-_LAST = 30
-"""Steps whose means stand for the end of a run."""
+from rollpacker.polytrace.statistics.statistics import correlations
+
+BASE = ("off", "exact")
+"""The same update but for rounding: together they are what the others are compared with."""
+_PART = 30
+"""Steps whose means stand for the start and the end of a run."""
+_GRID = np.linspace(0.1, 1.0, 10)
+"""Shares of the prompts at which accuracies are averaged."""
 Row = Mapping[str, Any]
+Runs = Mapping[int, Sequence[Row]]
+"""Of an arm, by seed."""
 
 
 def finished(folder: Path) -> bool:
@@ -37,22 +44,22 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
-    rows = [
-        {"step": 0, "tokens": 0, "decode_steps": 0, "decoded": 0, **_evaluated(summary["before"])}
-    ]
-    done = {"decode_steps": 0, "decoded": 0, "seconds": 0.0}
+    samples = pl.read_parquet(folder / "samples.parquet", columns=["prompt", "step", "tokens"])
+    trained = dict(samples.group_by("step").agg(pl.col("prompt").n_unique()).iter_rows())
+    done = dict.fromkeys(("prompts", "tokens", "iterations", "decoded", "prefilled"), 0)
+    rows = [{"step": 0, **done, **_evaluated(summary["before"])}]
     for line in steps:
-        done["decode_steps"] += line["engine/steps"]
+        done["prompts"] += trained.get(line["step"], 0)
+        done["tokens"] = line["num_tokens"]
+        done["iterations"] += line["engine/steps"]
         done["decoded"] += line["engine/generated_tokens"]
-        done["seconds"] += line["step_time"]
+        done["prefilled"] += line["engine/prefill_tokens"]
         if "eval/sampled_accuracy" in line:
-            rows.append(
-                {"step": line["step"] + 1, "tokens": line["num_tokens"], **done, **_evaluated(line)}
-            )
+            rows.append({"step": line["step"] + 1, **done, **_evaluated(line)})
     if rows[-1]["step"] != len(steps):
-        rows.append({"step": len(steps), "tokens": summary["num_tokens"], **done})
+        rows.append({"step": len(steps), **done})
     kept = {"kept": summary["kept_tokens"]}
-    rows[-1] |= kept | _evaluated(summary["after"]) | _end(steps)
+    rows[-1] |= kept | _evaluated(summary["after"]) | _parts(steps) | _chance(samples)
     return rows
 
 
@@ -68,21 +75,39 @@ def _evaluated(found: Row) -> dict[str, Any]:
     }
 
 
-def _end(steps: Sequence[Row]) -> dict[str, Any]:
-    """Means of the last steps, and the oldest token of any."""
-    last = steps[-_LAST:]
+def _parts(steps: Sequence[Row]) -> dict[str, Any]:
+    """Means of the first and the last steps, and the oldest token of any."""
     means = {
-        "entropy": "trained_tokens/entropy",
-        "kept_vs_true": "tail/kept_vs_true_len",
-        "stale": "partial/stale_tokens",
-        "stale_long": "partial/stale_tokens_of_longest",
+        "entropy": ("trained_tokens/entropy", steps[-_PART:]),
+        "kept_vs_true_first": ("tail/kept_vs_true_len", steps[:_PART]),
+        "kept_vs_true": ("tail/kept_vs_true_len", steps[-_PART:]),
+        "stale": ("partial/stale_tokens", steps[-_PART:]),
+        "stale_long": ("partial/stale_tokens_of_longest", steps[-_PART:]),
+        "moved_first": ("trained_tokens/abs_logprob_difference", steps[:_PART]),
+        "moved": ("trained_tokens/abs_logprob_difference", steps[-_PART:]),
     }
     found: dict[str, Any] = {
         name: statistics.fmean(values)
-        for name, key in means.items()
-        if (values := [line[key] for line in last if line.get(key) is not None])
+        for name, (key, some) in means.items()
+        if (values := [line[key] for line in some if line.get(key) is not None])
     }
     return found | {"oldest": max(line["policy_version_max_lag"] for line in steps)}
+
+
+def _chance(samples: pl.DataFrame) -> dict[str, float]:
+    """How much length belongs to the prompt, in the first and in the last steps."""
+    last = samples["step"].max()
+    assert isinstance(last, int)
+    within = {
+        "icc_first": samples.filter(pl.col("step") < _PART),
+        "icc": samples.filter(pl.col("step") > last - _PART),
+    }
+    found: dict[str, float] = {}
+    for name, some in within.items():
+        groups = some["prompt"].rank("dense").cast(pl.Int64).to_numpy()
+        tokens = some["tokens"].cast(pl.Float64).clip(1.0).to_numpy()
+        found[name] = float(correlations(tokens, groups)[1])
+    return found
 
 
 def kept(parquet: Path) -> dict[str, list[dict[str, Any]]]:
@@ -99,87 +124,106 @@ def key_of(row: Row) -> str:
     return json.dumps([row[name] for name in ("task", "rate", "seed", "arm", "settings")])
 
 
-def tables(rows: Sequence[Row], parquet: Path) -> str:
-    """Write the rows, and make the page's tables of them."""
+def tables(rows: Sequence[Row], planned: Iterable[Row], parquet: Path) -> str:
+    """Write the rows, and make the page's tables of them.
+
+    ``planned``: task, rate and arm of every run that is to be.
+    """
     if not rows:
         return "No runs yet."
     frame = pl.DataFrame(list(rows), infer_schema_length=None)
     frame.write_parquet(parquet)
+    counts = Counter((each["task"], each["rate"], each["arm"]) for each in planned)
     parts: list[str] = []
     for (task, rate), some in sorted(frame.group_by("task", "rate"), key=lambda each: each[0]):
-        parts += [f"### {task}, learning rate {rate:g}", "", _table(some.to_dicts()), ""]
+        arms: dict[str, dict[int, list[Row]]] = {}
+        for row in some.to_dicts():
+            arms.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
+        whole = {
+            arm: {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
+            for arm, runs in arms.items()
+        }
+        base = [whole[arm] for arm in BASE if whole.get(arm)]
+        planned_of = {arm: counts[task, rate, arm] for arm in whole}
+        parts += [f"### {task}, learning rate {rate:g}", "", *_learned(whole, base, planned_of)]
+        parts += ["", *_happened(whole, base), ""]
     return "\n".join(parts).rstrip()
 
 
-def _table(rows: Sequence[Row]) -> str:
-    arms: dict[str, dict[int, list[Row]]] = {}
-    for row in rows:
-        arms.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
-    least = {
-        key: {
-            seed: min(each[seed][-1].get(key) or math.inf for each in arms.values() if seed in each)
-            for seed in {seed for each in arms.values() for seed in each}
-        }
-        for key in ("tokens", "decode_steps")
-    }
+def _learned(
+    arms: Mapping[str, Runs], base: Sequence[Runs], planned: Mapping[str, int]
+) -> list[str]:
     lines = [
-        "| arm | seeds | accuracy: equal prompts | - off | equal tokens, - off "
-        "| equal decode steps, - off | greedy | truncated | length | entropy | kept/true "
-        "| stale (longest) | oldest | decode steps / off | decoded / kept |",
-        "|---|" + "--:|" * 14,
+        "| arm | seeds | mean of ten evaluations | - plain | at the end | - plain "
+        "| equal tokens, - plain | equal decode iterations, - plain | greedy | truncated |",
+        "|---|" + "--:|" * 9,
     ]
-    whole = {
-        arm: {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
-        for arm, runs in arms.items()
-    }
-    for arm, runs in whole.items():
-        if runs:
-            lines.append(_line(arm, len(arms[arm]), runs, whole.get(BASE, {}), least))
-    return "\n".join(lines)
+    for arm, runs in arms.items():
+        if not runs:
+            continue
+        ends = [each[-1] for each in runs.values()]
+        off = [arms["off"]] if arm == "exact" and arms.get("off") else base
+        against = [] if arm == "off" else off
+        cells = [
+            arm,
+            _seeds(runs, planned[arm]),
+            _spread([_whole(each) for each in runs.values()]),
+            _difference(runs, against, lambda each, _: _whole(each)),
+            _spread([end["accuracy"] for end in ends]),
+            _difference(runs, against, lambda each, _: each[-1]["accuracy"]),
+            *(
+                _difference(runs, against, lambda each, least, key=key: _at(each, key, least[key]))
+                for key in ("tokens", "iterations")
+            ),
+            _mean(ends, "greedy", ".3f"),
+            _mean(ends, "truncated", ".1%"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
-def _line(
-    arm: str,
-    count: int,
-    runs: Mapping[int, Sequence[Row]],
-    base: Mapping[int, Sequence[Row]],
-    least: Mapping[str, Mapping[int, float]],
-) -> str:
-    ends = [each[-1] for each in runs.values()]
-    paired = [seed for seed in runs if seed in base]
-    equal = {
-        key: [_at(runs[s], key, least[key][s]) - _at(base[s], key, least[key][s]) for s in paired]
-        for key in least
-    }
-    final = [runs[s][-1]["accuracy"] - base[s][-1]["accuracy"] for s in paired]
-    steps = [runs[s][-1]["decode_steps"] / base[s][-1]["decode_steps"] for s in paired]
-    seeds = str(len(runs)) if len(runs) == count else f"{len(runs)} of {count}"
-    cells = [
-        arm,
-        seeds,
-        _spread([end["accuracy"] for end in ends]),
-        *(
-            "" if arm == BASE else _interval(each)
-            for each in (final, equal["tokens"], equal["decode_steps"])
-        ),
-        *(
-            _mean(ends, key, form)
-            for key, form in (
-                ("greedy", ".3f"),
-                ("truncated", ".1%"),
-                ("length", ".0f"),
-                ("entropy", ".2f"),
-                ("kept_vs_true", ".2f"),
-            )
-        ),
-        f"{_mean(ends, 'stale', '.0%')} ({_mean(ends, 'stale_long', '.0%')})"
-        if ends[0].get("stale") is not None
-        else "",
-        str(max(end["oldest"] or 0 for end in ends)),
-        f"{statistics.fmean(steps):.2f}" if steps else "",
-        f"{statistics.fmean(end['decoded'] / end['kept'] for end in ends):.2f}",
+def _happened(arms: Mapping[str, Runs], base: Sequence[Runs]) -> list[str]:
+    lines = [
+        "| arm | prompts | length | entropy | kept/true, first / last | stale (longest) | oldest "
+        "| moved, first / last | length by prompt, first / last | iterations / plain "
+        "| tokens an iteration | decoded / kept | prefilled / kept |",
+        "|---|" + "--:|" * 12,
     ]
-    return "| " + " | ".join(cells) + " |"
+    for arm, runs in arms.items():
+        if not runs:
+            continue
+        ends = [each[-1] for each in runs.values()]
+        plain = [each[s][-1]["iterations"] for each in base for s in runs if s in each]
+        stale = _mean(ends, "stale", ".0%")
+        cells = [
+            arm,
+            _mean(ends, "prompts", ",.0f"),
+            _mean(ends, "length", ".0f"),
+            _mean(ends, "entropy", ".2f"),
+            _both(ends, "kept_vs_true", ".2f") if not stale else "",
+            f"{stale} ({_mean(ends, 'stale_long', '.0%')})" if stale else "",
+            str(max(end["oldest"] or 0 for end in ends)) if stale else "",
+            _both(ends, "moved", ".3f") if stale else "",
+            _both(ends, "icc", ".2f"),
+            _ratio([end["iterations"] for end in ends], plain),
+            f"{statistics.fmean(end['decoded'] / end['iterations'] for end in ends):.0f}",
+            f"{statistics.fmean(end['decoded'] / end['kept'] for end in ends):.2f}",
+            f"{statistics.fmean(end['prefilled'] / end['kept'] for end in ends):.2f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _seeds(runs: Runs, planned: int) -> str:
+    """How many are there, of how many, and how many ended below their start."""
+    collapsed = sum(each[-1]["accuracy"] < each[0]["accuracy"] for each in runs.values())
+    count = f"{len(runs)}" if len(runs) >= planned else f"{len(runs)} of {planned}"
+    return f"{count}, {collapsed} collapsed" if collapsed else count
+
+
+def _whole(rows: Sequence[Row]) -> float:
+    """Mean accuracy after each tenth of the prompts."""
+    return float(np.mean([_at(rows, "prompts", share * rows[-1]["prompts"]) for share in _GRID]))
 
 
 def _at(rows: Sequence[Row], key: str, amount: float) -> float:
@@ -191,12 +235,29 @@ def _at(rows: Sequence[Row], key: str, amount: float) -> float:
     return rows[-1]["accuracy"]
 
 
-def _interval(values: Sequence[float]) -> str:
-    """Mean and the 95% interval of differences that are paired by seed."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f}" if values else ""
-    half = _T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.fmean(values):+.3f} ± {half:.3f}"
+def _difference(runs: Runs, base: Sequence[Runs], value: Any) -> str:
+    """Of means over seeds, with Welch's 95% interval: rounding alone parts runs of one seed, so
+    they are no pairs. Budgets are what the cheapest of a seed's runs compared here has spent."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for seed, rows in runs.items():
+        others = [each[seed] for each in base if seed in each]
+        if not others:
+            continue
+        least = {
+            key: min(each[-1][key] for each in (rows, *others)) for key in ("tokens", "iterations")
+        }
+        ours.append(value(rows, least))
+        theirs += [value(each, least) for each in others]
+    if not ours:
+        return ""
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    if len(ours) < 2:
+        return f"{mean:+.3f}"
+    with np.errstate(all="ignore"):
+        found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    half = (found.high - found.low) / 2
+    return f"{mean:+.3f} ± {0.0 if np.isnan(half) else half:.3f}"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -207,3 +268,11 @@ def _spread(values: Sequence[float]) -> str:
 def _mean(rows: Sequence[Row], key: str, form: str) -> str:
     values = [row[key] for row in rows if row.get(key) is not None]
     return format(statistics.fmean(values), form) if values else ""
+
+
+def _both(rows: Sequence[Row], key: str, form: str) -> str:
+    return f"{_mean(rows, f'{key}_first', form)} / {_mean(rows, key, form)}"
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    return f"{statistics.fmean(ours) / statistics.fmean(theirs):.2f}" if theirs else ""

@@ -166,11 +166,12 @@ def run(wanted: Sequence[Trial], out: Path, jobs: int) -> None:
 def write(every: Iterable[Trial], rows: Mapping[str, list[dict[str, Any]]], out: Path) -> None:
     """The parquet file and the tables of the page, from folders and from earlier rows."""
     whole: list[dict[str, Any]] = []
-    for trial in every:
+    planned = list(every)
+    for trial in planned:
         about = trial.about
         made = curve(trial.folder(out))
         whole += [about | row for row in made] or rows.get(key_of(about), [])
-    text = tables(whole, RESULTS)
+    text = tables(whole, [trial.about for trial in planned], RESULTS)
     page = HERE / "README.md"
     head = page.read_text(encoding="utf-8").split(MARK)[0]
     page.write_text(f"{head}{MARK}\n\n{text}\n", encoding="utf-8")

@@ -56,6 +56,8 @@ def test_too_many_rows_are_refused_with_the_number_that_exists():
         ValueError, match=r"gcd has only 1\d\d\d such problems, asked for size=5000"
     ):
         heldout_rows(size=5000)
+    with pytest.raises(ValueError, match="only 415 such problems"):
+        train_rows(size=500, least=32)
 
 
 @given(NUMBERS, NUMBERS)

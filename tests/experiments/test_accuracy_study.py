@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def test_every_run_is_a_valid_configuration(monkeypatch: pytest.MonkeyPatch) -> 
         check(config)
         assert config.devices.per_node == 1
         assert config.eval is not None
-        assert config.eval.every * 4 <= (config.steps or 0)
+        prompts = int(config.data.options.get("size", 0))
+        steps = config.steps or prompts // config.rollout.prompts_per_step
+        assert config.eval.every * 4 <= steps
         kinds.add((trial.task, trial.rate, json.dumps(config.rollout.model_dump(mode="json"))))
     assert len({trial.folder(Path("out")) for trial in FIRST}) == len(FIRST)
     assert kinds
@@ -76,7 +79,7 @@ def test_rows_of_earlier_runs_stand_for_their_folders_until_settings_change(
     assert kept(tmp_path / "results.parquet") == rows
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert page.startswith("words\n")
-    assert "| off | 1 | 0.600" in page
+    assert "| off | 1 | 0.420 (0.42 to 0.42) |" in page
     assert "the ones before" not in page
 
     other = dataclasses.replace(trial, set=[*trial.set, "steps=1"])
@@ -92,7 +95,7 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
             "step": n,
             "engine/steps": steps,
             "engine/generated_tokens": tokens,
-            "step_time": 1.0,
+            "engine/prefill_tokens": 10,
             "num_tokens": tokens * (n + 1),
             "policy_version_max_lag": n % 2,
             "tail/kept_vs_true_len": 1.0,
@@ -100,6 +103,13 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
         for n in range(4)
     ]
     lines[1]["eval/sampled_accuracy"] = accuracies[1]
+    pl.DataFrame(
+        {
+            "prompt": ["a", "b"] * 8,
+            "step": [n for n in range(4) for _ in range(4)],
+            "tokens": [10, 80] * 8,
+        }
+    ).write_parquet(folder / "samples.parquet")
     text = "\n".join(map(json.dumps, lines)) + "\n"
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
     ends = [{"eval/sampled_accuracy": accuracies[0]}, {"eval/sampled_accuracy": accuracies[2]}]
@@ -109,30 +119,41 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
     return folder
 
 
-def test_differences_are_paired_by_seed_at_equal_prompts_tokens_and_steps(tmp_path: Path) -> None:
+def test_differences_are_to_plain_rounds_at_equal_prompts_tokens_and_iterations(
+    tmp_path: Path,
+) -> None:
     rows = []
     for seed, lift in enumerate([0.0, 0.1]):
-        runs = {
-            "off": made(tmp_path / f"off{seed}", [0.2, 0.4 + lift, 0.6 + lift], 100, 50),
-            "race": made(tmp_path / f"race{seed}", [0.2, 0.4 + lift, 0.5 + lift], 80, 20),
-        }
-        for arm, folder in runs.items():
+        ends = {"off": (0.6, 100, 50), "exact": (0.7, 100, 50), "race": (0.5, 80, 20)}
+        for arm, (end, tokens, steps) in ends.items():
+            folder = made(tmp_path / f"{arm}{seed}", [0.2, 0.4 + lift, end + lift], tokens, steps)
             about = {"task": "gcd", "rate": 1e-3, "seed": seed, "arm": arm}
             rows += [about | row for row in curve(folder)]
-    text = tables(rows, tmp_path / "rows.parquet")
-    assert len(pl.read_parquet(tmp_path / "rows.parquet")) == len(rows) == 4 * 3
+    low = {"task": "gcd", "rate": 1e-3, "seed": 0, "arm": "prompts"}
+    rows += [low | row for row in curve(made(tmp_path / "low", [0.2, 0.1, 0.1], 100, 50))]
+    planned = [{"task": "gcd", "rate": 1e-3, "arm": row["arm"]} for row in rows if row["step"] == 0]
+    text = tables(rows, [*planned, planned[-1]], tmp_path / "rows.parquet")
+    assert len(pl.read_parquet(tmp_path / "rows.parquet")) == len(rows) == 7 * 3
     assert "### gcd, learning rate 0.001" in text
-    off, race = (
-        line.split(" | ") for line in text.splitlines() if line.startswith(("| off", "| race"))
-    )
-    assert off[2] == "0.650 (0.60 to 0.70)"
-    # At equal prompts 0.1 less; at 320 tokens off has come 60% of the way from 0.4 to 0.6; at 80
-    # decode steps it has come 80% of the way from 0.2.
-    assert race[3] == "-0.100 ± 0.000"
-    assert race[4].startswith("-0.020")
-    assert float(race[5].split()[0]) == pytest.approx(0.55 - (0.2 + 0.8 * 0.25), abs=2e-3)
-    assert race[-2] == "0.40"
-    assert race[-1].startswith("1.33")
+    learned, happened = (part.splitlines()[2:] for part in text.split("\n\n")[1:3])
+    found = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in learned}
+    off, exact, race = found["off"], found["exact"], found["race"]
+    assert off[3] == "0.650 (0.60 to 0.70)"
+    assert off[4] == ""
+    # Of ten tenths, five lie on the way from .2 to .4 and five on that to .6.
+    tenths = [0.24, 0.28, 0.32, 0.36, 0.4, 0.44, 0.48, 0.52, 0.56, 0.6]
+    assert off[1].split()[1:] == [f"({statistics.fmean(tenths):.2f}", "to", "0.50)"]
+    assert exact[4].startswith("+0.100")
+    assert found["prompts"][0] == "1 of 2, 1 collapsed"
+    # At equal prompts 0.15 less than both; at 320 tokens they have come 60% of the way from 0.4,
+    # at 80 iterations 80% of that from 0.2.
+    assert race[4].startswith("-0.150 ± ")
+    plain = 0.45 + 0.6 * (0.7 - 0.45)
+    assert float(race[5].split()[0]) == pytest.approx(0.55 - plain, abs=2e-3)
+    assert float(race[6].split()[0]) == pytest.approx(0.55 - (0.2 + 0.8 * 0.25), abs=2e-3)
+    cells = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in happened}["race"]
+    assert cells[0] == "8"
+    assert cells[8:11] == ["0.40", "4", "1.33"]
 
 
 def test_a_run_that_stopped_by_itself_is_counted(tmp_path: Path) -> None:

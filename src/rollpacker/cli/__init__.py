@@ -112,14 +112,14 @@ def demo(
     """
     from rollpacker.demo.cluster import NOTE, TITLE, cluster_table
     from rollpacker.demo.contention import warning
-    from rollpacker.demo.run import QUICK, Size, run_demo, table
+    from rollpacker.demo.run import DEMO, QUICK, run_demo, table
 
     say: Callable[[str], None] = errors.print
-    summary = run_demo(_fresh(out), QUICK if quick else Size(), say)
+    summary = run_demo(_fresh(out), QUICK if quick else DEMO, say)
     if as_json:
         print_json(summary)
         return
-    _print_table(table(summary), "GRPO on two cores, the same prompts in each mode")
+    _print_table(table(summary), "GRPO on two cores, the same long problems in each mode")
     speedup, bound = summary["speedup"], summary["packing_bound"]
     console.print(
         f"{summary['recommended_mode']} against off: {speedup['decode_steps']:.2f}x fewer decode "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from rollpacker.runtime.record.progress import Progress
 RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
 SCOPE = (
-    "Two cores show that every mode learns and what it decodes; they show little of the gain in "
-    "time: the driver and grading take about an eighth of them. What each mode would gain on your "
-    "cluster: rollpacker estimate --from YOUR_LOGS"
+    "Two cores show that every mode learns, what it decodes, and time saved where few long "
+    "responses run; racing pays where a decode step costs the same whatever it holds, as on a GPU. "
+    "What each mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
 """What the demo can say and what it cannot."""
 _PLAIN_EVERY = 9
@@ -32,18 +32,26 @@ _PLAIN_EVERY = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much the demo does.
+    """How much is trained, and on what; the defaults are the short job of docs/benchmarks.md.
 
     Args:
         steps: GRPO updates in each mode.
         held_out: problems of the evaluation, never trained on.
+        prompts: of a step, of 8 responses each.
+        least: lines of reasoning that a problem needs at least.
+        learning_rate: of Adam; fewer responses a step take a lower one.
     """
 
     steps: int = 135
     held_out: int = 500
+    prompts: int = 16
+    least: int = 1
+    learning_rate: float = 3e-4
 
 
-QUICK = Size(steps=12, held_out=200)
+DEMO = Size(steps=100, prompts=4, least=32, learning_rate=2e-4)
+"""Long reasoning, of few sequences an engine: on two cores too there is a tail to gain from."""
+QUICK = replace(DEMO, steps=24, held_out=200)
 
 
 def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any]:
@@ -57,7 +65,7 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
     runs: dict[str, Path] = {}
     contention = Contention()
     for mode in MODES:
-        say(f"GRPO, mode '{mode}': {size.steps} steps of 16 prompts x 8 responses")
+        say(f"GRPO, mode '{mode}': {size.steps} steps of {size.prompts} prompts x 8 responses")
         runs[mode] = train(
             demo_config(model, out / mode, mode, size), progress=Progress(every=_PLAIN_EVERY)
         )
@@ -86,7 +94,7 @@ def _warm_start(say: Callable[[str], None]) -> Path:
 def demo_config(
     model: Path, out: Path, mode: str, size: Size, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """The demo's job in one mode (the recipe is in docs/benchmarks.md)."""
+    """A job of this size in one mode (the recipe is in docs/benchmarks.md)."""
     return parse(
         {
             "output": str(out),
@@ -94,16 +102,20 @@ def demo_config(
             "model": {"path": str(model)},
             "data": {
                 "path": "rollpacker.demo.task:train_rows",
-                "options": {"size": 16 * size.steps},
+                "options": {"size": size.prompts * size.steps, "least": size.least},
             },
             "rewards": [{"function": "rg", "options": {"require_think_end": True}}],
             "rollout": {
-                "prompts_per_step": 16,
+                "prompts_per_step": size.prompts,
                 "num_generations": 8,
                 "max_completion_length": 600,
                 "tail_batching": {"mode": mode},
             },
-            "train": {"learning_rate": 3e-4, "warmup_steps": 5, "micro_batch_tokens": 1000},
+            "train": {
+                "learning_rate": size.learning_rate,
+                "warmup_steps": 5,
+                "micro_batch_tokens": 1000,
+            },
             "eval": {
                 "data": {
                     "path": "rollpacker.demo.task:heldout_rows",

@@ -29,12 +29,17 @@ def is_heldout(first: int, second: int) -> bool:
     return int.from_bytes(digest, "big") % _BUCKETS == 0
 
 
-def train_rows(size: int = 4000, seed: int = 0) -> list[dict[str, Any]]:
+def train_rows(size: int = 4000, seed: int = 0, least: int = 1) -> list[dict[str, Any]]:
     """Distinct training prompts, none of whose pairs is held out in any order.
 
-    Raises ``ValueError`` when there are fewer than ``size`` (about 7,000 can be drawn).
+    Args:
+        least: lines of reasoning, of six tokens each, that a problem needs at least.
+
+    Raises ``ValueError`` when there are fewer than ``size`` (about 7,000 can be drawn, 400 of 32
+    lines).
     """
-    return _take(_draw(seed, heldout=False), size)
+    drawn = _draw(seed, heldout=False)
+    return _take((row for row in drawn if len(steps(*row["metadata"]["numbers"])) >= least), size)
 
 
 def heldout_rows(size: int = 400, seed: int = 0) -> list[dict[str, Any]]:

@@ -26,8 +26,8 @@ KEPT, ABORTED, GRADIENTS, UPDATE, WEIGHTS, IDLE = COLOURS.values()
 FEW = "#dfeaf6"
 """Behind the responses: a device that decodes few of them is not idle, and hardly used."""
 WIDTH, LEFT, ROW, HEAD, FOOT = 900, 64, 9, 34, 26
-SCALE = WIDTH - LEFT - 20
-"""Pixels of the longest step."""
+SCALE = WIDTH - LEFT - 64
+"""Pixels of the longest step, whose seconds are told behind it."""
 
 
 def rectangle(x: float, y: float, width: float, height: float, fill: str) -> str:
@@ -97,8 +97,7 @@ def panel(mode: str, chart: Mapping[str, Any], y: float, pixel_s: float) -> Iter
     yield text(8, bottom - 2, f"device {len(workers) - 1}", 11)
     end = LEFT + chart["end"] / pixel_s
     yield f'<path d="M{end:.1f} {y + 20} V{bottom}" stroke="#1f2733" stroke-width="1.5"/>'
-    at = min(end + 6, WIDTH - 60) if end < WIDTH - 80 else end - 58
-    yield text(at, bottom - 6, f"{chart['end']:.0f} s", 13, ' font-weight="bold"')
+    yield text(end + 6, bottom - 6, f"{chart['end']:.0f} s", 13, ' font-weight="bold"')
 
 
 def step_picture(gantts: Mapping[str, Gantt]) -> str:

@@ -44,7 +44,9 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
-    samples = pl.read_parquet(folder / "samples.parquet", columns=["prompt", "step", "tokens"])
+    columns = ["prompt", "step", "tokens", "state"]
+    samples = pl.read_parquet(folder / "samples.parquet", columns=columns)
+    samples = samples.filter(pl.col("state") == "kept")
     trained = dict(samples.group_by("step").agg(pl.col("prompt").n_unique()).iter_rows())
     done = dict.fromkeys(("prompts", "tokens", "iterations", "decoded", "prefilled"), 0)
     rows = [{"step": 0, **done, **_evaluated(summary["before"])}]

@@ -108,6 +108,7 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
             "prompt": ["a", "b"] * 8,
             "step": [n for n in range(4) for _ in range(4)],
             "tokens": [10, 80] * 8,
+            "state": ["kept"] * 16,
         }
     ).write_parquet(folder / "samples.parquet")
     text = "\n".join(map(json.dumps, lines)) + "\n"

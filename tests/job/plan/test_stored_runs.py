@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
 from runtime_jobs import asked_today, checkpoints, kept_groups, metrics, run, times_trained
@@ -106,3 +107,21 @@ def test_what_an_old_config_lacks_is_the_behaviour_of_then() -> None:
     # A value that was written counts, not that of then.
     assert as_of_now(now, {"data.shuffle": True})["data"]["shuffle"] is False
     assert as_of_now(old | {"gone": 1}, {})["gone"] == 1
+
+
+def test_what_a_stored_run_of_mode_partial_carried_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "partial"
+    shutil.copytree(STORED / "v0_2_0_partial", folder)
+    monkeypatch.chdir(folder)
+    _, said = run(config.load(folder / "job.yaml"), resume=True)
+    assert "6 of them done before" in said
+    rows = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert times_trained(folder / "run") == {json.loads(row)["id"]: 2 for row in rows}
+    assert settled(folder / "run", 6) == settled(STORED / "v0_2_0_partial" / "run", 6)
+    samples = pl.read_parquet(folder / "run" / "samples.parquet")
+    first = samples.filter((pl.col("step") == 6) & (pl.col("state") == "kept"))
+    assert first["stale_tokens"].max() == 40, "one that older weights had sampled whole"
+    replay = journal.replay(folder / "run" / "journal.jsonl", from_journal)
+    assert replay.differences == []

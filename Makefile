@@ -57,7 +57,7 @@ test-slow: $(VENV)/.installed-dev  ## run the tests that take minutes, or a part
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU, and of clusters: 20 minutes
+test-cluster: $(VENV)/.installed-dev $(VLLM)/.installed  ## run the tests of vLLM engines, on the CPU where there is no GPU, and of clusters: 15 minutes
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and not alone' -n 2 --dist loadfile $(ARGS)
 	@$(VLLM)/bin/python -m pytest -m 'cluster and not slow and alone' $(ARGS)
 

@@ -61,7 +61,7 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
     """
     if (out / "demo.json").exists():
         raise ValueError(f"{out} holds a demo already: choose another folder with --out")
-    model = _warm_start(say)
+    model = told_warm_start(say)
     runs: dict[str, Path] = {}
     contention = Contention()
     for mode in MODES:
@@ -78,7 +78,8 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
     return summary
 
 
-def _warm_start(say: Callable[[str], None]) -> Path:
+def told_warm_start(say: Callable[[str], None]) -> Path:
+    """The demo's model; says how far its training is, where it is not there yet."""
     logging.disable_progress_bar()  # transformers draws one for each checkpoint, in logs too
 
     def progress(done: int, steps: int, loss: float) -> None:

@@ -1,6 +1,7 @@
 """``rollpacker simulate``, ``estimate`` and ``calibrate``."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -121,6 +122,21 @@ def verl_log(folder: Path, **more: object) -> Path:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"{step}.jsonl").write_text(text, encoding="utf-8")
     return folder
+
+
+def test_a_run_in_the_folder_of_a_trainer_is_read_before_the_trainers_log(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "stored" / "v0_2_0_partial" / "run"
+    shutil.copytree(stored, tmp_path / "rollpacker")
+    (tmp_path / "completions").mkdir()
+    log = tmp_path / "completions" / "completions_00001.jsonl"
+    row = {"step": 1, "prompt": "p", "completion": "abc" * 9, "reward": 1.0, "advantage": 0.0}
+    log.write_text(8 * (json.dumps(row) + "\n"), encoding="utf-8")
+    found = json.loads(run("estimate", "--from", str(tmp_path), "--json", "--steps", "2"))
+    assert found["notes"][0].startswith(f"read {tmp_path / 'rollpacker'}, the run in it")
+    beside = run(
+        "estimate", "--from", str(tmp_path), "--task", "completions", "--json", "--steps", "2"
+    )
+    assert "4 characters are taken as a token" in json.loads(beside)["notes"][0]
 
 
 def test_an_estimate_of_a_verl_log_ends_with_the_way_to_what_it_recommends(tmp_path: Path) -> None:

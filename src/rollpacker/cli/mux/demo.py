@@ -28,12 +28,11 @@ def demo(
     Example: rollpacker mux demo
     """
     from rollpacker.demo.mux import run_jobs, service, write_jobs
-    from rollpacker.demo.warm_start import default_cache, warm_start
+    from rollpacker.demo.run import told_warm_start
 
     if out.exists():
         raise ValueError(f"{out} is there already: remove it, or choose another folder with --out")
-    errors.print("warm start of the demo's model (a minute or two the first time)")
-    model = warm_start(default_cache())
+    model = told_warm_start(errors.print)
     with service(out) as here:
         jobs = write_jobs(out, steps, model)
         if sys.stdout.isatty():

@@ -17,6 +17,7 @@ from rollpacker.cli.output import (
     print_json,
     print_note,
     print_plain,
+    run_in,
     table_of,
 )
 from rollpacker.cli.simulate.rehearse import rehearsed
@@ -181,6 +182,7 @@ def estimate(
     if html is not None:
         from rollpacker.report.estimate_report import write_estimate_report as write_page
     notes: list[str] = []
+    path = _run_before_log(path, task, notes)
     machine = EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus)
     trace, job = _job(path, machine, task, notes)
     if job.calibration.ahead.possible:
@@ -201,6 +203,14 @@ def estimate(
         print_plain(line)
     for name, file in page.items():
         print_plain(f"{name}: {file}")
+
+
+def _run_before_log(path: Path, task: str | None, notes: list[str]) -> Path:
+    """Where the folder of a trainer of TRL's has a run of ours beside its own log: that."""
+    inner = path if task else run_in(path)
+    if inner != path:
+        notes.append(f"read {inner}, the run in it; with --task NAME what lies beside is read")
+    return inner
 
 
 def _job(

@@ -1,6 +1,7 @@
-"""Decoding ahead on the demo's job: the same samples, decode steps, CPU seconds and time.
+"""Decoding ahead on the demo's task: the same samples, decode steps, CPU seconds and time.
 
     python -m benchmarks.jobs.speculation --steps 60 --rounds 3 --out runs/speculation
+    python -m benchmarks.jobs.speculation --steps 100 --least 32 --prompts 4 --out runs/demo-job
     python -m benchmarks.jobs.speculation --steps 20 --least 48 --prompts 4 --out runs/long
     .venv-vllm/bin/python -m benchmarks.jobs.speculation --engine vllm --out runs/vllm
 

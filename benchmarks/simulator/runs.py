@@ -39,7 +39,7 @@ Pair = tuple[TimedSteps, TimedSteps]
 def config_of(
     model: Path, folder: Path, mode: str, seed: int, arguments: argparse.Namespace
 ) -> RunConfig:
-    """The demo's job with so many prompts a step; no prompt twice."""
+    """The short job of docs/benchmarks.md with so many prompts a step; no prompt twice."""
     size = Size(steps=arguments.steps, held_out=50, prompts=arguments.prompts)
     config = demo_config(model, folder, mode, size, {"seed": seed})
     ahead = config.rollout.speculation.model_copy(update={"mode": arguments.ahead})

@@ -145,7 +145,8 @@ def tables(rows: Sequence[Row], planned: Iterable[Row], parquet: Path) -> str:
             arm: {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
             for arm, runs in arms.items()
         }
-        base = [whole[arm] for arm in BASE if whole.get(arm)]
+        whole = {arm: runs for arm, runs in whole.items() if runs}
+        base = [whole[arm] for arm in BASE if arm in whole]
         planned_of = {arm: counts[task, rate, arm] for arm in whole}
         parts += [f"### {task}, learning rate {rate:g}", "", *_learned(whole, base, planned_of)]
         parts += ["", *_happened(whole, base), ""]
@@ -161,10 +162,8 @@ def _learned(
         "|---|" + "--:|" * 9,
     ]
     for arm, runs in arms.items():
-        if not runs:
-            continue
         ends = [each[-1] for each in runs.values()]
-        off = [arms["off"]] if arm == "exact" and arms.get("off") else base
+        off = [arms["off"]] if arm == "exact" and "off" in arms else base
         against = [] if arm == "off" else off
         cells = [
             arm,
@@ -192,8 +191,6 @@ def _happened(arms: Mapping[str, Runs], base: Sequence[Runs]) -> list[str]:
         "|---|" + "--:|" * 12,
     ]
     for arm, runs in arms.items():
-        if not runs:
-            continue
         ends = [each[-1] for each in runs.values()]
         plain = [each[s][-1]["iterations"] for each in base for s in runs if s in each]
         stale = _mean(ends, "stale", ".0%")

@@ -93,13 +93,16 @@ def trials(
     plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
     few: dict[str, int] = study["few_seeds"]
     places = range(max(len(plan["rates"]) for plan in plans.values()))
-    most = range(max(seeds or plan["seeds"] for plan in plans.values()))
+    most = range(max(seeds or max(plan["seeds"]) for plan in plans.values()))
     for place, later, seed in itertools.product(places, (False, True), most):
         for name, plan in plans.items():
             rates = plan["rates"]
+            if place >= len(rates):
+                continue
+            planned = plan["seeds"][place]
             for arm, words in study["arms"].items():
-                own = min(few.get(arm, plan["seeds"]), seeds or plan["seeds"])
-                left_out = arm in plan.get("without", ()) or place >= len(rates) or seed >= own
+                own = min(few.get(arm, planned), seeds or planned)
+                left_out = arm in plan.get("without", ()) or seed >= own
                 if left_out or (arm in few) is not later:
                     continue
                 yield Trial(

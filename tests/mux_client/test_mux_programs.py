@@ -272,7 +272,7 @@ def test_a_job_whose_node_starts_nothing_is_named(tmp_path: Path) -> None:
     try:
         idle.submit("still", "echo", "up")
         said = idle.mux("status")
-        assert "not started: still; roll-0's agent has not, or has no --programs" in said
+        assert "not started: still; roll-0 has no agent: rollpacker mux agent --node roll-0" in said
         words = [*COMMAND, "mux", "logs", "still", "--follow", "--url", idle.daemon.url]
         follows = subprocess.Popen([*words, "--state", str(tmp_path)], stdout=subprocess.PIPE)
         idle.agent("roll-0")

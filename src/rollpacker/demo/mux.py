@@ -93,21 +93,21 @@ def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
 def write_jobs(out: Path, steps: int, model: Path) -> list[Path]:
     """The two jobs' configurations: the demo's problems, each with its own seed.
 
-    Rollouts run on the first core that this process may use, training on the last.
+    Rollouts run on the first core that this process may use, training on the last. Their model is
+    ``out/model`` from then on.
     """
     cores = sorted(os.sched_getaffinity(0))
-    return [_write_job(out, name, seed, steps, model, cores) for seed, name in enumerate(JOBS)]
+    (out / "model").symlink_to(model.resolve())
+    return [_write_job(out, name, seed, steps, cores) for seed, name in enumerate(JOBS)]
 
 
-def _write_job(
-    out: Path, name: str, seed: int, steps: int, model: Path, cores: Sequence[int]
-) -> Path:
+def _write_job(out: Path, name: str, seed: int, steps: int, cores: Sequence[int]) -> Path:
     rows = "rollpacker.demo.task:train_rows"
     tree = {
         "seed": seed,
         "output": str((out / name).resolve()),
         "steps": steps,
-        "model": {"path": str(model)},
+        "model": {"path": str((out / "model").absolute())},
         "data": {"path": rows, "options": {"size": 16 * steps, "seed": seed}},
         "rewards": [{"function": "rg", "options": {"require_think_end": True}}],
         "rollout": {

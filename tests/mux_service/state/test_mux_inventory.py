@@ -51,8 +51,8 @@ def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
         time.sleep(0.01)
     assert (queue["position"], queue["of"]) == (2, 2)
     assert queue["reason"] == (
-        "no group can take it, and it needs 1 rollout node (0 free) and "
-        "1 train node (0 free) of its own"
+        "no group can take it (one of them might not keep its promise, slo), and it needs "
+        "1 rollout node (0 free) and 1 train node (0 free) of its own"
     )
     # Two jobs go first, of four iterations of twenty seconds at worst and 16 usually.
     assert 120.0 < queue["starts_in_s"] < 180.0
@@ -66,6 +66,17 @@ def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
     assert views.job(world.core, "c")["queue"]["position"] == 1
     assert views.job(world.core, "b")["queue"] is None
     assert violations(world) == []
+
+
+def test_a_job_that_memory_keeps_out_is_told_so(world: World) -> None:
+    (total,) = {node["total_gb"] for node in views.status(world.core)["nodes"]}
+    world.submit("a", train_memory_gb=total - 10)
+    world.submit("b", train_memory_gb=20)
+    queue = views.job(world.core, "b")["queue"]
+    assert "(20 GB of a train node's memory, at most 10 GB are left)" in queue["reason"]
+    world.post(node_commands.node_closed, "train-0", {"status": "draining", "reason": ""})
+    queue = views.job(world.core, "b")["queue"]
+    assert "(no train node in use is open to it)" in queue["reason"]
 
 
 def test_waiting_does_not_count_but_by_option(world: World) -> None:

@@ -32,12 +32,11 @@ def demo(
 
     if out.exists():
         raise ValueError(f"{out} is there already: remove it, or choose another folder with --out")
-    model = told_warm_start(errors.print)
     with service(out) as here:
-        jobs = write_jobs(out, steps, model)
         if sys.stdout.isatty():
             webbrowser.open(here.page)
         errors.print(f"dashboard: {here.page}", soft_wrap=True, highlight=False)
+        jobs = write_jobs(out, steps, told_warm_start(errors.print))
         found = run_jobs(here, jobs, lambda text: errors.print(text, highlight=False))
         if as_json:
             print_json(found)
@@ -52,8 +51,7 @@ def demo(
             f"together {found['together_s']:.1f} s, their phases one after the other "
             f"{found['one_after_other_s']:.1f} s; nodes busy: {busy}"
         )
-        print_plain(
-            f"submit another: rollpacker mux submit FILE --state {out / 'daemon'} --url {here.url}"
-        )
+        of_it = f"--state {out / 'daemon'} --url {here.url}"
+        print_plain(f"ask this daemon: rollpacker mux status {of_it}; submit FILE takes these too")
         if sys.stdin.isatty():
             input("Enter ends the daemon. ")

@@ -76,6 +76,8 @@ def logs(
         data = base64.b64decode(found["data"])
         show(data)
         at, attempt = found["at"] + len(data), found["attempt"]
+        if not at and not follow:
+            print_note(f"attempt {attempt} has printed nothing yet")
         if found["over"] or (not data and not follow):
             return
         if not data:

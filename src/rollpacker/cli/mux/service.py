@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,7 +105,7 @@ def status(
     for job in found["jobs"]:
         view.add_row(
             job["id"],
-            job["state"],
+            _state(job),
             "" if job["group"] is None else f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
             _done(job),
@@ -115,9 +116,9 @@ def status(
         (each for each in found["jobs"] if each["queue"]), key=lambda job: job["queue"]["position"]
     ):
         print_plain(f"waits: {_place_in_queue(job)}")
+    silent = {node["name"] for node in found["nodes"] if node["reported_s"] is None}
     for job in filter(_not_started, found["jobs"]):
-        lead = job["program"]["lead"]
-        print_plain(f"not started: {job['id']}; {lead}'s agent has not, or has no --programs")
+        print_plain(f"not started: {job['id']}; {_why_not_started(job['program']['lead'], silent)}")
     for job in found["ended"][-_ENDED:]:
         print_plain(f"ended: {_end(job, found['now'])}")
     for team in found["teams"]:
@@ -156,6 +157,20 @@ def _not_started(job: dict[str, Any]) -> bool:
     """Whether a job has nodes for a program that was never started."""
     program = job["program"]
     return program is not None and bool(program["lead"]) and not program["attempts"]
+
+
+def _why_not_started(lead: str, silent: Container[str]) -> str:
+    if lead in silent:
+        return f"{lead} has no agent: rollpacker mux agent --node {lead} --programs FOLDER"
+    return f"{lead}'s agent starts it in a moment, or takes no programs: it needs --programs FOLDER"
+
+
+def _state(job: dict[str, Any]) -> str:
+    """A program that has not asked for nodes yet is busy, whatever the daemon sees of it."""
+    attempts = (job["program"] or {"attempts": []})["attempts"]
+    if job["state"] == "idle" and attempts and attempts[-1]["ended"] is None:
+        return f"at work on {attempts[-1]['node']}" if job["done"] else "starting"
+    return job["state"]
 
 
 def _place_in_queue(job: dict[str, Any]) -> str:
@@ -210,9 +225,10 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take no new jobs; the live ones go on.
+    """Take no new jobs; the live ones go on. To empty one node: rollpacker mux node drain.
 
     Example: rollpacker mux drain
     """
     found = daemon.post("/v1/drain", {"draining": not undo}, None)
-    print_found(found, as_json, f"{'open' if undo else 'draining'}, {found['jobs']} live jobs")
+    now = "new jobs are taken" if undo else "no new jobs are taken (again with: drain --undo)"
+    print_found(found, as_json, f"{now}, {found['jobs']} live jobs go on")

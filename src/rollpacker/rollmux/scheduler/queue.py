@@ -176,8 +176,26 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
             nodes = f"{POOL_NAMES[pool]} node{'s' if gang > 1 else ''}"
             lacks.append(f"{gang} {nodes} ({free:g} free{shut})")
     if lacks:
-        return f"no group can take it, and it needs {' and '.join(lacks)} of its own"
+        own = f"it needs {' and '.join(lacks)} of its own"
+        if not cluster.groups:
+            return own
+        return f"no group can take it ({_why_no_group(cluster, job)}), and {own}"
     return "the free nodes are kept for who is before it"
+
+
+def _why_no_group(cluster: Cluster, job: Job) -> str:
+    """What is in the way of sharing nodes that are in use."""
+    for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
+        needs = job.needs(pool, gang)
+        used = [node for node in cluster.nodes.values() if node.pool == pool]
+        fitting = [each for each in used if cluster.inventory.takes(each.name, needs)]
+        if not fitting:
+            return f"no {POOL_NAMES[pool]} node in use is open to it"
+        left = max(cluster.inventory.memory_gb(each.name) - each.used_gb for each in fitting)
+        if left < needs.memory_gb:
+            at_most = f"at most {left:g} GB are left"
+            return f"{needs.memory_gb:g} GB of a {POOL_NAMES[pool]} node's memory, {at_most}"
+    return "one of them might not keep its promise, slo"
 
 
 def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:

@@ -118,7 +118,7 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
         raise Refused(400, f"worst_rollout_s, worst_train_s: at least {_SHORTEST_S:g} s")
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if not 0 <= getattr(spec, name) <= cap_gb:
-            raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, a node's memory")
+            raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, the most that a node has")
     return spec
 
 

@@ -12,6 +12,7 @@ import yaml
 from rollpacker.config import RunConfig
 from rollpacker.config import load as load_run
 from rollpacker.core.codec import plain
+from rollpacker.data.files import is_pattern, kind_of
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.job.joining import job_id, job_spec
 
@@ -48,6 +49,13 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
     for key in ("worst_rollout_s", "worst_train_s"):
         if not getattr(config.mux, key):
             raise ValueError(f"{path}: mux.{key} must be set: seconds of the phase at worst")
+    data = [config.data.path] if isinstance(config.data.path, str) else config.data.path
+    for key, place in (("model.path", config.model.path), *(("data.path", file) for file in data)):
+        if _is_lacking(place):
+            raise ValueError(
+                f"{path}: {key}: there is no '{place}' in {os.getcwd()}, where its nodes would "
+                "start it: submit it in the folder that has it, or write the whole path"
+            )
     told = {"url": "{url}", "token_file": "{token_file}", "cafile": "{cafile}", "job": "{job}"}
     program = JobProgram(
         command=(
@@ -61,6 +69,14 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
         stop_s=2 * config.checkpoint.grace_s + 10.0,
     )
     return plain(job_spec(config, job_id(config))) | {"program": plain(program)}
+
+
+def _is_lacking(place: str) -> bool:
+    """Whether it can only be a file or folder, and is not here. A hub's name has one slash."""
+    if ":" in place or is_pattern(place):
+        return False
+    is_here = place.startswith((".", "/", "~")) or place.count("/") > 1 or kind_of(Path(place))
+    return bool(is_here) and not Path(place).expanduser().exists()
 
 
 def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ _GRID = np.linspace(0.1, 1.0, 10)
 Row = Mapping[str, Any]
 Runs = Mapping[int, Sequence[Row]]
 """Of an arm, by seed."""
+Arms = Mapping[str, Runs]
+Value = Callable[[Sequence[Row], Mapping[str, float]], float]
 
 
 def finished(folder: Path) -> bool:
@@ -126,36 +130,44 @@ def key_of(row: Row) -> str:
     return json.dumps([row[name] for name in ("task", "rate", "seed", "arm", "settings")])
 
 
-def tables(rows: Sequence[Row], planned: Iterable[Row], parquet: Path) -> str:
-    """Write the rows, and make the page's tables of them.
+def comparisons(rows: Sequence[Row]) -> dict[tuple[str, float], Arms]:
+    """Runs that are compared with each other, those that failed left out: by task and rate."""
+    found: dict[tuple[str, float], dict[str, dict[int, list[Row]]]] = {}
+    for row in sorted(rows, key=lambda row: (row["task"], row["rate"])):
+        arms = found.setdefault((row["task"], row["rate"]), {})
+        arms.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
+    for arms in found.values():
+        for arm, runs in [*arms.items()]:
+            arms[arm] = {
+                s: each for s, each in runs.items() if each[-1].get("accuracy") is not None
+            }
+            if not arms[arm]:
+                del arms[arm]
+    return found
+
+
+def tables(rows: Sequence[Row], planned: Iterable[Row]) -> str:
+    """The page's tables.
 
     ``planned``: task, rate and arm of every run that is to be.
     """
-    if not rows:
-        return "No runs yet."
-    frame = pl.DataFrame(list(rows), infer_schema_length=None)
-    frame.write_parquet(parquet)
     counts = Counter((each["task"], each["rate"], each["arm"]) for each in planned)
     parts: list[str] = []
-    for (task, rate), some in sorted(frame.group_by("task", "rate"), key=lambda each: each[0]):
-        arms: dict[str, dict[int, list[Row]]] = {}
-        for row in some.to_dicts():
-            arms.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
-        whole = {
-            arm: {seed: each for seed, each in runs.items() if each[-1].get("accuracy") is not None}
-            for arm, runs in arms.items()
-        }
-        whole = {arm: runs for arm, runs in whole.items() if runs}
-        base = [whole[arm] for arm in BASE if arm in whole]
-        planned_of = {arm: counts[task, rate, arm] for arm in whole}
-        parts += [f"### {task}, learning rate {rate:g}", "", *_learned(whole, base, planned_of)]
-        parts += ["", *_happened(whole, base), ""]
+    for (task, rate), arms in comparisons(rows).items():
+        planned_of = {arm: counts[task, rate, arm] for arm in arms}
+        parts += [f"### {task}, learning rate {rate:g}", "", *_learned(arms, planned_of)]
+        parts += ["", *_happened(arms), ""]
     return "\n".join(parts).rstrip()
 
 
-def _learned(
-    arms: Mapping[str, Runs], base: Sequence[Runs], planned: Mapping[str, int]
-) -> list[str]:
+def plain_of(arms: Arms, arm: str) -> list[Runs]:
+    """What an arm is compared with: nothing for ``off``, which ``exact`` is compared with alone."""
+    if arm == "off":
+        return []
+    return [arms[name] for name in (("off",) if arm == "exact" else BASE) if name in arms]
+
+
+def _learned(arms: Arms, planned: Mapping[str, int]) -> list[str]:
     lines = [
         "| arm | seeds | mean of ten evaluations | - plain | at the end | - plain "
         "| equal tokens, - plain | equal decode iterations, - plain | greedy | truncated |",
@@ -163,17 +175,16 @@ def _learned(
     ]
     for arm, runs in arms.items():
         ends = [each[-1] for each in runs.values()]
-        off = [arms["off"]] if arm == "exact" and "off" in arms else base
-        against = [] if arm == "off" else off
+        against = plain_of(arms, arm)
         cells = [
             arm,
             _seeds(runs, planned[arm]),
-            _spread([_whole(each) for each in runs.values()]),
-            _difference(runs, against, lambda each, _: _whole(each)),
+            _spread([whole(each) for each in runs.values()]),
+            _told(difference(runs, against, lambda each, _: whole(each))),
             _spread([end["accuracy"] for end in ends]),
-            _difference(runs, against, lambda each, _: each[-1]["accuracy"]),
+            _told(difference(runs, against, lambda each, _: each[-1]["accuracy"])),
             *(
-                _difference(runs, against, lambda each, least, key=key: _at(each, key, least[key]))
+                _told(difference(runs, against, partial(_within, key=key)))
                 for key in ("tokens", "iterations")
             ),
             _mean(ends, "greedy", ".3f"),
@@ -183,7 +194,7 @@ def _learned(
     return lines
 
 
-def _happened(arms: Mapping[str, Runs], base: Sequence[Runs]) -> list[str]:
+def _happened(arms: Arms) -> list[str]:
     lines = [
         "| arm | prompts | length | entropy | kept/true, first / last | stale (longest) | oldest "
         "| moved, first / last | length by prompt, first / last | iterations / plain "
@@ -192,6 +203,7 @@ def _happened(arms: Mapping[str, Runs], base: Sequence[Runs]) -> list[str]:
     ]
     for arm, runs in arms.items():
         ends = [each[-1] for each in runs.values()]
+        base = [arms[name] for name in BASE if name in arms]
         plain = [each[s][-1]["iterations"] for each in base for s in runs if s in each]
         stale = _mean(ends, "stale", ".0%")
         cells = [
@@ -220,7 +232,7 @@ def _seeds(runs: Runs, planned: int) -> str:
     return f"{count}, {collapsed} collapsed" if collapsed else count
 
 
-def _whole(rows: Sequence[Row]) -> float:
+def whole(rows: Sequence[Row]) -> float:
     """Mean accuracy after each tenth of the prompts."""
     return float(np.mean([_at(rows, "prompts", share * rows[-1]["prompts"]) for share in _GRID]))
 
@@ -234,9 +246,15 @@ def _at(rows: Sequence[Row], key: str, amount: float) -> float:
     return rows[-1]["accuracy"]
 
 
-def _difference(runs: Runs, base: Sequence[Runs], value: Any) -> str:
-    """Of means over seeds, with Welch's 95% interval: rounding alone parts runs of one seed, so
-    they are no pairs. Budgets are what the cheapest of a seed's runs compared here has spent."""
+def _within(rows: Sequence[Row], least: Mapping[str, float], key: str) -> float:
+    """Accuracy within the budget that all of a seed's runs have spent."""
+    return _at(rows, key, least[key])
+
+
+def difference(runs: Runs, base: Sequence[Runs], value: Value) -> tuple[float, float] | None:
+    """Of means over seeds, and half of Welch's 95% interval (NaN of one seed): rounding alone
+    parts runs of one seed, so they are no pairs. ``value`` is told a run and the budgets that the
+    cheapest of its seed's runs compared here has spent."""
     ours: list[float] = []
     theirs: list[float] = []
     for seed, rows in runs.items():
@@ -249,14 +267,21 @@ def _difference(runs: Runs, base: Sequence[Runs], value: Any) -> str:
         ours.append(value(rows, least))
         theirs += [value(each, least) for each in others]
     if not ours:
-        return ""
+        return None
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
     if len(ours) < 2:
-        return f"{mean:+.3f}"
+        return mean, math.nan
     with np.errstate(all="ignore"):
         found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     half = (found.high - found.low) / 2
-    return f"{mean:+.3f} ± {0.0 if np.isnan(half) else half:.3f}"
+    return mean, 0.0 if np.isnan(half) else half
+
+
+def _told(found: tuple[float, float] | None) -> str:
+    if found is None:
+        return ""
+    mean, half = found
+    return f"{mean:+.3f}" if math.isnan(half) else f"{mean:+.3f} ± {half:.3f}"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -4,8 +4,8 @@
 
 ``--model TASK=FOLDER`` gives a task another model's folder than its configuration does.
 Runs that are there, as folders or as rows of ``results.parquet`` with the same settings, are not
-made again, so the command goes on where it was stopped. ``--page`` only writes ``results.parquet``
-and the tables of ``README.md`` from what is there.
+made again, so the command goes on where it was stopped. ``--page`` only writes ``results.parquet``,
+``plot.svg`` and the tables of ``README.md`` from what is there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import yaml
-from accuracy_tables import curve, finished, kept, key_of, tables
+from accuracy_picture import picture
+from accuracy_tables import comparisons, curve, finished, kept, key_of, tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.parquet"
@@ -167,14 +169,18 @@ def run(wanted: Sequence[Trial], out: Path, jobs: int) -> None:
 
 
 def write(every: Iterable[Trial], rows: Mapping[str, list[dict[str, Any]]], out: Path) -> None:
-    """The parquet file and the tables of the page, from folders and from earlier rows."""
+    """The parquet file, picture and tables of the page, from folders and from earlier rows."""
     whole: list[dict[str, Any]] = []
     planned = list(every)
     for trial in planned:
         about = trial.about
         made = curve(trial.folder(out))
         whole += [about | row for row in made] or rows.get(key_of(about), [])
-    text = tables(whole, [trial.about for trial in planned], RESULTS)
+    if not whole:
+        raise SystemExit("there are no runs yet")
+    pl.DataFrame(whole, infer_schema_length=None).write_parquet(RESULTS)
+    (HERE / "plot.svg").write_text(picture(comparisons(whole)), encoding="utf-8")
+    text = tables(whole, [trial.about for trial in planned])
     page = HERE / "README.md"
     head = page.read_text(encoding="utf-8").split(MARK)[0]
     page.write_text(f"{head}{MARK}\n\n{text}\n", encoding="utf-8")

@@ -90,32 +90,25 @@ class Trial:
 def trials(
     study: dict[str, Any], tasks: Sequence[str], seeds: int | None, models: Mapping[str, str]
 ) -> Iterator[Trial]:
-    """All of them, whole comparisons first: the first rate of each task, seed by seed, then the
-    arms that have few seeds."""
+    """All of them, whole comparisons first: seed by seed, then the arms that have few seeds."""
     plans = {name: study["tasks"][name] for name in study["tasks"] if name in tasks}
     few: dict[str, int] = study["few_seeds"]
-    places = range(max(len(plan["rates"]) for plan in plans.values()))
-    most = range(max(seeds or max(plan["seeds"]) for plan in plans.values()))
-    for place, later, seed in itertools.product(places, (False, True), most):
-        for name, plan in plans.items():
-            rates = plan["rates"]
-            if place >= len(rates):
+    most = range(seeds or max(plan["seeds"] for plan in plans.values()))
+    for later, seed, (name, plan) in itertools.product((False, True), most, plans.items()):
+        planned = seeds or plan["seeds"]
+        for arm, words in study["arms"].items():
+            left_out = arm in plan.get("without", ()) or seed >= min(few.get(arm, planned), planned)
+            if left_out or (arm in few) is not later:
                 continue
-            planned = plan["seeds"][place]
-            for arm, words in study["arms"].items():
-                own = min(few.get(arm, planned), seeds or planned)
-                left_out = arm in plan.get("without", ()) or seed >= own
-                if left_out or (arm in few) is not later:
-                    continue
-                yield Trial(
-                    task=name,
-                    config=plan["config"],
-                    rate=rates[place],
-                    seed=seed,
-                    arm=arm,
-                    set=[*plan.get("set", ()), *words],
-                    model=models.get(name, ""),
-                )
+            yield Trial(
+                task=name,
+                config=plan["config"],
+                rate=plan["rate"],
+                seed=seed,
+                arm=arm,
+                set=[*plan.get("set", ()), *words],
+                model=models.get(name, ""),
+            )
 
 
 def make_models(out: Path, tasks: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ def test_every_run_is_a_valid_configuration(monkeypatch: pytest.MonkeyPatch) -> 
         prompts = int(config.data.options.get("size", 0))
         steps = config.steps or prompts // config.rollout.prompts_per_step
         assert config.eval.every * 4 <= steps
-        kinds.add((trial.task, trial.rate, json.dumps(config.rollout.model_dump(mode="json"))))
+        kinds.add((trial.task, json.dumps(config.rollout.model_dump(mode="json"))))
     assert len({trial.folder(Path("out")) for trial in FIRST}) == len(FIRST)
     assert kinds
     assert {t.arm for t in FIRST if t.task == "tools"} == {
@@ -58,7 +58,7 @@ def test_a_task_that_is_not_there_is_named(
     monkeypatch.setattr(sys, "argv", ["run.py", "gdc"])
     with pytest.raises(SystemExit):
         study_run.main()
-    assert "no task gdc: choose from gcd, chance, tools, sums" in capsys.readouterr().err
+    assert "no task gdc: choose from gcd, chance, sums, tools" in capsys.readouterr().err
 
 
 def test_rows_of_earlier_runs_stand_for_their_folders_until_settings_change(

@@ -66,4 +66,4 @@ def test_an_example(files, tree, said, tmp_path, monkeypatch):
 
 
 def test_the_page_has_examples():
-    assert len(examples()) == 10
+    assert len(examples()) == 7

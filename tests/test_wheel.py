@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker import __version__
+
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "wheel.py"))
 TRACKED = {"src/rollpacker/__init__.py", "src/rollpacker/report/templates/page.css"}
 SDIST = TRACKED | SCRIPT["BESIDE"] | {".gitignore"}
-WHEEL = {path.removeprefix("src/") for path in TRACKED} | {"rollpacker-0.1.0.dist-info/METADATA"}
+WHEEL = {path.removeprefix("src/") for path in TRACKED} | {
+    f"rollpacker-{__version__}.dist-info/METADATA"
+}
 
 
 def test_the_package_and_what_builds_it_are_all() -> None:

@@ -14,6 +14,7 @@ import torch
 import trl_jobs as jobs
 from rich.console import Console
 from transformers import TrainerCallback
+from trl import GRPOTrainer as PlainTrainer
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
@@ -33,6 +34,10 @@ class Stop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self._step:
             raise KeyboardInterrupt
+
+
+def _short(completions: list[str], **_: Any) -> list[float]:
+    return [-len(text) / 10 for text in completions]
 
 
 def kept(folder: Path) -> pl.DataFrame:
@@ -96,6 +101,34 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     assert (
         kept(tmp_path / "whole").select(columns).equals(kept(tmp_path / "broken").select(columns))
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "exact"), ("", "off"), ("exact", "")])
+def test_plain_trl_s_checkpoints_go_on_here_and_ours_there(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    """With the prompts of the epoch that are left, and then ours again."""
+    options = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1, "rewards": _short}
+
+    def train(mode: str, resume: str | None = None) -> tuple[Any, list[set[str]]]:
+        class Watched(GRPOTrainer if mode else PlainTrainer):
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                trained.append({each["prompt"] for each in inputs})
+                return super()._generate_and_score_completions(inputs)
+
+        trained: list[set[str]] = []
+        tail = {"tail_batching": mode} if mode else {}
+        made = jobs.trainer(Watched, tmp_path / "run", **options, **tail)
+        made.train(resume_from_checkpoint=resume)
+        return made, trained
+
+    whole, prompts = train(before)
+    again, rest = train(after, str(tmp_path / "run" / "checkpoint-2"))
+    assert again.state.global_step == whole.state.global_step == 6
+    assert rest == prompts[2:]
+    if after:
+        _, last = train(after, str(tmp_path / "run" / "checkpoint-4"))
+        assert last == prompts[4:]
 
 
 def test_a_run_that_goes_on_amid_a_round_says_so(

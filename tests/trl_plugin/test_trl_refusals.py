@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trl_jobs as jobs
 from peft import LoraConfig, PromptTuningConfig, PveraConfig, get_peft_model
 
-from rollpacker.config import MiniEngineConfig
+from rollpacker.config import MiniEngineConfig, TailBatchingConfig, VllmEngineConfig
 from rollpacker.demo.model import build_model
 from rollpacker.trl import GRPOTrainer
 
@@ -27,6 +28,23 @@ pytestmark = pytest.mark.trl
         ({"tools": [len]}, "does not support tools"),
         ({"temperature": 0.0}, r"temperature=0\.0: must be above 0"),
         ({"tail_batching": "fast"}, "tail_batching='fast': must be one of 'exact', 'off', 'race'"),
+        ({"tail_batching": "fast"}, "or, with options, a dict such as .* or a TailBatchingConfig"),
+        (
+            {"tail_batching": {"eta_prompts": 1.25}},
+            "eta_prompts does nothing in mode 'exact', the default: set mode to 'race'",
+        ),
+        (
+            {"tail_batching": {"mode": "off", "audit_every": 3}},
+            "audit_every does nothing in mode 'off': set mode to 'race' or 'prompts' or",
+        ),
+        (
+            {"tail_batching": {"mode": "prompts", "eta_responses": 2.0}},
+            "eta_responses does nothing in mode 'prompts': set mode to 'race' or 'auto'",
+        ),
+        (
+            {"tail_batching": {"mode": "prompts", "censoring_weights": True}},
+            "long_round_steps and bucket_rounds must be 1 and censoring_weights false",
+        ),
         ({"tail_batching": None}, "tail_batching=None: must be one of"),
         (
             {"tail_batching": "partial"},
@@ -46,6 +64,16 @@ def test_what_is_not_supported_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         jobs.trainer(GRPOTrainer, tmp_path, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_vllm_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    said = r"engine=VllmEngineConfig\(\): vLLM is not installed: pip install 'rollpacker\[vllm\]' "
+    with pytest.raises(ValueError, match=said) as caught:
+        jobs.trainer(GRPOTrainer, tmp_path, model=_NOWHERE, engine=VllmEngineConfig())
     assert "\n" not in str(caught.value)
 
 
@@ -120,6 +148,12 @@ def test_all_options_may_come_as_a_dict(tmp_path: Path) -> None:
     ours.train()
     config = (tmp_path / "rollpacker" / "config.yaml").read_text()
     assert "eta_prompts: 1.5" in config
+
+
+@pytest.mark.parametrize("mode", ["exact", "off", "race", "prompts", "auto"])
+def test_a_dict_may_have_all_options_as_they_usually_are(tmp_path: Path, mode: str) -> None:
+    given = TailBatchingConfig.model_validate({"mode": mode}).model_dump()
+    jobs.trainer(GRPOTrainer, tmp_path, tail_batching=given)
 
 
 def test_an_iterable_data_set_cannot_race(tmp_path: Path) -> None:

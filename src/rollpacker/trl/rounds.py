@@ -18,6 +18,7 @@ from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, Output, Request
+from rollpacker.engine.compiling import told_of_compiling
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.requests import check_room
 from rollpacker.errors import visible
@@ -221,7 +222,8 @@ class Rounds:
                 model = decoded_model(trainer)
                 tokenizer = trainer.processing_class
                 engine = build_engine(self._config, model, tokenizer, device, alone=False)
-                check_room(engine.info(), self._params.max_tokens)
+                with told_of_compiling(self._say):
+                    check_room(engine.info(), self._params.max_tokens)
             except ValueError as error:
                 raise ValueError(in_names_of_trl(str(error))) from None
             self._engine = engine

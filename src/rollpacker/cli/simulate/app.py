@@ -20,13 +20,14 @@ from rollpacker.cli.output import (
     run_in,
     table_of,
 )
-from rollpacker.cli.simulate.rehearse import rehearsed
+from rollpacker.cli.simulate.rehearse import Encoder, rehearsed
 from rollpacker.cli.trace.source import read_responses, recognised
 from rollpacker.cli.trace.tables import compared
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rollpacker.polytrace.formats.files.reading import Count
     from rollpacker.polytrace.schema import Trace
     from rollpacker.sim.estimate.estimate import Estimate, EstimatedJob, EstimatedMachine
     from rollpacker.sim.world.config import SimulationConfig
@@ -165,7 +166,8 @@ def estimate(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Of a log's texts: measures on them what speculative decoding would bring."
+            help="Of a log's texts: counts their tokens, where the log does not, and measures on "
+            "them what speculative decoding would bring."
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
@@ -184,11 +186,12 @@ def estimate(
     notes: list[str] = []
     path = _run_before_log(path, task, notes)
     machine = EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus)
-    trace, job = _job(path, machine, task, notes)
+    encode = Encoder(path, tokenizer, notes.append)
+    trace, job = _job(path, machine, task, notes, encode.count)
     if job.calibration.ahead.possible:
         if tokenizer is not None:
-            notes.append("--tokenizer has nothing to do: the costs have drafts already")
-    elif drafts := rehearsed(path, tokenizer, notes.append, task):
+            notes.append("--tokenizer measures no drafts: the costs have them already")
+    elif drafts := rehearsed(path, encode, notes.append, task):
         job = replace(job, drafts=drafts)
     found = run(job, trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
@@ -214,13 +217,17 @@ def _run_before_log(path: Path, task: str | None, notes: list[str]) -> Path:
 
 
 def _job(
-    path: Path, hardware: EstimatedMachine, task: str | None, notes: list[str]
+    path: Path,
+    hardware: EstimatedMachine,
+    task: str | None,
+    notes: list[str],
+    count: Count | None,
 ) -> tuple[Trace, EstimatedJob]:
     from rollpacker.sim.estimate.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.recorded.run_record import is_run, read_run
     from rollpacker.sim.workload.source import of_trace
 
-    trace = read_responses(path, None, None, notes)
+    trace = read_responses(path, None, None, notes, count)
     source = of_trace(trace, task)
     name = task or trace.tasks[0]
     if hardware == ASSUMED and is_run(path):

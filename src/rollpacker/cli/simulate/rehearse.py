@@ -1,4 +1,4 @@
-"""What decoding ahead would bring on the responses of a log, for ``rollpacker estimate``."""
+"""Tokens of a log's texts, and what decoding ahead would bring on them, for ``estimate``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rollpacker.errors import first_line
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.formats.files.lines import Note
+    from rollpacker.polytrace.formats.files.reading import Count
     from rollpacker.polytrace.formats.said import Said
     from rollpacker.sim.estimate.estimate import DraftCases
 
@@ -23,27 +24,26 @@ _ENOUGH = 5_000_000
 
 
 def rehearsed(
-    path: Path, tokenizer: str | None, note: Note, task: str | None = None
+    path: Path, encode: Encoder, note: Note, task: str | None = None
 ) -> DraftCases | None:
     """Drafts on a trace's own responses; None where their tokens are not known.
 
     Args:
         path: the trace.
-        tokenizer: folder of a tokenizer or of a model, or its name on the hub; default: that of a
-            run's own model.
+        encode: its texts.
         note: told why nothing can be measured.
         task: of a trace that has several.
 
-    Raises ``ValueError`` where ``tokenizer`` is none, or what it is for is not installed.
+    Raises ``ValueError`` as ``encode`` does.
     """
     from rollpacker.polytrace.formats.said import responses
 
-    texts_too = tokenizer is not None or _own_model(path) is not None
+    texts_too = encode.given or _own_model(path) is not None
     given = responses(path, task, texts_too=texts_too)
-    steps = _steps(given, _Encoder(path, tokenizer, note))
+    steps = _steps(given, encode)
     first = next(steps, None)
     if first is None:
-        if tokenizer is not None:
+        if encode.given:
             note(f"{path}: no texts in it: --tokenizer has nothing to do")
         return None
     try:
@@ -53,18 +53,34 @@ def rehearsed(
         return None
 
 
-class _Encoder:
+class Encoder:
     """Token ids of texts, by a tokenizer that is loaded for the first of them.
 
     Args:
         path: of the log.
-        tokenizer: folder or name; None takes the model of a run's folder, where that is on this
-            machine.
+        tokenizer: folder of a tokenizer or of a model, or its name on the hub; None takes the model
+            of a run's folder, where that is on this machine.
         note: told where that cannot be loaded.
     """
 
     def __init__(self, path: Path, tokenizer: str | None, note: Note) -> None:
         self._path, self._tokenizer, self._note = path, tokenizer, note
+
+    @property
+    def given(self) -> bool:
+        """Whether a tokenizer is named."""
+        return self._tokenizer is not None
+
+    @property
+    def count(self) -> Count | None:
+        """Counts the tokens of a text with the tokenizer that is named; None where none is.
+
+        Raises ``ValueError`` where it is none, or what it is for is not installed.
+        """
+        # Loaded now: what is wrong with it is no fault of a line of the log.
+        if not self.given or self._known is None:
+            return None
+        return lambda text: len(self(text) or ())
 
     def __call__(self, text: str) -> list[int] | None:
         """None where no tokenizer is known. Raises ``ValueError`` for one that is none."""
@@ -110,7 +126,7 @@ def _own_model(path: Path) -> str | None:
     return model if Path(model).is_dir() else None
 
 
-def _steps(given: Iterator[Said], encode: _Encoder) -> Iterator[dict[str, list[list[int]]]]:
+def _steps(given: Iterator[Said], encode: Encoder) -> Iterator[dict[str, list[list[int]]]]:
     """Token ids of every response by prompt, step by step, of those that can be known."""
     left = _ENOUGH
     for _, responses in groupby(given, key=lambda each: each.step):

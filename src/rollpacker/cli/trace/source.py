@@ -13,15 +13,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rollpacker.cli.output import errors
 
 if TYPE_CHECKING:
+    from rollpacker.polytrace.formats.files.reading import Count
     from rollpacker.polytrace.schema import Trace
 
 
-def read(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
+def read(
+    path: Path, format: str | None, task: str | None, notes: list[str], count: Count | None = None
+) -> Trace:
     """A trace; ``notes`` gets what the reader says, a terminal how far it is."""
     from rollpacker.polytrace import formats
 
     with progress_of(path) as tick:
-        return formats.read(path, format=format, task=task, note=notes.append, tick=tick)
+        return formats.read(
+            path, format=format, task=task, note=notes.append, tick=tick, count=count
+        )
 
 
 @contextmanager
@@ -42,11 +47,13 @@ def progress_of(path: Path) -> Iterator[Callable[[int], None]]:
         yield lambda size: bar.advance(task, size)
 
 
-def read_responses(path: Path, format: str | None, task: str | None, notes: list[str]) -> Trace:
+def read_responses(
+    path: Path, format: str | None, task: str | None, notes: list[str], count: Count | None = None
+) -> Trace:
     """A trace with responses in it; ``notes`` gets what the reader says."""
     from rollpacker.polytrace.schema import TraceError
 
-    trace = read(path, format, task, notes)
+    trace = read(path, format, task, notes, count)
     if not trace.samples.height:
         raise TraceError(f"{path}: no responses in it, only reward timings or filters")
     return trace

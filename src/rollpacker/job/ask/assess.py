@@ -101,7 +101,8 @@ async def _answer(
         environment=config.environment,
     )
     longest = longest_response(config.environment, cap)
-    pool = WorkerPool(config, max_length=longest, total_updates=0, nodes=nodes_of(config))
+    nodes, note = nodes_of(config), progress.note
+    pool = WorkerPool(config, max_length=longest, total_updates=0, nodes=nodes, note=note)
     clock = Clock(0.0)
     loop = asyncio.get_running_loop()
     try:

@@ -130,7 +130,12 @@ async def build(
         stack.callback(nodes.close)
         sizes = tensor_parallel_sizes(config, card, await nodes.gather())
         pool = WorkerPool(
-            config, max_length=longest, total_updates=updates, sizes=sizes, nodes=nodes
+            config,
+            max_length=longest,
+            total_updates=updates,
+            sizes=sizes,
+            nodes=nodes,
+            note=progress.note,
         )
         trackers = await _start(config, folder, progress, rewards, pool, stack)
         save_config(config, folder)

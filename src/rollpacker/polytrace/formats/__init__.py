@@ -17,7 +17,7 @@ from rollpacker.polytrace.formats.detect import FORMATS
 from rollpacker.polytrace.formats.export import WRITABLE, write
 from rollpacker.polytrace.formats.files.lines import Note, silent
 from rollpacker.polytrace.formats.files.opened import Tick, quiet
-from rollpacker.polytrace.formats.files.reading import Reading, Repeats
+from rollpacker.polytrace.formats.files.reading import Count, Reading, Repeats
 from rollpacker.polytrace.formats.logs import reader
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.formats.ours import journal, native, runs
@@ -56,6 +56,7 @@ def read(
     task: str | None = None,
     note: Note = silent,
     tick: Tick = quiet,
+    count: Count | None = None,
 ) -> Trace:
     """Read the trace at ``path``.
 
@@ -67,6 +68,7 @@ def read(
         note: told, in one line each, of approximations, of copies that were counted once and of
             what is left out.
         tick: told of bytes read.
+        count: tokens of texts that a log does not count; default: an estimate by characters.
 
     Raises:
         TraceError: a line is wrong (file, line and field are named), nothing is there, or the
@@ -80,7 +82,9 @@ def read(
     repeats = Repeats()
     parts: list[Trace] = []
     for source in found:
-        reading = Reading(task=task or source.task, note=note, repeats=repeats, tick=tick)
+        reading = Reading(
+            task=task or source.task, note=note, repeats=repeats, tick=tick, count=count
+        )
         for problem in source.left:
             reading.leave(problem)
         for line in source.notes:

@@ -216,6 +216,13 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noted:
+    """The user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightsLoaded:
     """The engine has them; ``size``: devices that it spans."""
 
@@ -323,4 +330,4 @@ class Carried:
 
 EngineReport = WeightsLoaded | Slept | Finished | Aborted | Failed | Carried
 ReplicaReport = Accumulated | ScoredSamples | Applied | Shared | Carried
-Report = EngineReport | ReplicaReport | Ready | Beat | Done | Died
+Report = EngineReport | ReplicaReport | Ready | Beat | Noted | Done | Died

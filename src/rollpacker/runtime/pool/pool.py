@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -39,6 +39,7 @@ class WorkerPool:
         total_updates: of the whole run.
         sizes: tensor-parallel sizes that engines may have, ascending; default: the configured one.
         nodes: that they run on; default: this machine.
+        note: told what the user should know.
 
     ``infos``, the engines' by size, are known once they have started.
     """
@@ -51,6 +52,7 @@ class WorkerPool:
         total_updates: int,
         sizes: Sequence[int] = (),
         nodes: Nodes | None = None,
+        note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._config = config
         self._max_length = max_length
@@ -59,7 +61,7 @@ class WorkerPool:
         self._machines = nodes or ThisMachine(config)
         self._nodes: list[Node] = []
         self._supervisor = Supervisor(
-            self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose
+            self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose, note
         )
         self._newcomers: set[int] = set()
         self._generation = 0
@@ -301,8 +303,7 @@ class WorkerPool:
                 self._supervisor.put_down(number, why)
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
-        """Tell all engines of the smallest size, and any that is formed later, to take these, given
-        by node."""
+        """Tell all engines of the smallest size, and any that is formed later, to take these."""
         self._version, self._weights = version, weights
         for engine in self.engines:
             self._load(self._sizes[0], engine)

@@ -28,6 +28,7 @@ class Supervisor:
         heartbeat_s: seconds between two signs of life.
         hear: called with the reports of one that lives, or is being started.
         lose: called with one that lived and is gone, and how; it is not ``live`` any more.
+        note: called with what the user should know, once where several say the same.
     """
 
     def __init__(
@@ -36,10 +37,13 @@ class Supervisor:
         heartbeat_s: float,
         hear: Callable[[int, msg.Report], None],
         lose: Callable[[int, str], None],
+        note: Callable[[str], None],
     ) -> None:
         self._machines = machines
         self._hear = hear
         self._lose = lose
+        self._note = note
+        self._noted: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._silence = Silence(heartbeat_s)
         self._watching: asyncio.Task[None] | None = None
@@ -170,6 +174,10 @@ class Supervisor:
                 self._forget(number, report.fault.text, report.fault)
             case msg.Beat():
                 pass
+            case msg.Noted():
+                if report.text not in self._noted:
+                    self._noted.add(report.text)
+                    self._note(report.text)
             case _:
                 self._hear(number, report)
 

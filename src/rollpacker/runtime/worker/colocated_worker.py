@@ -11,9 +11,8 @@ from typing import Any
 
 from rollpacker.config import FSDPTrainerConfig, RunConfig
 from rollpacker.engine.configured import build_engine
-from rollpacker.engine.requests import check_room
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.worker.engine_worker import EngineWorker
+from rollpacker.runtime.worker.engine_worker import EngineWorker, measured
 from rollpacker.runtime.worker.train_worker import train_worker, trainer_of
 from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec, prepared
 
@@ -26,8 +25,7 @@ class ColocatedWorker:
         model, tokenizer = prepared(spec)
         decoded = _decoded(config, model)
         engine = build_engine(config, decoded, tokenizer, spec.device, alone=False)
-        info = engine.info()
-        check_room(info, spec.max_length)
+        info = measured(engine, send, spec.max_length)
         trainer = trainer_of(spec, model, tokenizer)
         shared = trainer.shares_weights
         self._engine = EngineWorker(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.compiling import told_of_compiling
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.relay import Lead, follow, join, meet
@@ -18,7 +19,7 @@ from rollpacker.runtime.worker.worker import Commands, Role, Send, WorkerSpec, p
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from rollpacker.engine.base import Engine
+    from rollpacker.engine.base import Engine, EngineInfo
 
 NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
 """The newest weights by the checkpoint's names; None where the engine shares them."""
@@ -206,8 +207,7 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
         return FollowingWorker(engine, lead)
     if part.span.size > 1:
         engine = Lead(engine, meet(part.span))
-    info = engine.info()
-    check_room(info, spec.max_length)
+    info = measured(engine, send, spec.max_length)
     worker = EngineWorker(
         engine,
         send,
@@ -217,6 +217,17 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
     )
     send(msg.Ready(info=info))
     return worker
+
+
+def measured(engine: Engine, send: Send, max_length: int) -> EngineInfo:
+    """What the engine is able to do; the driver is told where that takes long.
+
+    Raises ``ValueError`` where it has no room for a response of ``max_length`` tokens.
+    """
+    with told_of_compiling(lambda text: send(msg.Noted(text=text))):
+        info = engine.info()
+    check_room(info, max_length)
+    return info
 
 
 def _model(spec: WorkerSpec) -> tuple[Any, Any]:

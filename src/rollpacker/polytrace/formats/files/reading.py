@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollpacker.polytrace.formats.files.lines import Bad, Note, Problem, Record, stop
 from rollpacker.polytrace.formats.files.opened import Tick, quiet
+
+Count = Callable[[str], int]
+"""How many tokens a text has."""
 
 
 class Repeats:
@@ -60,6 +63,7 @@ class Reading:
         left: told of what is left out: what a writer that was stopped has not written to its end;
             ``note`` is, by default.
         tick: told of bytes read.
+        count: of texts whose tokens a log does not count; default: an estimate by characters.
     """
 
     task: str
@@ -68,6 +72,7 @@ class Reading:
     bad: Bad = stop
     left: Bad | None = None
     tick: Tick = quiet
+    count: Count | None = None
 
     def leave(self, problem: Problem) -> None:
         """Something is left out."""

@@ -135,7 +135,7 @@ class _Log:
         count = counts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
         if count is None:
             check_text(response.completion, layout.said)
-        length = texts.estimate(texts.sampled(response.completion)) if count is None else count
+        length = self._tokens(texts.sampled(response.completion)) if count is None else count
         truncated, state = _ending(record, layout)
         rank = counts.first(record, (layout.rank,)) if layout.rank else None
         file.rows.append(
@@ -143,7 +143,7 @@ class _Log:
                 "step": response.step or 0,
                 "prompt": self._code(prompt),
                 "domain": self._code("validation" if file.validation else _domain(record, layout)),
-                "prompt_tokens": _prompt_tokens(response, layout),
+                "prompt_tokens": self._prompt_tokens(response),
                 "response_tokens": length,
                 "truncated": truncated,
                 "state": self._code(state),
@@ -157,6 +157,18 @@ class _Log:
         said = hash((prompt, texts.said(response.completion), length))
         file.print = hash((file.print, said, None if layout.relogged else response.step))
         file.flush(_ROWS_AT_ONCE)
+
+    def _tokens(self, text: str) -> int:
+        """Of a text whose tokens the log does not count."""
+        return (self.reading.count or texts.estimate)(text)
+
+    def _prompt_tokens(self, response: LoggedResponse) -> int:
+        ways = (*self.layout.prompt_tokens, *PROMPT_WAYS)
+        if (found := counts.tokens(response.record, ways)) is not None:
+            return found
+        if self.layout.prefix is not None:
+            return len(cast(list[Any], response.prompt))
+        return self._tokens(texts.said(response.prompt))
 
     def _reward(self, record: Record) -> float | None:
         if self.layout.reward:
@@ -178,11 +190,13 @@ class _Log:
         frame = pl.concat(parts) if parts else table([], _CODES)
         note, task = self.reading.note, self.reading.task
         if guessed := sum(file.guessed for file in self.files):
-            note(
-                f"{task}: lengths of {guessed} of {frame.height} responses are approximated: "
-                "the log has texts but no token counts, "
+            by = (
+                f"approximated: the log has texts but no token counts, "
                 f"{texts.CHARACTERS_PER_TOKEN} characters are taken as a token"
+                if self.reading.count is None
+                else "counted by the tokenizer: the log has texts but no token counts"
             )
+            note(f"{task}: lengths of {guessed} of {frame.height} responses are {by}")
         if stepless := sum(file.stepless for file in self.files):
             note(f"{task}: nothing tells the step of {stepless} responses: taken as step 0")
         if self.again:
@@ -243,15 +257,6 @@ def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
     if not told or not isinstance(told[0], str):
         return None, "kept"
     return told[0] in _CUT, "aborted" if told[0] in _ABORTED else "kept"
-
-
-def _prompt_tokens(response: LoggedResponse, layout: LogLayout) -> int:
-    found = counts.tokens(response.record, (*layout.prompt_tokens, *PROMPT_WAYS))
-    if found is not None:
-        return found
-    if layout.prefix is not None:
-        return len(cast(list[Any], response.prompt))
-    return texts.estimate(texts.said(response.prompt))
 
 
 def _kept(record: Mapping[str, Any], layout: LogLayout) -> Record:

@@ -1,0 +1,39 @@
+"""Says that kernels are compiled before they are: numba caches them on disk, so few runs wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from numba.core import event as events
+
+COMPILING = (
+    "the built-in engine compiles its kernels: some 20 seconds, once on a machine for each kind of "
+    "model"
+)
+_KIND = "numba:compile"
+"""What numba tells of functions that its cache on disk does not have."""
+_OURS = __name__.rpartition(".")[0] + "."
+
+
+class _Compiling(events.Listener):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = False
+
+    def on_start(self, event: events.Event) -> None:
+        module = event.data["dispatcher"].py_func.__module__
+        if not self._said and module.startswith(_OURS):
+            self._said = True
+            self._say(COMPILING)
+
+    def on_end(self, event: events.Event) -> None:
+        pass
+
+
+@contextmanager
+def told_of_compiling(say: Callable[[str], None]) -> Iterator[None]:
+    """Give ``say`` a line when the first of the engine's kernels begins to be compiled, if one
+    does."""
+    with events.install_listener(_KIND, _Compiling(say)):
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from numba.core import event as events
 
@@ -22,8 +23,8 @@ class _Compiling(events.Listener):
         self._said = False
 
     def on_start(self, event: events.Event) -> None:
-        module = event.data["dispatcher"].py_func.__module__
-        if not self._said and module.startswith(_OURS):
+        data: Any = event.data
+        if not self._said and data["dispatcher"].py_func.__module__.startswith(_OURS):
             self._said = True
             self._say(COMPILING)
 

@@ -188,12 +188,7 @@ def estimate(
     machine = EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus)
     encode = Encoder(path, tokenizer, notes.append)
     trace, job = _job(path, machine, task, notes, encode.count)
-    if job.calibration.ahead.possible:
-        if tokenizer is not None:
-            notes.append("--tokenizer measures no drafts: the costs have them already")
-    elif drafts := rehearsed(path, encode, notes.append, task):
-        job = replace(job, drafts=drafts)
-    found = run(job, trace, steps=steps)
+    found = run(_drafting(job, path, encode, notes, task), trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     read_as = recognised(path, None)
     if as_json:
@@ -206,6 +201,18 @@ def estimate(
         print_plain(line)
     for name, file in page.items():
         print_plain(f"{name}: {file}")
+
+
+def _drafting(
+    job: EstimatedJob, path: Path, encode: Encoder, notes: list[str], task: str | None
+) -> EstimatedJob:
+    """With what drafts bring on its own texts, where its costs have none yet."""
+    if job.calibration.ahead.possible:
+        if encode.given:
+            notes.append("--tokenizer measures no drafts: the costs have them already")
+    elif drafts := rehearsed(path, encode, notes.append, task):
+        return replace(job, drafts=drafts)
+    return job
 
 
 def _run_before_log(path: Path, task: str | None, notes: list[str]) -> Path:

@@ -126,16 +126,11 @@ async def build(
         updates = steps * config.train.updates_per_step
         emulation = emulation_of(config, card)
         problems = problems if emulation is None else emulation.problems(problems)
-        nodes = _nodes(config, phases, emulation)
+        nodes, note = _nodes(config, phases, emulation), progress.note
         stack.callback(nodes.close)
         sizes = tensor_parallel_sizes(config, card, await nodes.gather())
         pool = WorkerPool(
-            config,
-            max_length=longest,
-            total_updates=updates,
-            sizes=sizes,
-            nodes=nodes,
-            note=progress.note,
+            config, max_length=longest, total_updates=updates, sizes=sizes, nodes=nodes, note=note
         )
         trackers = await _start(config, folder, progress, rewards, pool, stack)
         save_config(config, folder)

@@ -35,7 +35,9 @@ def demo(
     with service(out) as here:
         if sys.stdout.isatty():
             webbrowser.open(here.page)
-        errors.print(f"dashboard: {here.page}", soft_wrap=True, highlight=False)
+        of_it = f"--state {out / 'daemon'} --url {here.url}"
+        for line in (f"dashboard: {here.page}", f"ask it: rollpacker mux status {of_it}"):
+            errors.print(line, soft_wrap=True, highlight=False)
         jobs = write_jobs(out, steps, told_warm_start(errors.print))
         found = run_jobs(here, jobs, lambda text: errors.print(text, highlight=False))
         if as_json:
@@ -51,7 +53,5 @@ def demo(
             f"together {found['together_s']:.1f} s, their phases one after the other "
             f"{found['one_after_other_s']:.1f} s; nodes busy: {busy}"
         )
-        of_it = f"--state {out / 'daemon'} --url {here.url}"
-        print_plain(f"ask this daemon: rollpacker mux status {of_it}; submit FILE takes these too")
         if sys.stdin.isatty():
             input("Enter ends the daemon. ")

@@ -112,7 +112,8 @@ def wait(
         time.sleep(_LOOK_S)
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
-    print_found(found, as_json, f"job {job}: {outcome}")
+    failed = f"; what it printed: rollpacker mux logs {job}" if outcome == "failed" else ""
+    print_found(found, as_json, f"job {job}: {outcome}{failed}")
     if program is not None and outcome != "done":
         codes: list[Any] = [each["code"] for each in program["attempts"] if each["code"]]
         raise typer.Exit(codes[-1] if codes else 1)

@@ -101,7 +101,7 @@ def status(
     if as_json:
         print_json(found)
         return
-    view = Table("job", "state", "group", "nodes", "done", "SLO slack")
+    view = Table("job", "state", "group", "nodes", "done", "promise (SLO)")
     for job in found["jobs"]:
         view.add_row(
             job["id"],
@@ -109,7 +109,7 @@ def status(
             "" if job["group"] is None else f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
             _done(job),
-            f"{job['slo_slack_s']:.0f} s {job['slo_state']}",
+            f"{job['slo_state']}, {job['slo_slack_s']:.0f} s left",
         )
     console.print(view)
     for job in sorted(
@@ -161,7 +161,7 @@ def _not_started(job: dict[str, Any]) -> bool:
 
 def _why_not_started(lead: str, silent: Container[str]) -> str:
     if lead in silent:
-        return f"{lead} has no agent: rollpacker mux agent --node {lead} --programs FOLDER"
+        return f"{lead} has no agent: rollpacker mux agent --node {lead} --programs FOLDER ..."
     return f"{lead}'s agent starts it in a moment, or takes no programs: it needs --programs FOLDER"
 
 

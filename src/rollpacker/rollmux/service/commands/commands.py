@@ -58,7 +58,8 @@ def own_job(core: TransactionLog, request: Post) -> None:
 def own_team(request: Post, team: str) -> None:
     """Raises ``Refused`` where the sender's token is for another team."""
     if not request.by.may_touch(team):
-        text = f"the token of {request.by} is not for jobs of team {team!r}"
+        whose = f"team {team!r}" if team else "no team: set team (of a run: mux.team)"
+        text = f"the token of {request.by} is not for jobs of {whose}"
         raise Refused(403, text, code="forbidden")
 
 
@@ -69,7 +70,7 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
     if spec.id in core.leased.jobs:
         over = core.leased.jobs[spec.id].ended is not None
         text = (
-            f"was a job {spec.id}: ids are not used again"
+            f"was a job {spec.id}: ids are not used again, give it another one"
             if over
             else f"is a job {spec.id} already"
         )
@@ -118,7 +119,8 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
         raise Refused(400, f"worst_rollout_s, worst_train_s: at least {_SHORTEST_S:g} s")
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if not 0 <= getattr(spec, name) <= cap_gb:
-            raise Refused(400, f"{name}: must be 0 to {cap_gb:g}, the most that a node has")
+            asked = getattr(spec, name)
+            raise Refused(400, f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has")
     return spec
 
 

@@ -19,7 +19,7 @@ function standing(job) {
     ["alone so far", seconds(job.solo_s)],
     ["slowdown", times(job.slowdown)],
     ["promised", times(job.spec.slo)],
-    ["SLO slack", `${seconds(job.slo_slack_s)} ${job.slo_state}`, sloClass(job)],
+    ["promise", `${job.slo_state}, ${seconds(job.slo_slack_s)} left`, sloClass(job)],
   ];
   if (job.outcome) found.splice(1, 0, ["outcome", outcome(job).text, outcome(job).className]);
   if (job.permit) found.push(["permit", `${job.permit.token} (${job.permit.phase})`]);

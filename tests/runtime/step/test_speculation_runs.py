@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from runtime_jobs import Workshop, checkpoints, kept_samples, metrics, run, weights_digest
 
-from rollpacker.cli.simulate.rehearse import rehearsed
+from rollpacker.cli.simulate.rehearse import Encoder, rehearsed
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.policy.rollout import from_journal
@@ -65,7 +65,9 @@ def test_samples_and_weights_are_the_same(shop: Workshop) -> None:
     reports = [(folder / "report.html").read_text(encoding="utf-8") for folder in (ahead, plain)]
     assert ["Decoded ahead" in report for report in reports] == [True, False]
     assert journal.replay(ahead / "journal.jsonl", from_journal).differences == []
-    found, same = [rehearsed(folder, None, print) for folder in (plain, ahead)]
+    found, same = [
+        rehearsed(folder, Encoder(folder, None, print), print) for folder in (plain, ahead)
+    ]
     assert found is not None
     assert found.cases[0].tokens > 1.2
     assert same == found

@@ -120,7 +120,9 @@ def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if not 0 <= getattr(spec, name) <= cap_gb:
             asked = getattr(spec, name)
-            raise Refused(400, f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has")
+            raise Refused(
+                400, f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has"
+            )
     return spec
 
 

@@ -76,7 +76,8 @@ class Told(Supervisor):
     def __init__(
         self, machines: Nodes, count: int, take: Callable[[int, msg.Command], None]
     ) -> None:
-        super().__init__(machines, 10.0, lambda _n, _report: None, lambda _n, _why: None)
+        hear, lose = (lambda _n, _told: None), (lambda _n, _why: None)
+        super().__init__(machines, 10.0, hear, lose, lambda _text: None)
         self.live |= {*range(count)}
         self._take = take
 

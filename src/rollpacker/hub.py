@@ -8,6 +8,8 @@ from typing import Literal
 from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from rollpacker.config.places import only_here
+
 _TIMEOUT_S = 10.0
 
 
@@ -37,7 +39,7 @@ def model_arguments(path: str) -> dict[str, str | bool]:
     if folder.is_dir():
         return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
     missing = "there is no such folder"
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if only_here(path):
         raise ValueError(missing)
     try:
         online = answers(path, "model")

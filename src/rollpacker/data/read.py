@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import DataConfig
+from rollpacker.config.places import only_here
 from rollpacker.data.base import DataError
 from rollpacker.data.columns.messages import is_missing
 from rollpacker.data.files import Record, checked, find_files, is_pattern, kind_of, read_file
@@ -164,7 +165,7 @@ def _check_place(path: str) -> None:
     from rollpacker.hub import answers
 
     missing = f"data.path: there is no file or folder '{path}'"
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if only_here(path):
         raise DataError(missing)
     try:
         online = answers(path, "dataset")

@@ -220,13 +220,14 @@ def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Ta
     return TailBatchingConfig(mode=given)
 
 
-_USED_IN: dict[str, tuple[TailMode, ...]] = {
-    "eta_prompts": ("race", "prompts", "auto"),
-    "eta_responses": ("race", "auto"),
-    "bias_limit": ("auto",),
-    "race_responses": ("auto",),
-    "audit_every": ("race", "prompts", "auto"),
-    "audit_prompts": ("race", "prompts", "auto"),
+_RACING: list[TailMode] = [mode for mode in RACED if mode != "partial"]
+_USED_IN: dict[str, list[TailMode]] = {
+    "eta_prompts": _RACING,
+    "eta_responses": [mode for mode in _RACING if RACED[mode] == "responses"],
+    "bias_limit": ["auto"],
+    "race_responses": ["auto"],
+    "audit_every": _RACING,
+    "audit_prompts": _RACING,
 }
 """Options of modes that race."""
 

@@ -77,7 +77,8 @@ def logs(
         show(data)
         at, attempt = found["at"] + len(data), found["attempt"]
         if not at and not follow:
-            print_note(f"attempt {attempt} has printed nothing yet")
+            yet = "" if found["over"] else " yet"
+            print_note(f"attempt {attempt} has printed nothing{yet}")
         if found["over"] or (not data and not follow):
             return
         if not data:

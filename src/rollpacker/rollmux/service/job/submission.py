@@ -11,6 +11,7 @@ import yaml
 
 from rollpacker.config import RunConfig
 from rollpacker.config import load as load_run
+from rollpacker.config.places import only_here
 from rollpacker.core.codec import plain
 from rollpacker.data.files import is_pattern, kind_of
 from rollpacker.rollmux.model.program import JobProgram
@@ -72,11 +73,11 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _is_lacking(place: str) -> bool:
-    """Whether it can only be a file or folder, and is not here. A hub's name has one slash."""
+    """Whether it can only be a file or folder, and is not here."""
     if ":" in place or is_pattern(place):
         return False
-    is_here = place.startswith((".", "/", "~")) or place.count("/") > 1 or kind_of(Path(place))
-    return bool(is_here) and not Path(place).expanduser().exists()
+    can_only_be = only_here(place) or bool(kind_of(Path(place)))
+    return can_only_be and not Path(place).expanduser().exists()
 
 
 def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:

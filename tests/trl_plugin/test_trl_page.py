@@ -17,7 +17,7 @@ pytestmark = pytest.mark.trl
 def test_the_script_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a small model in the place of the hub's, and two steps."""
     (script,) = (each.text for each in blocks(ROOT / "docs" / "trl.md") if each.title == "train.py")
-    assert len(script.splitlines()) < 30
+    assert len(script.splitlines()) < 35
     write_byte_model(tmp_path / "model")
     for given, ours in (("Qwen/Qwen2.5-0.5B-Instruct", "model"), ("max_steps=50", "max_steps=2")):
         assert script.count(given) == 1

@@ -69,8 +69,10 @@ class Driver:
         self.hear(msg.Ready)
 
     def hear(self, kind: type[Any]) -> Any:
-        assert self.pipe.poll(60), "the worker's thread has ended"
-        report = self.pipe.recv()
+        report: Any = msg.Noted(text="")
+        while isinstance(report, msg.Noted):  # kernels are compiled, where none is on the disk
+            assert self.pipe.poll(60), "the worker's thread has ended"
+            report = self.pipe.recv()
         assert isinstance(report, kind), report
         return report
 

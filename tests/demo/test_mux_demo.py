@@ -38,6 +38,7 @@ def test_two_jobs_share_two_nodes_and_nothing_is_left(tmp_path: Path, model: Pat
 
 def test_a_job_that_fails_is_named(tmp_path: Path) -> None:
     with service(tmp_path / "out") as here:
+        (tmp_path / "no model").mkdir()
         jobs = write_jobs(tmp_path / "out", 2, tmp_path / "no model")
         with pytest.raises(RuntimeError, match="job ada failed with exit code 2"):
             run_jobs(here, jobs, lambda _text: None)

@@ -172,7 +172,8 @@ def test_a_program_that_fails_starts_again_so_often(cluster: Cluster) -> None:
     assert [each["code"] for each in cluster.program("shaky")["attempts"]] == [3, 0]
     assert cluster.mux("logs", "shaky", "--attempt", "1") == "no\n"
     cluster.submit("broken", "sh", "-c", "echo no; exit 3", restarts=1)
-    assert cluster.mux("wait", "broken", code=3) == "job broken: failed\n"
+    said = "job broken: failed; what it printed: rollpacker mux logs broken\n"
+    assert cluster.mux("wait", "broken", code=3) == said
     assert len(cluster.program("broken")["attempts"]) == 2
     cluster.submit("absent", "/no/such/program", restarts=0)
     cluster.mux("wait", "absent", code=127)

@@ -97,6 +97,25 @@ def test_a_run_says_about_how_many_steps_are_left(tmp_path: Path) -> None:
     assert told(steps=0) is None, "nobody knows yet how many epochs are"
 
 
+@pytest.mark.usefixtures("data_here")
+@pytest.mark.parametrize(
+    ("devices", "gpus"),
+    [
+        ({"kind": "cuda", "per_node": 4}, 4),
+        ({"kind": "cuda", "per_node": 3, "per_gpu": 2}, 2),
+        ({"kind": "cuda"}, 1),  # as many as the node has
+        ({"kind": "cpu", "per_node": 4}, 1),
+    ],
+)
+def test_a_run_on_gpus_asks_for_nodes_that_have_them(
+    devices: dict[str, object], gpus: int, tmp_path: Path
+) -> None:
+    run = yaml.safe_load((FOLDER / "job.yaml").read_text(encoding="utf-8"))
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(run | {"devices": devices}))
+    assert read_submission(file)["node_devices"] == gpus
+
+
 def test_the_specification_is_one() -> None:
     made = NewJob.model_validate(read_submission(FOLDER / "program.yaml"))
     assert made.program is not None

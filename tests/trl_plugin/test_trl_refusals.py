@@ -38,6 +38,10 @@ pytestmark = pytest.mark.trl
             "audit_every does nothing in mode 'off': set mode to 'race' or 'prompts' or",
         ),
         (
+            {"tail_batching": TailBatchingConfig(mode="off", audit_every=3)},
+            "audit_every does nothing in mode 'off'",
+        ),
+        (
             {"tail_batching": {"mode": "prompts", "eta_responses": 2.0}},
             "eta_responses does nothing in mode 'prompts': set mode to 'race' or 'auto'",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -205,10 +205,11 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
 
 def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     if isinstance(given, TailBatchingConfig):
+        _check_used(given.model_fields_set, given)
         return given
     if isinstance(given, Mapping):
         tail = parse_as(TailBatchingConfig, dict(given), "tail_batching")
-        _check_used(given, tail)
+        _check_used(given.keys(), tail)
         return tail
     modes = [mode for mode in get_args(TailMode) if mode != "partial"]
     if given not in (*modes, "partial"):
@@ -232,7 +233,7 @@ _USED_IN: dict[str, list[TailMode]] = {
 """Options of modes that race."""
 
 
-def _check_used(given: Mapping[str, Any], tail: TailBatchingConfig) -> None:
+def _check_used(given: Collection[str], tail: TailBatchingConfig) -> None:
     """Raise ``ValueError`` for an option that the mode does not look at."""
     told, usual = "mode" in given, TailBatchingConfig()
     for key, modes in _USED_IN.items():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from numba import njit
 from runtime_jobs import Workshop, cli
 
+from rollpacker.cli import main
 from rollpacker.config import MiniEngineConfig
-from rollpacker.demo.model import build_model
+from rollpacker.demo.model import build_model, build_tokenizer
 from rollpacker.engine.compiling import COMPILING, told_of_compiling
 from rollpacker.engine.mini.cpu import runner
 from rollpacker.engine.mini.engine import MiniEngine
+from rollpacker.polytrace import formats
+from rollpacker.polytrace.model.generate import generate
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.engine_worker import measured
 
@@ -44,6 +49,23 @@ def test_a_worker_tells_its_driver(cold: MiniEngine) -> None:
     measured(cold, sent.append, 8)
     measured(cold, sent.append, 8)
     assert sent == [msg.Noted(text=COMPILING)]
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_replay_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_model(0).save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    trace = generate(load_model("math"), steps=1, prompts=1)
+    formats.write(trace, tmp_path / "t.parquet", "native")
+    words = "replay t.parquet --model model --max-tokens-scale 0.001"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rollpacker", "trace", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+    assert capsys.readouterr().err.count(f"note: {COMPILING}\n") == 1
 
 
 @pytest.mark.slow

@@ -166,14 +166,16 @@ def _replayed(
     scale: Scale,
     seed: int,
 ) -> Iterator[Row]:
+    from rollpacker.engine.compiling import told_of_compiling
     from rollpacker.trace_replay.engine import build_engine
     from rollpacker.trace_replay.replayer import Replayer
 
-    engine, vocabulary = build_engine(
-        kind, model, plans, concurrency=concurrency, dtype=dtype, scale=scale.tokens
-    )
-    replayer = Replayer(engine, vocabulary=vocabulary, seed=seed)
-    replayer.warm_up()
+    with told_of_compiling(print_note):
+        engine, vocabulary = build_engine(
+            kind, model, plans, concurrency=concurrency, dtype=dtype, scale=scale.tokens
+        )
+        replayer = Replayer(engine, vocabulary=vocabulary, seed=seed)
+        replayer.warm_up()
     for plan in plans:
         yield replayer.run(plan).to_dict()
 

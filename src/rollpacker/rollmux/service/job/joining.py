@@ -46,6 +46,7 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
         priority=mux.priority,
         rollout_memory_gb=mux.rollout_memory_gb,
         train_memory_gb=mux.train_memory_gb,
+        node_devices=_node_gpus(config),
         owner=hashlib.sha256(str(Path(config.output).resolve()).encode()).hexdigest()[:16],
     )
 
@@ -67,6 +68,14 @@ def _gangs(config: RunConfig) -> tuple[int, int]:
         return devices.nodes, devices.nodes
     train = math.ceil(devices.training / devices.per_node)
     return devices.nodes - train, train
+
+
+def _node_gpus(config: RunConfig) -> int:
+    """GPUs that each node must have, where the run says that it decodes and trains on GPUs."""
+    devices = config.devices
+    if devices.kind != "cuda" or devices.emulate is not None:
+        return 1
+    return max(math.ceil(devices.per_node / devices.per_gpu), 1)
 
 
 def connect(mux: MuxConfig) -> MuxClient:

@@ -33,7 +33,7 @@ class DevicesConfig(Config):
     pin: bool = True
     """Pin a device's processes to its own cores (Linux)."""
     kind: Literal["auto", "cpu", "cuda"] = "auto"
-    """What devices are."""
+    """What devices are. With ``cuda`` RollMux gives a job nodes that have the GPUs it takes."""
     layout: Literal["colocated", "separate"] = "colocated"
     """``colocated``: all devices decode and train in turn, those that the tail frees first;
     ``separate``: ``training`` of them train, from the first complete group on."""

@@ -16,6 +16,20 @@ RACED: dict[TailMode, Literal["prompts", "responses"]] = {
     "auto": "responses",
 }
 """What races in the modes that keep the first to finish: prompts only, or responses of one too."""
+_DISCARDS: tuple[TailMode, ...] = tuple(mode for mode in RACED if mode != "partial")
+USED_IN: dict[str, tuple[TailMode, ...]] = {
+    "eta_prompts": tuple(RACED),
+    "eta_responses": tuple(mode for mode in RACED if RACED[mode] == "responses"),
+    "long_round_steps": _DISCARDS,
+    "max_staleness": ("partial",),
+    "stale_tokens": ("partial",),
+    "bucket_rounds": ("exact",),
+    "bias_limit": ("auto",),
+    "race_responses": ("auto",),
+    "audit_every": _DISCARDS,
+    "audit_prompts": _DISCARDS,
+}
+"""The modes that look at an option of ``tail_batching``."""
 
 
 StaleTokens = Literal["ratio", "mask", "fresh"]
@@ -63,6 +77,16 @@ class TailBatchingConfig(Config):
     def carries(self) -> bool:
         """Whether losers keep their tokens, so that a response may be of several weights."""
         return self.mode == "partial"
+
+    @property
+    def unused(self) -> dict[str, tuple[TailMode, ...]]:
+        """Options that were changed and do nothing in this mode, and the modes that use them."""
+        usual = TailBatchingConfig()
+        return {
+            key: modes
+            for key, modes in USED_IN.items()
+            if self.mode not in modes and getattr(self, key) != getattr(usual, key)
+        }
 
 
 class StreamingConfig(Config):

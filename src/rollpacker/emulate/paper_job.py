@@ -67,7 +67,7 @@ def paper_job(
             "prompts_per_step": costs.prompts * paper.gpus // costs.gpus,
             "num_generations": costs.responses,
             "max_completion_length": costs.response_cap,
-            "tail_batching": {"mode": mode, "race_responses": True},
+            "tail_batching": {"mode": mode, "race_responses": mode == "auto"},
             "streaming": {"group_tokens": 16384},
         },
         "engine": {

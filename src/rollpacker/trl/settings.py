@@ -18,6 +18,7 @@ from transformers import AutoConfig, GenerationConfig
 from rollpacker.config import RunConfig, parse_as
 from rollpacker.config.rollout import (
     RACED,
+    USED_IN,
     EngineConfig,
     MiniEngineConfig,
     TailBatchingConfig,
@@ -174,11 +175,6 @@ def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig
             f"tail_batching='{tail.mode}' draws more prompts than a step needs, which an iterable "
             "data set cannot give: load it whole, or take 'exact'"
         )
-    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
-        raise ValueError(
-            "tail_batching: long_round_steps and bucket_rounds must be 1 and censoring_weights "
-            "false: the trainer makes the updates of one round before the next, with its own loss"
-        )
     local, group = local_batch(trainer), trainer.num_generations
     if local % group:
         raise ValueError(
@@ -194,23 +190,29 @@ def local_batch(trainer: Any) -> int:
 
 def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
-    tail = _tail_config(given)
+    tail, told = _tail_config(given)
     if tail.carries:
         raise ValueError(
             "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "
             "train keeps; take 'exact', 'off', 'race', 'prompts' or 'auto'"
         )
+    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
+        raise ValueError(
+            "tail_batching: long_round_steps and bucket_rounds must be 1 and censoring_weights "
+            "false: the trainer makes the updates of one round before the next, with its own loss"
+        )
+    _check_used(told, tail)
     return tail
 
 
-def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
+def _tail_config(
+    given: TailMode | TailBatchingConfig | Mapping[str, Any],
+) -> tuple[TailBatchingConfig, Collection[str]]:
+    """And the options that were given."""
     if isinstance(given, TailBatchingConfig):
-        _check_used(given.model_fields_set, given)
-        return given
+        return given, given.model_fields_set
     if isinstance(given, Mapping):
-        tail = parse_as(TailBatchingConfig, dict(given), "tail_batching")
-        _check_used(given.keys(), tail)
-        return tail
+        return parse_as(TailBatchingConfig, dict(given), "tail_batching"), given.keys()
     modes = [mode for mode in get_args(TailMode) if mode != "partial"]
     if given not in (*modes, "partial"):
         raise ValueError(
@@ -218,32 +220,22 @@ def _tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Ta
             "options, a dict such as {'mode': 'race', 'eta_prompts': 1.5} or a TailBatchingConfig "
             "of rollpacker.config"
         )
-    return TailBatchingConfig(mode=given)
-
-
-_RACING: list[TailMode] = [mode for mode in RACED if mode != "partial"]
-_USED_IN: dict[str, list[TailMode]] = {
-    "eta_prompts": _RACING,
-    "eta_responses": [mode for mode in _RACING if RACED[mode] == "responses"],
-    "bias_limit": ["auto"],
-    "race_responses": ["auto"],
-    "audit_every": _RACING,
-    "audit_prompts": _RACING,
-}
-"""Options of modes that race."""
+    return TailBatchingConfig(mode=given), ()
 
 
 def _check_used(given: Collection[str], tail: TailBatchingConfig) -> None:
     """Raise ``ValueError`` for an option that the mode does not look at."""
     told, usual = "mode" in given, TailBatchingConfig()
-    for key, modes in _USED_IN.items():
+    for key, all_modes in USED_IN.items():
         same = told and getattr(tail, key) == getattr(usual, key)
-        if key in given and tail.mode not in modes and not same and not tail.carries:
-            raise ValueError(
-                f"tail_batching: {key} does nothing in mode '{tail.mode}'"
-                f"{'' if told else ', the default'}: set mode to {' or '.join(map(repr, modes))}, "
-                f"or leave {key} out"
-            )
+        if key not in given or tail.mode in all_modes or same:
+            continue
+        modes = " or ".join(repr(mode) for mode in all_modes if mode != "partial")
+        raise ValueError(
+            f"tail_batching: {key} does nothing in mode '{tail.mode}'"
+            f"{'' if told else ', the default'}: {modes and f'set mode to {modes}, or '}"
+            f"leave {key} out"
+        )
 
 
 _NAMES = {

@@ -83,6 +83,11 @@ def read(given: Any) -> VerlConfig:
             f"{MODE}.tail_batching: long_round_steps and bucket_rounds must be 1 and "
             "censoring_weights false: verl makes the updates of one round before the next"
         )
+    if tail.unused:
+        raise ValueError(
+            f"{MODE}.tail_batching: {', '.join(tail.unused)} would do nothing in mode "
+            f"'{tail.mode}': change the mode, or leave it out"
+        )
     return config
 
 

@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
+from rollpacker.config.rollout import USED_IN, TailBatchingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
+from rollpacker.job.plan.checks import check_used
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.workload.source import load_source
 from rollpacker.sim.world.config import SimulationConfig
@@ -76,6 +78,33 @@ def test_the_same_seed_gives_the_same_job(mode: str) -> None:
     one, _ = usual(mode)
     assert simulation(mode).run() == one
     assert simulation(mode, seed=1).run() != one
+
+
+CHANGED = {
+    "eta_prompts": 2.0,
+    "eta_responses": 2.0,
+    "long_round_steps": 2,
+    "max_staleness": 1,
+    "stale_tokens": "mask",
+    "bucket_rounds": 3,
+    "bias_limit": 0.5,
+    "race_responses": True,
+    "audit_every": 2,
+    "audit_prompts": 8,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_options_of_other_modes_change_nothing_and_a_run_says_so(mode: str) -> None:
+    assert CHANGED.keys() == USED_IN.keys()
+    unused = {key: value for key, value in CHANGED.items() if mode not in USED_IN[key]}
+    journal = Journal()
+    changed = simulation(mode, journal, rollout={"tail_batching": {"mode": mode, **unused}}).run()
+    one, lines = usual(mode)
+    assert (changed, journal.lines) == (one, lines.lines)
+    said = check_used(TailBatchingConfig.model_validate({"mode": mode, **CHANGED}))
+    assert [line.partition("=")[0].rpartition(".")[2] for line in said] == list(unused)
+    assert not check_used(TailBatchingConfig.model_validate({"mode": mode}))
 
 
 def test_all_modes_see_the_same_lengths_of_first_visits() -> None:

@@ -19,6 +19,7 @@ from rollpacker.job.plan.checks import (
     check_engine,
     check_length,
     check_size,
+    check_used,
     races,
     stale_tokens,
 )
@@ -118,8 +119,8 @@ async def build(
         problems, held_out = load_data(config, card, progress, environments.tools, begun)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
-        said = check_size(config, problems), check_ends(config, card)
-        for line in chain(*said, notes(card.generation, config.rollout)):
+        said = check_used(config.rollout.tail_batching), check_size(config, problems)
+        for line in chain(*said, check_ends(config, card), notes(card.generation, config.rollout)):
             progress.note(line)
         steps = total_steps(config, problems)
         rewards = _rewards(config, card, problems, held_out, steps)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollpacker.config import RunConfig
-from rollpacker.config.rollout import RACED, StaleTokens
+from rollpacker.config.rollout import RACED, StaleTokens, TailBatchingConfig
 from rollpacker.engine.mini.shape import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
@@ -199,6 +199,15 @@ def check_size(config: RunConfig, problems: Problems) -> list[str]:
     return [
         f"rollout.prompts_per_step={wanted} is more than the {count} prompts: each step trains on "
         f"at most {count}, and is a whole epoch"
+    ]
+
+
+def check_used(tail: TailBatchingConfig) -> list[str]:
+    """What to say where an option was changed that the mode does not look at."""
+    return [
+        f"rollout.tail_batching.{key}={getattr(tail, key)} does nothing in mode '{tail.mode}', but "
+        f"in {' or '.join(map(repr, modes))}"
+        for key, modes in tail.unused.items()
     ]
 
 

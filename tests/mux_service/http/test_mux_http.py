@@ -17,6 +17,7 @@ import pytest
 from mux_fleet import Daemon, Link
 
 from rollpacker.processes.open_files import allow_files
+from rollpacker.rollmux.service.client.link import DaemonLink
 from rollpacker.rollmux.service.http.token_file import (
     is_authorized,
     make_token,
@@ -326,7 +327,17 @@ def test_tls(tmp_path: Path) -> None:
     secure.close()
     with pytest.raises(OSError, match=r".*"):
         Link(daemon.port, daemon.token).once("GET", "/v1/status")
+    with pytest.raises(ValueError, match=rf"say https://127\.0\.0\.1:{daemon.port}, with"):
+        DaemonLink(
+            f"http://127.0.0.1:{daemon.port}", tmp_path / "state" / "token", patience_s=0.1
+        ).call("GET", "/v1/status")
     daemon.stop()
+
+
+def test_tls_where_there_is_none_is_said_at_once(daemon: Daemon) -> None:
+    link = DaemonLink(f"https://127.0.0.1:{daemon.port}", daemon.options.state / "token")
+    with pytest.raises(ValueError, match=rf"say http://127\.0\.0\.1:{daemon.port}, or start"):
+        link.call("GET", "/v1/status")
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path) -> None:

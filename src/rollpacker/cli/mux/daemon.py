@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -51,7 +53,21 @@ class Daemon:
         from rollpacker.rollmux.service.client.link import DaemonLink
 
         file = token_file or state / "token"
+        if token_file is None and not os.path.exists(file):
+            raise ValueError(
+                f"there is no {file}: no daemon was started here with --state {state} (rollpacker "
+                "mux serve); for one elsewhere say --url, --token-file and, with TLS, --cafile"
+            )
         self._link = DaemonLink(url, file, cafile=cafile, patience_s=_PATIENCE_S)
+        options = {"--state": state, "--token-file": token_file, "--cafile": cafile, "--url": url}
+        usual = {STATE, None, URL}
+        self._options = [
+            f"{word}" for pair in options.items() if pair[1] not in usual for word in pair
+        ]
+
+    def command(self, *words: str) -> str:
+        """``rollpacker mux WORDS`` to this daemon, to be copied into a shell."""
+        return shlex.join(("rollpacker", "mux", *words, *self._options))
 
     def get(self, path: str) -> dict[str, Any]:
         """What there is."""

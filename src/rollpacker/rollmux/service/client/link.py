@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import threading
 import time
@@ -26,6 +27,9 @@ _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
 """The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""What OpenSSL calls an answer that is none of TLS."""
+_HTTP, _PROBE_S = 80, 2.0
 _KEPT_S = 60.0
 """Of a connection between two requests: less than the daemon has patience."""
 
@@ -102,7 +106,8 @@ class DaemonLink:
             wait_s: that the daemon may take for its answer.
             patience_s: in place of the usual one.
 
-        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate.
+        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate
+        or the wrong one of http:// and https://.
         """
         patience = self._patience_s if patience_s is None else patience_s
         give_up = time.monotonic() + patience
@@ -119,7 +124,9 @@ class DaemonLink:
                     f"{error.verify_message}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                problem = f"{type(error).__name__}: {error}{self._hint(error)}"
+                self._not_tls(error)
+                problem = f"{type(error).__name__}: {error}"
+                hung_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
             else:
                 if status < 300:
                     return sent, answer
@@ -128,16 +135,32 @@ class DaemonLink:
                     raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
                 if status not in _AGAIN:
                     raise MuxError(status, answer)
-                problem = str(MuxError(status, answer))
+                problem, hung_up = str(MuxError(status, answer)), False
             if time.monotonic() + pause >= give_up:
+                if hung_up:
+                    self._tls_after_all()
                 raise UnreachableError(f"{self.address}{path}: {problem}")
             time.sleep(pause)
             pause = min(longest, 2 * pause)
 
-    def _hint(self, error: Exception) -> str:
-        plain = self._connect is http.client.HTTPConnection
-        hangs_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
-        return "; should the address begin with https://?" if plain and hangs_up else ""
+    def _not_tls(self, error: Exception) -> None:
+        """Raises ``ValueError`` where what answers an https:// address speaks no TLS."""
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            raise ValueError(
+                f"mux.url (--url) https://{self.address}: what answers there does not speak TLS: "
+                f"say http://{self.address}, or start the daemon with --tls-cert and --tls-key"
+            ) from error
+
+    def _tls_after_all(self) -> None:
+        """Raises ``ValueError`` where what hangs up at an http:// address speaks TLS."""
+        if self._connect is not http.client.HTTPConnection or not _speaks_tls(
+            self._host, self._port or _HTTP
+        ):
+            return
+        raise ValueError(
+            f"mux.url (--url) http://{self.address}: what answers there speaks TLS: say "
+            f"https://{self.address}, with its certificate as mux.cafile (--cafile)"
+        )
 
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float
@@ -195,9 +218,25 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether a handshake comes about there, with whomever: nothing is sent."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), _PROBE_S) as way, anybody.wrap_socket(way):
+            return True
+    except OSError:
+        return False
+
+
 def _token(path: str | Path) -> bytes:
     try:
         return read_token(Path(path))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"mux.token_file (--token-file): there is no {path}; a daemon makes its operator's "
+            "token in its folder (--state) at its first start"
+        ) from error
     except (OSError, ValueError) as error:
         raise ValueError(f"mux.token_file (--token-file): {error}") from error
 

@@ -147,6 +147,7 @@ def test_drain_uncordon_and_remove(world: World) -> None:
     world.run("a", "rollout", takes=5.0)
     world.restart()
     assert node not in views.job(world.core, "a")["rollout_nodes"]
+    assert views.node(world.core, node).get("status") == "drained"
     assert world.post(node_commands.node_opened, node)[1]["status"] == "open"
     assert world.post(node_commands.node_removed, node)[0] == 200
     assert world.post(node_commands.node_removed, node)[0] == 404

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rollpacker.cli.mux.daemon import URL, Cafile, Url
-from rollpacker.cli.output import print_note
+from rollpacker.cli.output import print_aside, print_note
 
 if TYPE_CHECKING:
     from rollpacker.rollmux.model.inventory import Machine
@@ -75,7 +75,7 @@ def agent(
         if programs is None
         else node_programs(programs, url, token_file, cafile, name),
         identity=identity(programs),
-        say=print_note,
+        say=print_aside,
     )
     _report(reporter, name)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from rollpacker.cli.mux.daemon import Daemon, of_daemon
+from rollpacker.cli.mux.words import missed
 from rollpacker.cli.output import Json, print_found, print_note
 from rollpacker.terminal import coloured
 
@@ -119,7 +120,8 @@ def wait(
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
     failed = f"; what it printed: {daemon.command('logs', job)}" if outcome == "failed" else ""
-    print_found(found, as_json, f"job {job}: {outcome}{failed}")
+    broken = f"\n{text}" if (text := missed(found)) else ""
+    print_found(found, as_json, f"job {job}: {outcome}{failed}{broken}")
     if program is not None and outcome != "done":
         codes: list[Any] = [each["code"] for each in program["attempts"] if each["code"]]
         raise typer.Exit(codes[-1] if codes else 1)

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -75,9 +76,14 @@ def agent(
         if programs is None
         else node_programs(programs, url, token_file, cafile, name),
         identity=identity(programs),
-        say=print_aside,
+        say=_log,
     )
     _report(reporter, name)
+
+
+def _log(text: str) -> None:
+    with suppress(OSError):  # a full disk is no reason to give the node up
+        print_aside(text)
 
 
 def _report(reporter: NodeAgent, name: str) -> None:

@@ -80,13 +80,19 @@ class Daemon:
         return self._call("POST", path, body, key or new_key())
 
     def _call(self, *request: Any) -> dict[str, Any]:
-        from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+        from rollpacker.rollmux.service.client.link import (
+            MuxError,
+            UnreachableError,
+            WrongSchemeError,
+        )
 
         try:
             return self._link.call(*request)[1]
         except MuxError as error:
             kind = ValueError if error.status < 500 else RuntimeError
             raise kind(f"{self._link.address}: {error}") from error
+        except WrongSchemeError as error:
+            raise ValueError(str(error)) from error
         except UnreachableError as error:
             text = f"no daemon answers: {error}; start one: rollpacker mux serve"
             raise RuntimeError(text) from error

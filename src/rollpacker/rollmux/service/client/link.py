@@ -48,6 +48,10 @@ class UnreachableError(ConnectionError):
     """No answer came in time; what was asked for may or may not have happened."""
 
 
+class WrongSchemeError(UnreachableError):
+    """Somebody answers at the address, but TLS where http:// was said, or none at https://."""
+
+
 def new_key() -> str:
     """An idempotency key."""
     return uuid.uuid4().hex
@@ -85,6 +89,8 @@ class DaemonLink:
         self._host, self._port = parts.hostname, parts.port
         self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
+        self._answered = False
+        """Whether it has ever: then the address is right."""
         self._kept: tuple[http.client.HTTPConnection, float] | None = None
         """A connection for the next request, and until when it is good."""
         self._lock = threading.Lock()
@@ -106,8 +112,7 @@ class DaemonLink:
             wait_s: that the daemon may take for its answer.
             patience_s: in place of the usual one.
 
-        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate
-        or the wrong one of http:// and https://.
+        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate.
         """
         patience = self._patience_s if patience_s is None else patience_s
         give_up = time.monotonic() + patience
@@ -124,10 +129,9 @@ class DaemonLink:
                     f"{error.verify_message}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                self._not_tls(error)
-                problem = f"{type(error).__name__}: {error}"
-                hung_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
+                last, problem = error, f"{type(error).__name__}: {error}"
             else:
+                self._answered = True
                 if status < 300:
                     return sent, answer
                 if status == _UNAUTHORIZED:
@@ -135,32 +139,32 @@ class DaemonLink:
                     raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
                 if status not in _AGAIN:
                     raise MuxError(status, answer)
-                problem, hung_up = str(MuxError(status, answer)), False
+                last, problem = None, str(MuxError(status, answer))
             if time.monotonic() + pause >= give_up:
-                if hung_up:
-                    self._tls_after_all()
+                if other := self._other_scheme(last):
+                    raise WrongSchemeError(other)
                 raise UnreachableError(f"{self.address}{path}: {problem}")
             time.sleep(pause)
             pause = min(longest, 2 * pause)
 
-    def _not_tls(self, error: Exception) -> None:
-        """Raises ``ValueError`` where what answers an https:// address speaks no TLS."""
+    def _other_scheme(self, error: Exception | None) -> str:
+        """What to say where the address begins with the wrong one of http:// and https://."""
+        if self._answered:
+            return ""
+        where = f"mux.url (--url) {self.address}: what answers there"
         if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-            raise ValueError(
-                f"mux.url (--url) https://{self.address}: what answers there does not speak TLS: "
-                f"say http://{self.address}, or start the daemon with --tls-cert and --tls-key"
-            ) from error
-
-    def _tls_after_all(self) -> None:
-        """Raises ``ValueError`` where what hangs up at an http:// address speaks TLS."""
-        if self._connect is not http.client.HTTPConnection or not _speaks_tls(
-            self._host, self._port or _HTTP
-        ):
-            return
-        raise ValueError(
-            f"mux.url (--url) http://{self.address}: what answers there speaks TLS: say "
-            f"https://{self.address}, with its certificate as mux.cafile (--cafile)"
-        )
+            return (
+                f"{where} does not speak TLS: say http://{self.address}, or start the daemon with "
+                "--tls-cert and --tls-key"
+            )
+        hangs_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
+        plain = self._connect is http.client.HTTPConnection
+        if plain and hangs_up and _speaks_tls(self._host, self._port or _HTTP):
+            return (
+                f"{where} speaks TLS: say https://{self.address}, with its certificate as "
+                "mux.cafile (--cafile)"
+            )
+        return ""
 
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float

@@ -7,10 +7,12 @@ it goes on there when it is started again, on whatever node.
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from pathlib import Path
 
-from rollpacker.rollmux.service.client import MuxClient, Phases
+from rollpacker.rollmux.service.client import LeaseLostError, MuxClient, Phases, StateLostError
 
 
 def main() -> None:
@@ -24,17 +26,29 @@ def main() -> None:
     url, token_file, cafile = given.mux
     client = MuxClient(url, token_file, cafile=cafile or None)
     mux = Phases(client, given.job)
-    done = int(given.kept.read_text()) if given.kept.exists() else 0
-    while done < given.iterations:
-        with mux.phase("rollout") as permit:
-            print(f"iteration {done}: rolls out on {permit.nodes if permit else 'this machine'}")
-            time.sleep(given.seconds)
-        with mux.phase("train") as permit:
-            print(f"iteration {done}: trains on {permit.nodes if permit else 'this machine'}")
-            time.sleep(given.seconds)
-            mux.check()  # a safe point: what follows is not to happen twice
-            done += 1
-            given.kept.write_text(f"{done}")
+    # An exception, so that a phase gives its nodes back; not 0, which would mean done.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    done = load(given.kept)
+    # The daemon knows which phase comes next, also after a start in the middle of an iteration.
+    while done < given.iterations and (phase := client.job(given.job)["next"]):
+        try:
+            with mux.phase(phase) as permit:
+                print(f"iteration {done}: {phase} on {permit.nodes if permit else 'this machine'}")
+                time.sleep(given.seconds)
+                mux.check()  # a safe point: what follows is not to happen twice
+                if phase == "train":
+                    given.kept.write_text(f"{done + 1}")
+        except LeaseLostError as error:  # others may have the nodes: the same phase again
+            print(f"iteration {done}: {error}")
+        except StateLostError as error:  # a node has failed: back to what was kept
+            print(f"iteration {done}: {error}")
+            done = load(given.kept)
+        else:
+            done += phase == "train"
+
+
+def load(kept: Path) -> int:
+    return int(kept.read_text()) if kept.exists() else 0
 
 
 if __name__ == "__main__":

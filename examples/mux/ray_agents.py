@@ -44,6 +44,7 @@ class Agent:
             programs=node_programs(
                 args.programs / node, args.url, args.token_file, args.cafile, node
             ),
+            say=print,
         )
 
         def report() -> None:

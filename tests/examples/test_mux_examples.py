@@ -5,21 +5,24 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from mux_real_daemon import Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker import config
 from rollpacker.cli import app
 from rollpacker.rollmux.scheduler import inventory_file
 from rollpacker.rollmux.service.api.bodies import NewJob
+from rollpacker.rollmux.service.client import Phases
 from rollpacker.rollmux.service.job.submission import read_submission
 
 FOLDER = Path(__file__).parents[2] / "examples" / "mux"
@@ -121,6 +124,55 @@ def test_the_specification_is_one() -> None:
     assert made.program is not None
     assert made.program.command[1] == "examples/mux/loop.py"
     assert made.program.restarts == 3
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One that takes a lease for lost only long after a test."""
+    running = Daemon(tmp_path_factory.mktemp("mux"), ttl=600.0)
+    yield running
+    running.stop()
+
+
+def looping(daemon: Daemon, job: str, kept: Path, seconds: float) -> subprocess.Popen[str]:
+    """The example's loop, of a job that is there by now, in its first rollout."""
+    daemon.job(job)
+    words = [sys.executable, "-u", str(FOLDER / "loop.py"), "--job", job, "--kept", str(kept)]
+    words += ["--mux", daemon.url, str(daemon.token_file), "", "--seconds", str(seconds)]
+    loop = subprocess.Popen([*words, "--iterations", "2"], stdout=subprocess.PIPE, text=True)
+    assert loop.stdout is not None
+    assert loop.stdout.readline().startswith("iteration 0: rollout on")
+    return loop
+
+
+def test_the_loop_gives_its_nodes_back_when_it_is_stopped(daemon: Daemon, tmp_path: Path) -> None:
+    loop = looping(daemon, "stopped", tmp_path / "kept", 600)
+    loop.terminate()
+    assert loop.wait(timeout=60) == 128 + signal.SIGTERM
+    found = daemon.client().job("stopped")
+    assert (found["permit"], found["next"]) == (None, "rollout")
+    daemon.client().end("stopped")
+
+
+def test_the_loop_goes_on_after_a_failed_node_and_in_the_middle_of_an_iteration(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    loop = looping(daemon, "displaced", kept, 0.5)
+    daemon.client().node_failed(daemon.client().job("displaced")["rollout_nodes"][0], "fire")
+    assert loop.wait(timeout=60) == 0
+    assert kept.read_text() == "2"
+    daemon.client().end("displaced")
+    # Somebody else's rollout: the next start finds the daemon before the training.
+    mux = Phases(daemon.client(), "half-done")
+    mux.submit(spec("half-done"))
+    with mux.phase("rollout"):
+        pass
+    words = [sys.executable, str(FOLDER / "loop.py"), "--job", "half-done", "--kept", str(kept)]
+    words += ["--mux", daemon.url, str(daemon.token_file), "", "--seconds", "0"]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    assert kept.read_text() == "5"
+    assert daemon.finished("half-done")[:2] == ["rollout", "train"]
 
 
 def objects() -> list[dict[str, Any]]:

@@ -186,7 +186,7 @@ class Storm:
         client = self.cluster.daemon.client()
         for node in NODES:
             with contextlib.suppress(MuxError, UnreachableError):
-                if client.node(node)["status"] in ("draining", "set_aside", "cordoned"):
+                if client.node(node)["status"] in ("draining", "drained", "set_aside", "cordoned"):
                     client.call("POST", f"/v1/nodes/{node}/open", {}, os.urandom(8).hex())
 
     def fault(self) -> None:

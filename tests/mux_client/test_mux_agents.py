@@ -18,7 +18,7 @@ from rollpacker.rollmux.node.agent import NodeAgent
 from rollpacker.rollmux.node.identity import FolderIdentity, of_machine
 from rollpacker.rollmux.node.programs import NodePrograms
 from rollpacker.rollmux.service.client.client import MuxClient
-from rollpacker.rollmux.service.client.link import MuxError
+from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 
 PRINTS = f"{sys.executable} -c print('x'*100000)"
 
@@ -245,6 +245,35 @@ def test_an_agent_says_once_that_the_inventory_lacks_its_node(
         machine = {"name": "roll-7", "pool": "rollout", "memory_gb": 4.0, "devices": 1}
         daemon.client().call("POST", "/v1/nodes", machine, "joins")
         until(lambda: said[1:] == ["node roll-7: the daemon knows it now"])
+
+
+def test_an_agent_says_what_happens_on_its_node(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Leaving(Told):
+        away = False
+
+        def node_alive(self, *given: Any, **more: Any) -> tuple[float, dict[str, Any]]:
+            if self.away:
+                raise UnreachableError("head: refused")
+            return super().node_alive(*given, **more)
+
+    client = Leaving("false")
+    with running(client, tmp_path, say=said.append):
+        until(lambda: len(said) == 3)
+        client.away = True
+        until(lambda: len(said) == 4)
+        client.away = False
+        until(lambda: len(said) == 5)
+    known = "node node: the daemon knows it now"
+    assert said == [
+        known,
+        "job job: attempt 1 is started",
+        "job job: attempt 1 has ended with code 1",
+        "node node: the daemon does not answer; what it started is frozen until it does: "
+        "head: refused",
+        known,
+    ]
 
 
 def test_an_agent_says_once_that_no_daemon_answers(

@@ -1,6 +1,7 @@
 """Named nodes for real: a daemon with an inventory, agents as processes, two jobs, the commands."""
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -91,6 +92,7 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     assert "0/~40" in said
     assert "it needs 2 rollout nodes (1 free) and 1 train node (0 free) of its own" in said
     assert "team math: 0.0 of 1 rollout nodes" in said
+    assert re.search("job .*team .*state", said), "there are jobs of no team, too"
     found: list[tuple[str, ...]] = []
 
     def run() -> None:
@@ -106,6 +108,21 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     thread.join(30)
     assert [sorted(nodes) for nodes in found] == [["roll-0", "roll-1"]]
     second.end()
+
+
+def test_a_promise_that_was_missed_is_said_when_the_job_is_over(daemon: Daemon) -> None:
+    job = alone(daemon, "late")
+    with job.phase("rollout"):
+        time.sleep(0.05)
+    with job.phase("train"):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    job.end()
+    broken = r"promise \(SLO 1\) missed: slowdown \d+\.\d\d"
+    assert re.fullmatch(rf"job late: ended\n{broken}\n", mux(daemon, "wait", "late"))
+    assert re.search(
+        rf"ended: late, ended after 1/50 iterations, {broken}, \d s ago", mux(daemon, "status")
+    )
 
 
 @pytest.mark.parametrize(

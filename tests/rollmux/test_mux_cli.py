@@ -52,6 +52,16 @@ def test_mistakes_are_said(args: list[str], what: str) -> None:
         call("simulate", *args)
 
 
+def test_before_any_daemon_there_is_one_clear_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no runs/mux/token: no daemon was started here .* --url"):
+        call("status")
+    with pytest.raises(ValueError, match=r"\(--token-file\): there is no mine; a daemon makes"):
+        call("status", "--token-file", "mine")
+
+
 def test_a_table_for_people() -> None:
     code, text = call("simulate", *SMALL[:-1])
     assert code == 0

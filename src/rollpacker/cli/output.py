@@ -49,9 +49,14 @@ def print_plain(text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def print_aside(text: str) -> None:
+    """Print a line as it is on standard error."""
+    errors.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def print_note(text: str) -> None:
     """Print a note on standard error."""
-    errors.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+    print_aside(f"note: {text}")
 
 
 def run_in(folder: Path) -> Path:

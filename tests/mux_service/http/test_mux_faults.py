@@ -176,7 +176,8 @@ def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     to = ["--url", f"http://127.0.0.1:{daemon.port}", "--state", str(tmp_path / "state")]
     spec = tmp_path / "job.json"
     spec.write_text('{"id": "a", "worst_rollout_s": 10, "worst_train_s": 5}')
-    assert call("submit", str(spec), *to) == (0, "job a submitted\n", "")
+    wait = f"wait for its end: rollpacker mux wait a --state {tmp_path / 'state'} --url {to[1]}"
+    assert call("submit", str(spec), *to) == (0, f"job a submitted\n{wait}\n", "")
     code, _, err = call("submit", str(spec), *to)
     assert (code, "there is a job a already" in err) == (2, True)
     assert call("status", *to)[1].count("r0 t0") == 1

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from mux_fleet import Daemon, Link
+from typer.testing import CliRunner
 
+from rollpacker.cli import app
 from rollpacker.processes.open_files import allow_files
 from rollpacker.rollmux.service.http.token_file import (
     is_authorized,
@@ -326,7 +328,18 @@ def test_tls(tmp_path: Path) -> None:
     secure.close()
     with pytest.raises(OSError, match=r".*"):
         Link(daemon.port, daemon.token).once("GET", "/v1/status")
+    status = ["mux", "status", "--url", f"http://127.0.0.1:{daemon.port}"]
+    told = CliRunner().invoke(app, [*status, "--state", str(tmp_path / "state")])
+    assert f"speaks TLS: say https://127.0.0.1:{daemon.port}, with" in str(told.exception)
     daemon.stop()
+
+
+def test_tls_where_there_is_none_is_said(daemon: Daemon) -> None:
+    status = ["mux", "status", "--url", f"https://127.0.0.1:{daemon.port}"]
+    told = CliRunner().invoke(app, [*status, "--state", str(daemon.options.state)])
+    assert isinstance(told.exception, ValueError)
+    said = f"does not speak TLS: say http://127.0.0.1:{daemon.port}, or start the daemon with"
+    assert said in str(told.exception)
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from mux_world import SHARED, TTL, World
 from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.program import JobProgram
+from rollpacker.rollmux.service.client.client import SAFE_SHARE
 from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.serve import ServeOptions
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.attempts import RunningPrograms
 from rollpacker.rollmux.service.views import views
@@ -67,6 +69,21 @@ def test_a_program_that_was_asked_to_end_has_not_failed_though_its_job_is_back(
     seen = {"job": "a", "number": 1, "code": 143, "stopped": True}
     assert [each["number"] for each in told(world, here, seen)] == [2]
     assert world.core.leased.jobs["a"].ended is None
+
+
+def test_a_dead_agents_job_goes_elsewhere_as_soon_as_the_page_says(world: World) -> None:
+    """Until it is frozen its program asks for more time, so its permit outlives its agent."""
+    here = started(world)
+    token = world.ask("a", "rollout")[1]["token"]
+    world.wait(SAFE_SHARE * TTL)
+    assert world.beat(token)[0] == 200
+    world.wait(TTL - 0.001)
+    assert (world.core.leased.state("a"), here in world.core.leased.failed) == ("failing", False)
+    world.wait(0.001)
+    assert (world.core.leased.state("a"), here in world.core.leased.failed) == ("moving", True)
+    page = (Path(__file__).parents[3] / "docs" / "mux_operate.md").read_text(encoding="utf-8")
+    leases, ttl = 1 + SAFE_SHARE, ServeOptions(state=Path()).ttl
+    assert f"after up to {leases:g} ({leases * ttl:g} s) where only the agent is gone" in page
 
 
 def test_a_node_is_not_removed_before_its_programs_have_ended(world: World) -> None:

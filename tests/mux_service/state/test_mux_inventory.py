@@ -12,7 +12,9 @@ from mux_world import SHARED, TTL, World
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.check import check_lines
+from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
 from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.store.store import StoreError
 from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.service.views.history import event_log
 
@@ -145,6 +147,7 @@ def test_drain_uncordon_and_remove(world: World) -> None:
     world.run("a", "rollout", takes=5.0)
     world.restart()
     assert node not in views.job(world.core, "a")["rollout_nodes"]
+    assert views.node(world.core, node).get("status") == "drained"
     assert world.post(node_commands.node_opened, node)[1]["status"] == "open"
     assert world.post(node_commands.node_removed, node)[0] == 200
     assert world.post(node_commands.node_removed, node)[0] == 404
@@ -254,3 +257,17 @@ def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
     assert (status, told["code"]) == (409, "cloud")
     assert json.loads(json.dumps(views.status(world.core)))["named"] is False
     world.store.close()
+
+
+def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
+    made = InventoryFile(teams=(Team(name="math", rollout=1, train=1), Team(name="code")))
+    settings = made.settings(SHARED)
+    World(tmp_path, settings).store.close()
+    teams = (Team(name="math", rollout=2, train=1), Team(name="vision"))
+    with pytest.raises(StoreError) as refused:
+        World(tmp_path, replace(settings, teams=teams, elastic=True))
+    math = 'team math is {"rollout":1.0,"train":1.0} there, {"rollout":2,"train":1} here'
+    code = 'team code is {"rollout":0.0,"train":0.0} there, not here'
+    vision = 'team vision is not there, {"rollout":0.0,"train":0.0} here'
+    said = f"settings: elastic is false there, true here; {math}; {code}; {vision}; start with"
+    assert said in str(refused.value)

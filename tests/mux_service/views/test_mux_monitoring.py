@@ -25,7 +25,7 @@ SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 1.0, "iterations"
 STATES = {"queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"}
 KNOWN = {
     "state": STATES | {"kept", "near", "behind", "missed"} | {"free", "held", "reserved", "failed"},
-    "status": {"open", "cordoned", "draining", "set_aside", "down"},
+    "status": {"open", "cordoned", "draining", "drained", "set_aside", "down"},
     "outcome": {"done", "lost"},
     "phase": {"rollout", "train"},
 }

@@ -7,13 +7,14 @@ import shlex
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rollpacker.cli.mux.daemon import URL, Cafile, Url
-from rollpacker.cli.output import print_note
+from rollpacker.cli.output import print_aside, print_note
 
 if TYPE_CHECKING:
     from rollpacker.rollmux.model.inventory import Machine
@@ -75,9 +76,14 @@ def agent(
         if programs is None
         else node_programs(programs, url, token_file, cafile, name),
         identity=identity(programs),
-        say=print_note,
+        say=_log,
     )
     _report(reporter, name)
+
+
+def _log(text: str) -> None:
+    with suppress(OSError):  # a full disk is no reason to give the node up
+        print_aside(text)
 
 
 def _report(reporter: NodeAgent, name: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -51,7 +53,21 @@ class Daemon:
         from rollpacker.rollmux.service.client.link import DaemonLink
 
         file = token_file or state / "token"
+        if token_file is None and not os.path.exists(file):
+            raise ValueError(
+                f"there is no {file}: no daemon was started here with --state {state} (rollpacker "
+                "mux serve); for one elsewhere say --url, --token-file and, with TLS, --cafile"
+            )
         self._link = DaemonLink(url, file, cafile=cafile, patience_s=_PATIENCE_S)
+        options = {"--state": state, "--token-file": token_file, "--cafile": cafile, "--url": url}
+        usual = {STATE, None, URL}
+        self._options = [
+            f"{word}" for pair in options.items() if pair[1] not in usual for word in pair
+        ]
+
+    def command(self, *words: str) -> str:
+        """``rollpacker mux WORDS`` to this daemon, to be copied into a shell."""
+        return shlex.join(("rollpacker", "mux", *words, *self._options))
 
     def get(self, path: str) -> dict[str, Any]:
         """What there is."""
@@ -64,13 +80,19 @@ class Daemon:
         return self._call("POST", path, body, key or new_key())
 
     def _call(self, *request: Any) -> dict[str, Any]:
-        from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+        from rollpacker.rollmux.service.client.link import (
+            MuxError,
+            UnreachableError,
+            WrongSchemeError,
+        )
 
         try:
             return self._link.call(*request)[1]
         except MuxError as error:
             kind = ValueError if error.status < 500 else RuntimeError
             raise kind(f"{self._link.address}: {error}") from error
+        except WrongSchemeError as error:
+            raise ValueError(str(error)) from error
         except UnreachableError as error:
             text = f"no daemon answers: {error}; start one: rollpacker mux serve"
             raise RuntimeError(text) from error

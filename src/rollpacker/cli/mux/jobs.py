@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from rollpacker.cli.mux.daemon import Daemon, of_daemon
+from rollpacker.cli.mux.words import missed
 from rollpacker.cli.output import Json, print_found, print_note
 from rollpacker.terminal import coloured
 
@@ -46,8 +47,10 @@ def submit(
     from rollpacker.rollmux.service.job.submission import read_submission
 
     found = _submitted(daemon, read_submission(spec), key)
-    waits = ", waits for nodes: rollpacker mux status" if found["state"] == "queued" else ""
-    print_found(found, as_json, f"job {found['id']} submitted{waits}")
+    queued = found["state"] == "queued"
+    waits = f", waits for nodes: {daemon.command('status')}" if queued else ""
+    over = daemon.command("wait", found["id"])
+    print_found(found, as_json, f"job {found['id']} submitted{waits}\nwait for its end: {over}")
     with suppress(ValueError, RuntimeError):  # the job is in, whatever happens to the note
         _note_no_guarantee(daemon, found["id"])
 
@@ -111,10 +114,14 @@ def wait(
     """
     while _goes_on(found := daemon.get(f"/v1/jobs/{_quoted(job)}")):
         time.sleep(_LOOK_S)
+    if later := _later(daemon, found):
+        goes_on = daemon.command("wait", later)
+        print_note(f"{job} is over, and its run goes on as {later}: {goes_on}")
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
-    failed = f"; what it printed: rollpacker mux logs {job}" if outcome == "failed" else ""
-    print_found(found, as_json, f"job {job}: {outcome}{failed}")
+    failed = f"; what it printed: {daemon.command('logs', job)}" if outcome == "failed" else ""
+    broken = f"\n{text}" if (text := missed(found)) else ""
+    print_found(found, as_json, f"job {job}: {outcome}{failed}{broken}")
     if program is not None and outcome != "done":
         codes: list[Any] = [each["code"] for each in program["attempts"] if each["code"]]
         raise typer.Exit(codes[-1] if codes else 1)
@@ -154,6 +161,13 @@ def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[st
         if first is not None:
             # Whatever its length is, the daemon takes this one.
             key = hashlib.blake2b(f"{first} {number}".encode(), digest_size=16).hexdigest()
+
+
+def _later(daemon: Daemon, job: dict[str, Any]) -> str | None:
+    """The live job under which a run goes on whose job this was; None without one."""
+    owner = job["spec"]["owner"]
+    live = daemon.get("/v1/status")["jobs"] if owner else []
+    return next((each["id"] for each in live if each["spec"]["owner"] == owner), None)
 
 
 def _note_no_guarantee(daemon: Daemon, job: str) -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from rollpacker.cli.mux.daemon import Daemon, of_daemon
+from rollpacker.cli.mux.words import duration
 from rollpacker.cli.output import Json, console, print_found, print_json
 
 node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)
@@ -40,7 +41,7 @@ def list_nodes(
         heard = node["reported_s"]
         view.add_row(
             *(node["name"], node["pool"], node["state"], status + why, jobs),
-            *(machine.get("rack", ""), "none" if heard is None else f"{heard:.0f} s ago"),
+            *(machine.get("rack", ""), "none" if heard is None else f"{duration(heard)} ago"),
         )
     console.print(view)
 

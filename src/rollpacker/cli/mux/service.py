@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from rollpacker.cli.mux.daemon import STATE, Daemon, State, TokenFile, of_daemon
+from rollpacker.cli.mux.words import duration, missed
 from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
 
 _LOOKS, _LOOK_S = 4, 0.2
@@ -101,10 +102,13 @@ def status(
     if as_json:
         print_json(found)
         return
-    view = Table("job", "state", "group", "nodes", "done", "promise (SLO)")
+    teams = len(found["teams"]) > 1
+    columns = ("state", "group", "nodes", "done", "promise (SLO)")
+    view = Table("job", *(("team",) if teams else ()), *columns)
     for job in found["jobs"]:
         view.add_row(
             job["id"],
+            *((job["spec"]["team"],) if teams else ()),
             _state(job),
             "" if job["group"] is None else f"{job['group']}",
             " ".join((*job["rollout_nodes"], *job["train_nodes"])),
@@ -149,8 +153,9 @@ def _end(job: dict[str, Any], now: float) -> str:
     attempts = (job["program"] or {"attempts": []})["attempts"]
     code = attempts[-1]["code"] if attempts else None
     left = f" (exit code {code})" if job["outcome"] == "failed" and code else ""
-    ago = _time(max(now - job["ended_s"], 0.0))
-    return f"{job['id']}, {job['outcome']}{left} after {_done(job)} iterations, {ago} ago"
+    broken = f", {text}" if (text := missed(job)) else ""
+    ago = duration(max(now - job["ended_s"], 0.0))
+    return f"{job['id']}, {job['outcome']}{left} after {_done(job)} iterations{broken}, {ago} ago"
 
 
 def _not_started(job: dict[str, Any]) -> bool:
@@ -182,18 +187,12 @@ def _start(queue: dict[str, Any]) -> str:
     """When, and between when and when chance may have it."""
     if queue["starts_in_s"] is None:
         return "not known when"
-    when = f"starts in about {_time(queue['starts_in_s'])}"
+    when = f"starts in about {duration(queue['starts_in_s'])}"
     if queue["starts_between_s"] is None:
         return when
     least, most = queue["starts_between_s"]
-    first, last = _time(least), "never" if most is None else _time(most)
+    first, last = duration(least), "never" if most is None else duration(most)
     return when if first == last else f"{when} ({first} to {last})"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 7200.0:
-        return f"{max(seconds / 60, 1.0):.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _team(team: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ class NodeAgent:
         programs: of jobs; None starts none here.
         identity: by which the daemon knows this agent from another one of the same name; empty
             for one that cannot be known.
-        say: tells people what they have to do, once.
+        say: tells people what happens here, and once what they have to do.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class NodeAgent:
         self._printing = None if programs is None else Printing(client, programs)
         self._identity = identity
         self._say = say
-        self._said = ""
-        """What kind of trouble people were told of last."""
+        self._said = "new"
+        """What kind of trouble people were told of last, or that it is not known yet."""
+        self._over = set[AttemptName]()
+        """Attempts here of which people were told that they have ended."""
         self._ttl_s: float | None = None
         """Of the daemon's leases; None while it does not count on this node."""
         self._check = _Check(healthy)
@@ -98,7 +100,6 @@ class NodeAgent:
                 return problem
             try:
                 pause = self._beat()
-                self._well()
             except MuxError as error:
                 if error.status == _GONE:
                     if self._rejoined():
@@ -112,7 +113,7 @@ class NodeAgent:
                     raise
                 pause = self._not_in_use(error)
             except UnreachableError as error:
-                self._tell("away", f"waiting for the daemon (--url) until it answers: {error}")
+                self._away(error)
                 continue
             self.stop.wait(pause)
         return None
@@ -121,6 +122,13 @@ class NodeAgent:
         if trouble != self._said:
             self._said = trouble
             self._say(text)
+
+    def _away(self, error: UnreachableError) -> None:
+        if self._ttl_s is None:
+            self._tell("away", f"waiting for the daemon (--url) until it answers: {error}")
+        else:
+            ours = "" if self._programs is None else "; what it started is frozen until it does"
+            self._tell("away", f"node {self._node}: the daemon does not answer{ours}: {error}")
 
     def _well(self) -> None:
         if self._said:
@@ -132,6 +140,7 @@ class NodeAgent:
         if self._joins and self._machine is not None:
             self._ttl_s = self._register(self._machine)
             self._joins = False
+            self._well()
             return 0.0
         # Before the first answer the daemon does not count on this node: no hurry.
         told = None if self._programs is None else self._attempts(self._programs)
@@ -139,12 +148,14 @@ class NodeAgent:
             self._node, told, agent=self._identity, patience_s=self._ttl_s or _FIRST_S
         )
         self._ttl_s = ttl_s = answer["ttl_s"]
+        self._well()
         if self._programs is None:
             return ttl_s / 3
         if time.monotonic() >= sent + SAFE_SHARE * ttl_s:
             return 0.0  # it stood still since: what was wanted then may be elsewhere by now
         assert "attempts" in answer
-        self._programs.settle(answer["attempts"])
+        for name in self._programs.settle(answer["attempts"]):
+            self._say(f"job {name.job}: attempt {name.number} is started")
         # Only now: what is not wanted any more does not go on.
         self._programs.renew(sent + SAFE_SHARE * ttl_s)
         return min(ttl_s / 3, _REPORT_S)
@@ -169,11 +180,19 @@ class NodeAgent:
         found = programs.seen()
         names = [AttemptName(each["job"], each["number"]) for each in found]
         self._printing.follow(set(names))
+        self._tell_ends(names, found)
         told: list[Mapping[str, Any]] = []
         for name, each in zip(names, found, strict=True):
             over = each["code"] is None or self._printing.sent(name)
             told.append(each if over else {**each, "code": None})
         return told
+
+    def _tell_ends(self, names: Sequence[AttemptName], found: Sequence[dict[str, Any]]) -> None:
+        over = {name: each["code"] for name, each in zip(names, found, strict=True)}
+        over = {name: code for name, code in over.items() if code is not None}
+        for name in over.keys() - self._over:
+            self._say(f"job {name.job}: attempt {name.number} has ended with code {over[name]}")
+        self._over = {*over}
 
     def _not_in_use(self, why: MuxError) -> float:
         """Not yet, given back, or removed: nobody counts on the node."""

@@ -69,8 +69,10 @@ class NodePrograms:
             found.append(told | {"code": self._code(name)})
         return found
 
-    def settle(self, wanted: Sequence[Mapping[str, Any]]) -> None:
-        """Start what is new, ask what is to stop to end, and end and forget what nobody wants."""
+    def settle(self, wanted: Sequence[Mapping[str, Any]]) -> list[AttemptName]:
+        """Start what is new, ask what is to stop to end, and end and forget what nobody wants.
+
+        Returns those that it started."""
         told = {AttemptName(each["job"], each["number"]): each for each in wanted}
         here = self._names()
         for name in here:
@@ -83,9 +85,12 @@ class NodePrograms:
                 (self.folder(name) / "stop").touch()
         # Of one job an attempt at a time: the one before may take a moment to go.
         left = {name.job for name in self._names() if name not in told}
+        started = list[AttemptName]()
         for name, each in told.items():
             if not each["stop"] and name.job not in left and self._waits(name):
                 self._start(name, load(each["program"], JobProgram), each)
+                started.append(name)
+        return started
 
     def stop_all(self) -> None:
         """Kill everything at once: the node is not ours any more."""

@@ -3,7 +3,8 @@
 Nothing here knows the daemon's inside.
 """
 
-from rollpacker.rollmux.service.client.client import MuxClient
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.client.phase import Phases
+from rollpacker.rollmux.service.client.phase_lease import StateLostError
 
-__all__ = ["MuxClient", "Phases"]
+__all__ = ["LeaseLostError", "MuxClient", "Phases", "StateLostError"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import threading
 import time
@@ -26,6 +27,9 @@ _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
 """The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""What OpenSSL calls an answer that is none of TLS."""
+_HTTP, _PROBE_S = 80, 2.0
 _KEPT_S = 60.0
 """Of a connection between two requests: less than the daemon has patience."""
 
@@ -42,6 +46,10 @@ class MuxError(RuntimeError):
 
 class UnreachableError(ConnectionError):
     """No answer came in time; what was asked for may or may not have happened."""
+
+
+class WrongSchemeError(UnreachableError):
+    """Somebody answers at the address, but TLS where http:// was said, or none at https://."""
 
 
 def new_key() -> str:
@@ -81,6 +89,8 @@ class DaemonLink:
         self._host, self._port = parts.hostname, parts.port
         self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
+        self._answered = False
+        """Whether it has ever: then the address is right."""
         self._kept: tuple[http.client.HTTPConnection, float] | None = None
         """A connection for the next request, and until when it is good."""
         self._lock = threading.Lock()
@@ -119,8 +129,9 @@ class DaemonLink:
                     f"{error.verify_message}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                problem = f"{type(error).__name__}: {error}{self._hint(error)}"
+                last, problem = error, f"{type(error).__name__}: {error}"
             else:
+                self._answered = True
                 if status < 300:
                     return sent, answer
                 if status == _UNAUTHORIZED:
@@ -128,16 +139,32 @@ class DaemonLink:
                     raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
                 if status not in _AGAIN:
                     raise MuxError(status, answer)
-                problem = str(MuxError(status, answer))
+                last, problem = None, str(MuxError(status, answer))
             if time.monotonic() + pause >= give_up:
+                if other := self._other_scheme(last):
+                    raise WrongSchemeError(other)
                 raise UnreachableError(f"{self.address}{path}: {problem}")
             time.sleep(pause)
             pause = min(longest, 2 * pause)
 
-    def _hint(self, error: Exception) -> str:
-        plain = self._connect is http.client.HTTPConnection
+    def _other_scheme(self, error: Exception | None) -> str:
+        """What to say where the address begins with the wrong one of http:// and https://."""
+        if self._answered:
+            return ""
+        where = f"mux.url (--url) {self.address}: what answers there"
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            return (
+                f"{where} does not speak TLS: say http://{self.address}, or start the daemon with "
+                "--tls-cert and --tls-key"
+            )
         hangs_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
-        return "; should the address begin with https://?" if plain and hangs_up else ""
+        plain = self._connect is http.client.HTTPConnection
+        if plain and hangs_up and _speaks_tls(self._host, self._port or _HTTP):
+            return (
+                f"{where} speaks TLS: say https://{self.address}, with its certificate as "
+                "mux.cafile (--cafile)"
+            )
+        return ""
 
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float
@@ -195,9 +222,25 @@ def _parse(data: bytes) -> dict[str, Any]:
     return answer
 
 
+def _speaks_tls(host: str, port: int) -> bool:
+    """Whether a handshake comes about there, with whomever: nothing is sent."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), _PROBE_S) as way, anybody.wrap_socket(way):
+            return True
+    except OSError:
+        return False
+
+
 def _token(path: str | Path) -> bytes:
     try:
         return read_token(Path(path))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"mux.token_file (--token-file): there is no {path}; a daemon makes its operator's "
+            "token in its folder (--state) at its first start"
+        ) from error
     except (OSError, ValueError) as error:
         raise ValueError(f"mux.token_file (--token-file): {error}") from error
 

@@ -42,7 +42,7 @@ def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outco
         slot = core.leased.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
-    told = answers.Registered(status=slot.status, ttl_s=core.ttl)
+    told = answers.Registered(status=core.leased.status(machine.name), ttl_s=core.ttl)
     note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
     return recorded(core, request, note, lambda: told)
 
@@ -100,7 +100,7 @@ def node_removed(core: TransactionLog, request: Post, node: str) -> Outcome:
 def _on(core: TransactionLog, node: str) -> answers.NodeChanged:
     held = core.leased.scheduler.cluster.nodes.get(node)
     jobs = [] if held is None else sorted(held.pins)
-    return {"node": node, "status": core.leased.slots[node].status, "jobs": jobs}
+    return {"node": node, "status": core.leased.status(node), "jobs": jobs}
 
 
 def _named(core: TransactionLog, node: str) -> Slot:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import yaml
+from pydantic import Field, create_model
 
-from rollpacker.config import RunConfig
+from rollpacker.config import Config, RunConfig, parse_as
 from rollpacker.config import load as load_run
 from rollpacker.config.places import only_here
 from rollpacker.core.codec import plain
 from rollpacker.data.files import is_pattern, kind_of
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.job.joining import job_id, job_spec
 
@@ -23,7 +26,7 @@ _MEMBER = (
 )
 """What runs on the nodes where the driver is not."""
 _OF_A_RUN = {"model", "data"}
-"""Keys that every run's configuration has, and no specification."""
+"""Keys of every run's configuration, and of no specification."""
 
 
 def read_submission(path: Path) -> dict[str, Any]:
@@ -39,11 +42,26 @@ def read_submission(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected keys and values, found {type(found).__name__}")
     found = cast(dict[str, Any], found)
-    if found.keys() >= _OF_A_RUN:
+    if found.keys() & _OF_A_RUN:
         return _of_run(path, load_run(path))
     if isinstance(program := found.get("program"), dict):
         found["program"] = _program(path, cast(dict[str, Any], program))
+    parse_as(_SPECIFICATION, found, f"{path}")
     return found
+
+
+def _tree(kind: type[Any], **more: Any) -> type[Config]:
+    """What a dataclass holds as a configuration, whose mistakes are said with what was meant."""
+    hints, keys = get_type_hints(kind), dict[str, Any]()
+    for each in fields(kind):
+        default: Any = ... if each.default is MISSING else each.default
+        if each.default_factory is not MISSING:
+            default = Field(default_factory=each.default_factory)
+        keys[each.name] = (hints[each.name], default)
+    return create_model(kind.__name__, __base__=Config, **keys, **more)
+
+
+_SPECIFICATION = _tree(JobSpec, program=(_tree(JobProgram) | None, None))
 
 
 def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:

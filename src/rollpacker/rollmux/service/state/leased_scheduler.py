@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import Literal
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.inventory import Fixed, Slot
+from rollpacker.rollmux.model.inventory import Fixed, Slot, Status
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
@@ -97,6 +98,12 @@ class LeasedScheduler:
         """Nodes by name, used or not; none of a cloud."""
         inventory = self.scheduler.cluster.inventory
         return inventory.slots if isinstance(inventory, Fixed) else {}
+
+    def status(self, node: str) -> Status | Literal["drained"]:
+        """Of a named node: a draining one is drained when no job and no program is on it."""
+        slot = self.slots[node]
+        on_it = slot.used or self.programs.on(node)
+        return "drained" if slot.status == "draining" and not on_it else slot.status
 
     def renew(self, now: float) -> None:
         """Every lease and every agent has its full time again: the daemon was not there."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
 
 from rollpacker import __version__
-from rollpacker.core.codec import dumps, load, loads
+from rollpacker.core.codec import dumps, load, loads, plain
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.seat import NEVER
@@ -299,7 +299,27 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
     settings = load(loads(saved["settings"]), Settings)
     if wanted is not None and wanted != settings:
         raise StoreError(
-            "the database was made with other scheduler settings; start without any, or drain "
-            "and begin a new state folder"
+            "the database was made with other scheduler settings: "
+            f"{'; '.join(_differences(settings, wanted))}; start with its own (without --inventory "
+            "and --settings), or drain and begin a new state folder"
         )
     return settings, saved
+
+
+def _differences(stored: Settings, wanted: Settings) -> Iterator[str]:
+    """What is otherwise in the database, a key or a team each."""
+    old, new = _by_key(stored), _by_key(wanted)
+    for key in dict.fromkeys((*old, *new)):
+        if old.get(key) != new.get(key):
+            there, here = (
+                dumps(each[key]).decode() if key in each else "not" for each in (old, new)
+            )
+            yield f"{key} is {there} there, {here} here"
+    if old == new:
+        yield "teams have another order"
+
+
+def _by_key(settings: Settings) -> dict[str, Any]:
+    keys = plain(settings)
+    teams = {f"team {team.pop('name')}": team for team in keys.pop("teams")}
+    return keys | teams

@@ -169,7 +169,7 @@ def _by_node(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     ages = {k: n["reported_s"] for k, n in by_name.items() if n["reported_s"] is not None}
     yield _gauge("node_report_age_seconds", "Since a node's agent reported.", labels, ages)
     statuses = {(*key, n["status"]): 1.0 for key, n in by_name.items()}
-    text = "1 for what a node is: open, cordoned, draining, set_aside or down."
+    text = "1 for what a node is: open, cordoned, draining, drained, set_aside or down."
     yield _gauge("node_status", text, (*labels, "status"), statuses)
 
 

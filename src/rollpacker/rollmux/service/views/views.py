@@ -342,7 +342,7 @@ def _node(core: TransactionLog, name: str) -> answers.NodeView:
     }
     if slot is not None:
         machine = plain(slot.machine)
-        told.update({"status": slot.status, "why": slot.why, "machine": machine})
+        told.update({"status": leased.status(name), "why": slot.why, "machine": machine})
     return told
 
 

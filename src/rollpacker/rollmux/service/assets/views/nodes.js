@@ -3,7 +3,9 @@
 import { at, bar, differs, fill, keyed, make, tiles } from "./dom.js";
 import { colour, jobLink, nodeLink, seconds, spaced } from "./format.js";
 
-const STATUS = { open: "good", cordoned: "warn", draining: "warn", set_aside: "bad", down: "bad" };
+const STATUS = {
+  open: "good", cordoned: "warn", draining: "warn", drained: "warn", set_aside: "bad", down: "bad",
+};
 const WORDS = { set_aside: "set aside" };
 const POOL_TITLES = { rollout: "Rollout nodes", train: "Training nodes" };
 

@@ -16,15 +16,11 @@ HEAD = """# Adapters
 `rollpacker train` makes plain LoRA on all linear layers (`model.lora_rank`, `model.lora_alpha`),
 in a mixture of experts on neither routers nor feed-forward layers. Other kinds of
 [peft](https://huggingface.co/docs/peft) come with [TRL's trainer](trl.md), as its `peft_config` or
-on the model it is given. This page says which.
+on the model it is given.
 
 Engines decode from plain weights: before each rollout peft's own code merges adapters, module by
-module, into copies in float32. These copies are a second set of the adapted matrices in memory;
-the trained weights are not touched.
-
-What cannot be merged is refused in one line: by its kind and its options before a model is loaded,
-and by a trial of each adapted module before anything is sampled. A kind that is not listed is
-refused too.
+module, into copies in float32, a second set of the adapted matrices in memory. What cannot be
+merged, or is not listed here, is refused before anything is sampled.
 
 *Difference* is the largest of one token's log-probability, in nats, between what the built-in
 engine sampled with and the adapted model in training mode without dropout (float32, on a CPU; all

@@ -49,9 +49,8 @@ SAME = {"eval.data": "The keys of [`data`](#data), all *free* on resume."}
 
 SIMULATION_HEAD = """# Keys of simulations
 
-What [`rollpacker simulate`](simulator.md) reads: a simulation file, and the calibration file
-(costs) that it names. `examples/simulate` holds complete ones. The file that a run's
-[`devices.emulate`](emulation.md) names is at the end.
+What [`rollpacker simulate`](simulator.md) reads: a simulation file (`examples/simulate`), and the
+calibration file (costs) that it names. That of [`devices.emulate`](emulation.md) is at the end.
 
 ```text
 calibration: paper-14b-16k      # built in, or a file

@@ -14,9 +14,8 @@ TARGET = Path(__file__).parent / "models.md"
 HEAD = """# Models
 
 `model.path` takes a causal language model of transformers: dense, with sliding windows, with
-experts, with convolutions or recurrences between attention. Before a run begins the trainer
-compares a few short sequences, each alone by the model's own forward and all in one micro-batch,
-and takes the first layout that agrees and in which no sequence changes another:
+experts, with convolutions or recurrences between attention. Before a run begins the trainer takes
+the first layout in which a few short sequences give what each gives alone:
 
 | layout | what it is | prompts shared |
 |---|---|---|

@@ -97,7 +97,7 @@ dist: $(VENV)/.installed-build  ## build sdist and wheel into dist/; .ci/wheel.p
 	@$(BIN)/python -m build
 
 clean:  ## remove .venv, caches and built documentation; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) $(VERL) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One that is named and is not the one that .venv is of makes .venv anew.

@@ -81,6 +81,37 @@ def test_a_job_that_memory_keeps_out_is_told_so(world: World) -> None:
     assert "(no train node in use is open to it)" in queue["reason"]
 
 
+def test_nodes_that_a_job_would_not_have_to_share_are_not_in_its_way(tmp_path: Path) -> None:
+    nodes = [Machine(name=f"roll-{n}", pool="rollout", memory_gb=100.0) for n in range(2)]
+    world = World(tmp_path, NAMED, [*nodes, Machine(name="train-0", pool="train")])
+    alone(world, "a", rollout_memory_gb=90.0)
+    alone(world, "b", rollout_memory_gb=20.0)
+    assert (
+        "(one of them might not keep its promise" in views.job(world.core, "b")["queue"]["reason"]
+    )
+    world.core.close()
+
+
+def test_all_nodes_of_a_gang_need_memory(tmp_path: Path) -> None:
+    nodes = [
+        Machine(name=f"{pool}-{n}", pool=pool, memory_gb=100.0)
+        for pool in ("rollout", "train")
+        for n in range(2)
+    ]
+    world = World(tmp_path, NAMED, nodes)
+    small = {"rollout_memory_gb": 10.0}
+    world.submit("a", train_memory_gb=90.0, **small)
+    world.submit("b", train_memory_gb=50.0, **small)
+    gang = {"rollout_nodes": 2, "train_nodes": 2, **small}
+    world.submit("c", train_memory_gb=20.0, **gang)
+    reason = views.job(world.core, "c")["queue"]["reason"]
+    assert "(20 GB of a train node's memory, at most 10 GB are left on 2 of them)" in reason
+    world.post(node_commands.node_closed, "train-1", {"status": "cordoned", "reason": ""})
+    reason = views.job(world.core, "c")["queue"]["reason"]
+    assert "(only 1 train node in use is open to it)" in reason
+    world.core.close()
+
+
 def test_waiting_does_not_count_but_by_option(world: World) -> None:
     alone(world, "a")
     alone(world, "b")

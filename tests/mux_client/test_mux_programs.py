@@ -186,9 +186,12 @@ def test_a_program_that_fails_starts_again_so_often(cluster: Cluster) -> None:
 
 
 def test_a_program_without_nodes_is_starting_until_its_first_phase(cluster: Cluster) -> None:
-    cluster.submit("slow", "sh", "-c", "echo up; exec sleep 600")
-    until(lambda: cluster.printed("slow", "up"))
+    cluster.submit("slow", "sleep", "600")
+    until(lambda: cluster.program("slow")["attempts"])
     assert re.search("slow .*starting", cluster.mux("status"))
+    words = ["logs", "slow", "--url", cluster.daemon.url, "--state", str(cluster.folder)]
+    quiet = CliRunner().invoke(app, ["mux", *words])
+    assert (quiet.stdout, quiet.stderr) == ("", "note: attempt 1 has printed nothing yet\n")
     with Phases(cluster.daemon.client(), "slow").phase("rollout"):
         pass
     assert re.search("slow .*at work on", cluster.mux("status"))

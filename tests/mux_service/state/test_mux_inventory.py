@@ -293,7 +293,9 @@ def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
 def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
     made = InventoryFile(teams=(Team(name="math", rollout=1, train=1), Team(name="code")))
     settings = made.settings(SHARED)
-    World(tmp_path, settings).store.close()
+    for folder in (tmp_path, turned := tmp_path / "turned"):
+        folder.mkdir(exist_ok=True)
+        World(folder, settings).store.close()
     teams = (Team(name="math", rollout=2, train=1), Team(name="vision"))
     with pytest.raises(StoreError) as refused:
         World(tmp_path, replace(settings, teams=teams, elastic=True))
@@ -302,3 +304,5 @@ def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
     vision = 'team vision is not there, {"rollout":0.0,"train":0.0} here'
     said = f"settings: elastic is false there, true here; {math}; {code}; {vision}; start with"
     assert said in str(refused.value)
+    with pytest.raises(StoreError, match="settings: teams have another order; start with"):
+        World(turned, replace(settings, teams=settings.teams[::-1]))

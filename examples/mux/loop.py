@@ -37,7 +37,7 @@ def main() -> None:
                 time.sleep(given.seconds)
                 mux.check()  # a safe point: what follows is not to happen twice
                 if phase == "train":
-                    given.kept.write_text(f"{done + 1}")
+                    keep(given.kept, done + 1)
         except LeaseLostError as error:  # others may have the nodes: the same phase again
             print(f"iteration {done}: {error}")
         except StateLostError as error:  # a node has failed: back to what was kept
@@ -45,6 +45,12 @@ def main() -> None:
             done = load(given.kept)
         else:
             done += phase == "train"
+
+
+def keep(kept: Path, done: int) -> None:
+    new = kept.with_name(f"{kept.name}.new")
+    new.write_text(f"{done}")
+    new.replace(kept)  # at once: a signal in between must not leave an empty file
 
 
 def load(kept: Path) -> int:

@@ -26,9 +26,13 @@ def entries(folder: Path) -> list[str]:
 
 
 def test_the_checkpoint_is_made_once_and_found_again(tmp_path):
-    steps: list[int] = []
-    first = warm_start(tmp_path, 0, lambda done, total, loss: steps.append(done), SHORT)
-    assert steps == [1, 2, 3, 4, 5, 6]
+    seen: list[tuple[int, int]] = []
+    torch.set_num_threads(2)
+    first = warm_start(
+        tmp_path, 0, lambda done, *_: seen.append((done, torch.get_num_threads())), SHORT
+    )
+    assert seen == [(step, 1) for step in (1, 2, 3, 4, 5, 6)], "of one thread each"
+    assert torch.get_num_threads() == 2
     assert warm_start(tmp_path, 0, lambda *_: pytest.fail("trained again"), SHORT) == first
     assert entries(tmp_path) == [first.name]
     assert AutoTokenizer.from_pretrained(first).eos_token_id == EOS_ID

@@ -77,7 +77,15 @@ def test_a_run_without_its_data_is_refused_before_nodes_wait_for_it(
     file.write_text(yaml.safe_dump(run | {"model": {"path": "./no-model"}}))
     with pytest.raises(ValueError, match=r"model.path: there is no './no-model'"):
         read_submission(file)
-    for path in ("org/name", "rg:gcd", "tasks.py:rows", "part-*.jsonl"):
+    # The last ones may be there on the nodes alone.
+    for path in (
+        "org/name",
+        "rg:gcd",
+        "tasks.py:rows",
+        "part-*.jsonl",
+        "/local/d.jsonl",
+        "~/d.csv",
+    ):
         file.write_text(yaml.safe_dump(run | {"data": {"path": path}}))
         assert read_submission(file)["team"] == "math"
 
@@ -170,8 +178,9 @@ def test_the_loop_goes_on_after_a_failed_node_and_in_the_middle_of_an_iteration(
         pass
     words = [sys.executable, str(FOLDER / "loop.py"), "--job", "half-done", "--kept", str(kept)]
     words += ["--mux", daemon.url, str(daemon.token_file), "", "--seconds", "0"]
+    os.link(kept, before := tmp_path / "before")
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    assert kept.read_text() == "5"
+    assert (before.read_text(), kept.read_text()) == ("2", "5"), "never half written"
     assert daemon.finished("half-done")[:2] == ["rollout", "train"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from mux_real_daemon import COMMAND, Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
+from rollpacker.cli.mux import jobs
 from rollpacker.core.codec import plain
 from rollpacker.rollmux.service.client.link import MuxError
 from rollpacker.rollmux.service.client.phase import Phases
@@ -125,6 +127,17 @@ def test_a_promise_that_was_missed_is_said_when_the_job_is_over(daemon: Daemon) 
     )
 
 
+def test_how_a_job_ended_is_said_though_nobody_answers_any_more(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise RuntimeError
+
+    alone(daemon, "owned", owner="me").end()
+    monkeypatch.setattr(jobs, "_later", away)
+    assert mux(daemon, "wait", "owned").startswith("job owned: ended\n")
+
+
 @pytest.mark.parametrize(
     ("team", "note"),
     [
@@ -164,15 +177,17 @@ def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None
     joined = agent(daemon, "roll-9", "--pool", "rollout", "--rack", "b", "--label", "gpu=h20")
     until(daemon, "roll-9", status="open", agent=True)
     assert daemon.client().node("roll-9")["machine"]["labels"] == {"gpu": "h20"}
-    for node in ("roll-0", "roll-1"):
-        assert "cordoned" in mux(daemon, "node", "cordon", node, "--reason", "slow link")
+    for node in ("roll-1", "roll-0"):
+        said = mux(daemon, "node", "cordon", node, "--reason", "slow link")
+        assert said.startswith(f"node {node}: cordoned; to use it again: rollpacker mux node unc")
     job = alone(daemon, "picky", rollout_labels={"gpu": "h20"})
     with job.phase("rollout") as permit:
         assert permit is not None
         assert permit.nodes == ("roll-9",)
     job.end()
     job = alone(daemon, "moving")
-    assert mux(daemon, "node", "uncordon", "roll-0") == "node roll-0: open\n"
+    told = shlex.split(said.partition("again: rollpacker ")[2])
+    assert CliRunner().invoke(app, told).stdout == "node roll-0: open\n"
     # It goes at once: it is between two iterations.
     assert json.loads(mux(daemon, "node", "drain", "roll-9", "--json"))["jobs"] == ["moving"]
     with job.phase("rollout") as permit:

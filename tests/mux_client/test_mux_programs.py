@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.cli.mux import jobs
+from rollpacker.rollmux.service.client import Phases
 from rollpacker.rollmux.service.client.link import MuxError
 
 INVENTORY = """
@@ -182,6 +183,19 @@ def test_a_program_that_fails_starts_again_so_often(cluster: Cluster) -> None:
     said = cluster.mux("status")
     for how in ("shaky, done", "broken, failed (exit code 3)", "absent, failed (exit code 127)"):
         assert re.search(rf"ended: {re.escape(how)} after 0 iterations, \d+ s ago\n", said)
+
+
+def test_a_program_without_nodes_is_starting_until_its_first_phase(cluster: Cluster) -> None:
+    cluster.submit("slow", "sleep", "600")
+    until(lambda: cluster.program("slow")["attempts"])
+    assert re.search("slow .*starting", cluster.mux("status"))
+    words = ["logs", "slow", "--url", cluster.daemon.url, "--state", str(cluster.folder)]
+    quiet = CliRunner().invoke(app, ["mux", *words])
+    assert (quiet.stdout, quiet.stderr) == ("", "note: attempt 1 has printed nothing yet\n")
+    with Phases(cluster.daemon.client(), "slow").phase("rollout"):
+        pass
+    assert re.search("slow .*at work on", cluster.mux("status"))
+    cluster.ends("slow")
 
 
 def test_the_program_of_a_job_that_is_ended_is_stopped_with_all_it_started(

@@ -60,6 +60,9 @@ def test_before_any_daemon_there_is_one_clear_mistake(
         call("status")
     with pytest.raises(ValueError, match=r"\(--token-file\): there is no mine; a daemon makes"):
         call("status", "--token-file", "mine")
+    Path("runs").touch()
+    with pytest.raises(ValueError, match=r"\(--token-file\): .*Not a directory"):
+        call("status", "--state", "runs")
 
 
 def test_a_table_for_people() -> None:

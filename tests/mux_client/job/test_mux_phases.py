@@ -220,6 +220,7 @@ def test_wrong_settings_are_said_in_one_line(tmp_path: Path) -> None:
     token.chmod(0o600)
     with pytest.raises(ValueError, match=r"mux\.url .* must be"):
         MuxClient("ftp://127.0.0.1", token)
+    assert MuxClient("http://[::1]:1", token).address == "[::1]:1"
     with pytest.raises(UnreachableError):
         MuxClient("http://127.0.0.1:1", token, patience_s=0.3).status()
 

@@ -81,6 +81,37 @@ def test_a_job_that_memory_keeps_out_is_told_so(world: World) -> None:
     assert "(no train node in use is open to it)" in queue["reason"]
 
 
+def test_nodes_that_a_job_would_not_have_to_share_are_not_in_its_way(tmp_path: Path) -> None:
+    nodes = [Machine(name=f"roll-{n}", pool="rollout", memory_gb=100.0) for n in range(2)]
+    world = World(tmp_path, NAMED, [*nodes, Machine(name="train-0", pool="train")])
+    alone(world, "a", rollout_memory_gb=90.0)
+    alone(world, "b", rollout_memory_gb=20.0)
+    assert (
+        "(one of them might not keep its promise" in views.job(world.core, "b")["queue"]["reason"]
+    )
+    world.core.close()
+
+
+def test_all_nodes_of_a_gang_need_memory(tmp_path: Path) -> None:
+    nodes = [
+        Machine(name=f"{pool}-{n}", pool=pool, memory_gb=100.0)
+        for pool in ("rollout", "train")
+        for n in range(2)
+    ]
+    world = World(tmp_path, NAMED, nodes)
+    small = {"rollout_memory_gb": 10.0}
+    world.submit("a", train_memory_gb=90.0, **small)
+    world.submit("b", train_memory_gb=50.0, **small)
+    gang = {"rollout_nodes": 2, "train_nodes": 2, **small}
+    world.submit("c", train_memory_gb=20.0, **gang)
+    reason = views.job(world.core, "c")["queue"]["reason"]
+    assert "(20 GB of a train node's memory, at most 10 GB are left on 2 of them)" in reason
+    world.post(node_commands.node_closed, "train-1", {"status": "cordoned", "reason": ""})
+    reason = views.job(world.core, "c")["queue"]["reason"]
+    assert "(only 1 train node in use is open to it)" in reason
+    world.core.close()
+
+
 def test_waiting_does_not_count_but_by_option(world: World) -> None:
     alone(world, "a")
     alone(world, "b")
@@ -262,7 +293,9 @@ def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
 def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
     made = InventoryFile(teams=(Team(name="math", rollout=1, train=1), Team(name="code")))
     settings = made.settings(SHARED)
-    World(tmp_path, settings).store.close()
+    for folder in (tmp_path, turned := tmp_path / "turned"):
+        folder.mkdir(exist_ok=True)
+        World(folder, settings).store.close()
     teams = (Team(name="math", rollout=2, train=1), Team(name="vision"))
     with pytest.raises(StoreError) as refused:
         World(tmp_path, replace(settings, teams=teams, elastic=True))
@@ -271,3 +304,5 @@ def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
     vision = 'team vision is not there, {"rollout":0.0,"train":0.0} here'
     said = f"settings: elastic is false there, true here; {math}; {code}; {vision}; start with"
     assert said in str(refused.value)
+    with pytest.raises(StoreError, match="settings: teams have another order; start with"):
+        World(turned, replace(settings, teams=settings.teams[::-1]))

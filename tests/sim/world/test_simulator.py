@@ -97,6 +97,7 @@ CHANGED = {
 @pytest.mark.parametrize("mode", MODES)
 def test_options_of_other_modes_change_nothing_and_a_run_says_so(mode: str) -> None:
     assert CHANGED.keys() == USED_IN.keys()
+    assert USED_IN.keys() | {"mode", "censoring_weights"} == TailBatchingConfig.model_fields.keys()
     unused = {key: value for key, value in CHANGED.items() if mode not in USED_IN[key]}
     journal = Journal()
     changed = simulation(mode, journal, rollout={"tail_batching": {"mode": mode, **unused}}).run()

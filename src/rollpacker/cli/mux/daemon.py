@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shlex
 from collections.abc import Callable
 from functools import wraps
@@ -53,7 +52,7 @@ class Daemon:
         from rollpacker.rollmux.service.client.link import DaemonLink
 
         file = token_file or state / "token"
-        if token_file is None and not os.path.exists(file):
+        if token_file is None and _is_missing(file):
             raise ValueError(
                 f"there is no {file}: no daemon was started here with --state {state} (rollpacker "
                 "mux serve); for one elsewhere say --url, --token-file and, with TLS, --cafile"
@@ -96,3 +95,11 @@ class Daemon:
         except UnreachableError as error:
             text = f"no daemon answers: {error}; start one: rollpacker mux serve"
             raise RuntimeError(text) from error
+
+
+def _is_missing(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:  # one that is another user's is there
+        return isinstance(error, FileNotFoundError)
+    return False

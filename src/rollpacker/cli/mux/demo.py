@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -35,8 +36,8 @@ def demo(
     with service(out) as here:
         if sys.stdout.isatty():
             webbrowser.open(here.page)
-        of_it = f"--state {out / 'daemon'} --url {here.url}"
-        for line in (f"dashboard: {here.page}", f"ask it: rollpacker mux status {of_it}"):
+        words = ("rollpacker", "mux", "status", "--state", f"{out / 'daemon'}", "--url", here.url)
+        for line in (f"dashboard: {here.page}", f"ask it: {shlex.join(words)}"):
             errors.print(line, soft_wrap=True, highlight=False)
         jobs = write_jobs(out, steps, told_warm_start(errors.print))
         found = run_jobs(here, jobs, lambda text: errors.print(text, highlight=False))

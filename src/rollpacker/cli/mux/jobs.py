@@ -114,9 +114,10 @@ def wait(
     """
     while _goes_on(found := daemon.get(f"/v1/jobs/{_quoted(job)}")):
         time.sleep(_LOOK_S)
-    if later := _later(daemon, found):
-        goes_on = daemon.command("wait", later)
-        print_note(f"{job} is over, and its run goes on as {later}: {goes_on}")
+    with suppress(ValueError, RuntimeError):  # how it ended is known, whoever is away by now
+        if later := _later(daemon, found):
+            goes_on = daemon.command("wait", later)
+            print_note(f"{job} is over, and its run goes on as {later}: {goes_on}")
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
     failed = f"; what it printed: {daemon.command('logs', job)}" if outcome == "failed" else ""

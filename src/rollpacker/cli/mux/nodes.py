@@ -110,5 +110,6 @@ def _post(daemon: Daemon, node: str, what: str, body: dict[str, Any], as_json: b
     found = daemon.post(f"/v1/nodes/{urllib.parse.quote(node, safe='')}/{what}", body)
     status, jobs = found.get("status", "removed"), found.get("jobs", [])
     on = f", still on it: {' '.join(jobs)}" if jobs else ""
-    back = f"; to use it again: rollpacker mux node uncordon {node}" if what == "close" else ""
+    again = daemon.command("node", "uncordon", node)
+    back = f"; to use it again: {again}" if what == "close" else ""
     print_found(found, as_json, f"node {node}: {status}{on}{back}")

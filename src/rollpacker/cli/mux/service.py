@@ -174,7 +174,8 @@ def _state(job: dict[str, Any]) -> str:
     """A program that has not asked for nodes yet is busy, whatever the daemon sees of it."""
     attempts = (job["program"] or {"attempts": []})["attempts"]
     if job["state"] == "idle" and attempts and attempts[-1]["ended"] is None:
-        return f"at work on {attempts[-1]['node']}" if job["done"] else "starting"
+        begun = job["done"] or job["next"] == "train"
+        return f"at work on {attempts[-1]['node']}" if begun else "starting"
     return job["state"]
 
 

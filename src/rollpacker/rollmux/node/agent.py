@@ -190,7 +190,7 @@ class NodeAgent:
     def _tell_ends(self, names: Sequence[AttemptName], found: Sequence[dict[str, Any]]) -> None:
         over = {name: each["code"] for name, each in zip(names, found, strict=True)}
         over = {name: code for name, code in over.items() if code is not None}
-        for name in over.keys() - self._over:
+        for name in sorted(over.keys() - self._over):
             self._say(f"job {name.job}: attempt {name.number} has ended with code {over[name]}")
         self._over = {*over}
 

@@ -185,16 +185,23 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
 
 def _why_no_group(cluster: Cluster, job: Job) -> str:
     """What is in the way of sharing nodes that are in use."""
+    inventory = cluster.inventory
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
-        needs = job.needs(pool, gang)
+        needs, name = job.needs(pool, gang), POOL_NAMES[pool]
+        shared = gang - inventory.free(pool, needs)
+        if shared <= 0:
+            continue  # nobody else has to be on its nodes of this pool
         used = [node for node in cluster.nodes.values() if node.pool == pool]
-        fitting = [each for each in used if cluster.inventory.takes(each.name, needs)]
-        if not fitting:
-            return f"no {POOL_NAMES[pool]} node in use is open to it"
-        left = max(cluster.inventory.memory_gb(each.name) - each.used_gb for each in fitting)
-        if left < needs.memory_gb:
-            at_most = f"at most {left:g} GB are left"
-            return f"{needs.memory_gb:g} GB of a {POOL_NAMES[pool]} node's memory, {at_most}"
+        fitting = [node for node in used if inventory.takes(node.name, needs)]
+        if len(fitting) < shared:
+            few = f"only {len(fitting)}" if fitting else "no"
+            return f"{few} {name} node in use is open to it"
+        left = sorted(inventory.memory_gb(node.name) - node.used_gb for node in fitting)
+        least = left[-int(shared)]
+        if least < needs.memory_gb:
+            on = f" on {shared:g} of them" if shared > 1 else ""
+            memory = f"{needs.memory_gb:g} GB of a {name} node's memory"
+            return f"{memory}, at most {least:g} GB are left{on}"
     return "one of them might not keep its promise, slo"
 
 

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, GetPydanticSchema, with_config
 from typing_extensions import TypedDict
 
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.model.inventory import Status as _SlotStatus
 from rollpacker.rollmux.service.api.bodies import NewJob, NewNode, NewProgram
 from rollpacker.rollmux.service.state.attempts import Outcome
-from rollpacker.rollmux.service.state.records import JobOutcome, JobState, PhaseOutcome
+from rollpacker.rollmux.service.state.records import JobOutcome, JobState, NodeStatus, PhaseOutcome
 
 
 def _like(body: type[BaseModel]) -> GetPydanticSchema:
@@ -22,7 +21,6 @@ def _like(body: type[BaseModel]) -> GetPydanticSchema:
 _Spec = Annotated[dict[str, Any], _like(NewJob)]
 _Machine = Annotated[dict[str, Any], _like(NewNode)]
 _Program = Annotated[dict[str, Any], _like(NewProgram)]
-NodeStatus = _SlotStatus | Literal["drained"]
 NodeState = Literal["free", "held", "reserved", "failing", "failed", "unknown"]
 SloState = Literal["kept", "near", "behind", "missed"]
 

@@ -27,7 +27,7 @@ _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
 """The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
-_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 """What OpenSSL calls an answer that is none of TLS."""
 _HTTP, _PROBE_S = 80, 2.0
 _KEPT_S = 60.0
@@ -85,7 +85,8 @@ class DaemonLink:
         self._connect: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
             self._connect = partial(http.client.HTTPSConnection, context=_trusted(cafile))
-        self.address = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.address = f"{host}:{parts.port}" if parts.port else host
         self._host, self._port = parts.hostname, parts.port
         self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s

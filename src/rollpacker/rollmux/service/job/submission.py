@@ -91,11 +91,12 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _is_lacking(place: str) -> bool:
-    """Whether it can only be a file or folder, and is not here."""
-    if ":" in place or is_pattern(place):
+    """Whether it can only be a file or folder of the one it starts in, and is not there."""
+    # A whole path may be on the nodes alone: on their own disks, or in their user's home.
+    if ":" in place or place.startswith(("/", "~")) or is_pattern(place):
         return False
     can_only_be = only_here(place) or bool(kind_of(Path(place)))
-    return can_only_be and not Path(place).expanduser().exists()
+    return can_only_be and not Path(place).exists()
 
 
 def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:

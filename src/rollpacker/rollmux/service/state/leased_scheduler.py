@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Literal
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.inventory import Fixed, Slot, Status
+from rollpacker.rollmux.model.inventory import Fixed, Slot
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
@@ -22,6 +21,7 @@ from rollpacker.rollmux.service.state.records import (
     JobRecord,
     JobState,
     Lease,
+    NodeStatus,
     PendingMove,
     PhaseOutcome,
     Stretch,
@@ -99,7 +99,7 @@ class LeasedScheduler:
         inventory = self.scheduler.cluster.inventory
         return inventory.slots if isinstance(inventory, Fixed) else {}
 
-    def status(self, node: str) -> Status | Literal["drained"]:
+    def status(self, node: str) -> NodeStatus:
         """Of a named node: a draining one is drained when no job and no program is on it."""
         slot = self.slots[node]
         on_it = slot.used or self.programs.on(node)

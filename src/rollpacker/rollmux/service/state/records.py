@@ -7,12 +7,14 @@ from typing import Literal
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
+from rollpacker.rollmux.model.inventory import Status
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.state.attempts import ProgramRun, ProgramRuns
 
 JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
 JobOutcome = Literal["", "done", "failed", "stopped", "ended"]
 PhaseOutcome = Literal["running", "done", "lost"]
+NodeStatus = Status | Literal["drained"]
 
 
 @dataclass(slots=True)

@@ -247,6 +247,26 @@ def test_an_agent_says_once_that_the_inventory_lacks_its_node(
         until(lambda: said[1:] == ["node roll-7: the daemon knows it now"])
 
 
+SIGNALLED = """
+import os, signal, threading
+from rollpacker.cli.mux.agent import _report
+
+class Reporter:
+    stop = threading.Event()
+
+    def run(self):
+        with self.stop._cond:  # as at the beginning and the end of a wait
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.stop.wait()
+
+_report(Reporter(), "node")
+"""
+
+
+def test_a_signal_ends_an_agent_whatever_it_is_about() -> None:
+    subprocess.run([sys.executable, "-c", SIGNALLED], check=True, timeout=60)
+
+
 def test_an_agent_says_what_happens_on_its_node(tmp_path: Path) -> None:
     said: list[str] = []
 

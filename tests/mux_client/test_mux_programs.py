@@ -80,7 +80,8 @@ class Cluster:
         return done.stdout
 
     def submit(self, name: str, *command: str, **program: Any) -> None:
-        spec = {"id": name, "worst_rollout_s": 1.0, "worst_train_s": 1.0, "slo": 8.0}
+        # However slow the machine is, no promise is broken, which would be said.
+        spec = {"id": name, "worst_rollout_s": 1.0, "worst_train_s": 1.0, "slo": 1e5}
         spec |= {"rollout_memory_gb": 0.5, "train_memory_gb": 0.5}
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(spec | {"program": {"command": command, **program}}))
@@ -269,7 +270,7 @@ def test_a_node_that_is_cut_off_runs_nothing_until_it_is_back(cluster: Cluster) 
 
 def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -> None:
     file = cluster.folder / "again.json"
-    spec = {"id": "again", "owner": "me", "worst_rollout_s": 1.0, "worst_train_s": 1.0}
+    spec = {"id": "again", "owner": "me", "worst_rollout_s": 1.0, "worst_train_s": 1.0, "slo": 1e5}
     spec |= {"rollout_memory_gb": 0.5, "train_memory_gb": 0.5}
     file.write_text(json.dumps(spec | {"program": {"command": ["true"]}}))
     cluster.mux("submit", str(file))

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -90,7 +91,10 @@ def _report(reporter: NodeAgent, name: str) -> None:
     """Until a signal comes, or the node fails."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: reporter.stop.set())
-    if (problem := reporter.run()) is not None:
+    # Not in this thread: a signal would find it inside the very lock that ``set`` takes.
+    with ThreadPoolExecutor(1, "reports") as pool:
+        problem = pool.submit(reporter.run).result()
+    if problem is not None:
         print_note(f"node {name} has failed: {problem}")
         raise typer.Exit(1)
 

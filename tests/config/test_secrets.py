@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollpacker.config import parse
 from rollpacker.config.reading.secrets import STARS, masked, masked_command
 
 SHOWN = {
@@ -57,3 +58,12 @@ def test_looks(text: str) -> None:
 )
 def test_arguments(given: str, shown: str) -> None:
     assert " ".join(masked_command(given.split())) == shown
+
+
+def test_a_run_that_has_none_is_shown_as_it_is() -> None:
+    tree = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
+    for mode in ("exact", "partial"):
+        run = parse(tree | {"rollout": {"tail_batching": {"mode": mode}}}).model_dump(mode="json")
+        assert masked(run) == run
+    given = ["rollout.tail_batching.stale_tokens=mask"]
+    assert masked_command(given) == given

@@ -1,9 +1,12 @@
 """Keys of TRL that say together what a job is told."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from test_convert import trl_job
 
-from rollpacker.cli.convert import CommandLine
+from rollpacker.cli.convert import CommandLine, translate
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,33 @@ def test_batches_of_trl(tmp_path, device, together, each, world, prompts, update
         _, same = trl_job(tmp_path, CommandLine(world=world), **keys)
         assert same.rollout.prompts_per_step == prompts
         assert same.train.updates_per_step == updates
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ('"json", data_files="train.jsonl", split="train"', "train.jsonl"),
+        ('"parquet", data_files={"train": "a.parquet", "test": "b.parquet"}', "a.parquet"),
+        ('path="csv", data_files=["a.csv", "b.csv"]', ["a.csv", "b.csv"]),
+        ('"org/name", "main", split="train"', "org/name"),
+    ],
+)
+def test_files_behind_a_format_are_the_data(tmp_path: Path, given: str, path: object) -> None:
+    found = translate(script(tmp_path, given), CommandLine())
+    assert yaml.safe_load(found.text)["data"]["path"] == path
+
+
+@pytest.mark.parametrize("given", ['"json", data_files=FILES', '"json"', '"csv", data_files={}'])
+def test_files_that_a_script_does_not_name_are_asked_for(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ValueError, match="does not say all of the job: give --data"):
+        translate(script(tmp_path, given), CommandLine())
+
+
+def script(folder: Path, loads: str) -> Path:
+    file = folder / "train.py"
+    file.write_text(
+        "from datasets import load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
+        "GRPOTrainer(model='m', reward_funcs='pack.fun', args=GRPOConfig(output_dir='out'), "
+        f"train_dataset=load_dataset({loads}))\n"
+    )
+    return file

@@ -64,5 +64,5 @@ def warning(share: float) -> str | None:
         return None
     return (
         f"WARNING other processes took {share:.0%} of the cores meanwhile: the times and the "
-        "speed-up are noise, accuracies and counts are not"
+        "speed-up are noise; so is what exact decodes ahead and what race keeps"
     )

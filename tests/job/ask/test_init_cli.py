@@ -197,7 +197,8 @@ def test_what_cannot_be_a_job_is_one_line_and_no_file(shop, init, monkeypatch, c
     assert not (shop.folder / "none.yaml").exists()
 
 
-def test_without_a_terminal_nothing_is_asked(init):
+def test_without_a_terminal_nothing_is_asked(init, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no job.yaml is
     code, _, err = init("--data", "rg:gcd")
     assert code == 2
     assert err == "rollpacker: give --model, --reward: init asks on a terminal only\n"

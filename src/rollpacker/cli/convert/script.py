@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollpacker.cli.convert.table import Unknown
 from rollpacker.cli.convert.values import plain
@@ -13,6 +13,8 @@ _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 _ARGUMENTS = {"model": "model_name_or_path"}
 _ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules"}
+_FORMATS = ("json", "csv", "parquet", "arrow", "text")
+"""What ``load_dataset`` takes in the place of a name, with ``data_files``."""
 _CHANGES = ("map", "filter", "select", "rename_column", "train_test_split")
 
 
@@ -125,6 +127,12 @@ def _guarded(tree: ast.Module) -> bool:
     return not any(_name(call) in _TRAINERS for call in calls)
 
 
+def _files(given: Any) -> Any:
+    """Those of ``data_files`` that are trained on, where a format takes the place of a name."""
+    files = cast(dict[str, Any], given).get("train") if isinstance(given, dict) else given
+    return files or Unknown("data_files")
+
+
 def _rows(calls: list[ast.Call], warnings: list[str]) -> dict[str, Any]:
     """The data set of the first ``load_dataset(...)``."""
     loads = [call for call in calls if _name(call) == "load_dataset"]
@@ -142,6 +150,8 @@ def _rows(calls: list[ast.Call], warnings: list[str]) -> dict[str, Any]:
             found[key] = named[word]
         elif place is not None and place < len(places):
             found[key] = places[place]
+    if found.get("dataset_name") in _FORMATS:
+        found["dataset_name"] = _files(named.get("data_files"))
     split = found.get("dataset_train_split")
     if isinstance(split, list):
         found["dataset_train_split"] = split[0]

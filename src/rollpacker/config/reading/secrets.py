@@ -14,6 +14,8 @@ _NAME = re.compile(
     r"(api|access|secret|private|openai|anthropic|azure|wandb|service)[_-]?key|authorization|cookie)"
     r"s?([_-]?\d+)?$"
 )
+_NO_SECRETS = {"stale_tokens"}
+"""Keys of a run's configuration that only look like one."""
 _TEXT = re.compile(
     r"\b((sk|hf|gh[opsur]|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{12,}|AKIA[A-Z0-9]{12,})|"
     r"://[^/@\s]+:[^/@\s]+@"
@@ -35,7 +37,8 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def _names(name: str) -> bool:
-    return bool(_NAME.search(_HUMP.sub("_", name).lower()))
+    key = _HUMP.sub("_", name).lower()
+    return key.rpartition(".")[2] not in _NO_SECRETS and bool(_NAME.search(key))
 
 
 def masked_command(arguments: Sequence[str]) -> list[str]:

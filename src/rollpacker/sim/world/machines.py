@@ -93,10 +93,15 @@ def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
     engine, replica = engine_devices(config, calibration), replica_devices(config, calibration)
     devices = grid(gpus, gpus if calibration.measured else calibration.devices(gpus).node_size)
     if training is None:
-        if gpus % replica or replica % engine:
+        if replica % engine:
             raise ValueError(
-                f"gpus={gpus} do not divide into training replicas of {replica} GPUs with "
-                f"engines of {engine}: change gpus or rollout_tp"
+                f"rollout_tp={engine}: training replicas of {replica} GPUs do not divide into "
+                "engines of as many: change it"
+            )
+        if gpus % replica:
+            raise ValueError(
+                f"gpus={gpus} do not divide into training replicas of {replica} GPUs: take a "
+                f"multiple of {replica}"
             )
         calibration.engine(engine)  # says which sizes the model can have
         return colocated(devices, tensor_parallel=engine, replica=replica)

@@ -197,3 +197,19 @@ def test_memory_is_flat_in_the_number_of_steps(mode: str) -> None:
         tracemalloc.stop()
     assert done == 300
     assert after - before < 300 * done
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": 5}, "gpus=5 do not divide into training replicas of 2 GPUs: .* multiple of 2$"),
+        ({"rollout_tp": 3}, "gpus=16 do not .*: take a multiple of 3, or another rollout_tp$"),
+        (
+            {"rollout_tp": 3, "calibration": "paper-14b-16k"},
+            "rollout_tp=3: training replicas of 4 GPUs do not .*: change it$",
+        ),
+    ],
+)
+def test_devices_that_do_not_divide_are_said_with_what_to_change(changes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        simulation("off", **changes)

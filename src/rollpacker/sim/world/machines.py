@@ -99,9 +99,10 @@ def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
                 "engines of as many: change it"
             )
         if gpus % replica:
+            other = ", or another rollout_tp" if config.rollout_tp else ""
             raise ValueError(
                 f"gpus={gpus} do not divide into training replicas of {replica} GPUs: take a "
-                f"multiple of {replica}"
+                f"multiple of {replica}{other}"
             )
         calibration.engine(engine)  # says which sizes the model can have
         return colocated(devices, tensor_parallel=engine, replica=replica)

@@ -146,7 +146,7 @@ def run_jobs(here: Service, jobs: Sequence[Path], say: Callable[[str], None]) ->
         )
         if done.returncode:
             raise RuntimeError(done.stderr.strip().removeprefix("error: "))
-        say(done.stdout.strip())
+        say(done.stdout.splitlines()[0])  # the other line tells how to wait for its end
     until = time.monotonic() + _MOST_S
     told: dict[str, int] = {}
     while True:

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from rollpacker.config.places import only_here
 
 _TIMEOUT_S = 10.0
+_MISSING = "there is no such folder"
 
 
 def answers(name: str, kind: Literal["model", "dataset"]) -> bool:
@@ -29,28 +30,32 @@ def answers(name: str, kind: Literal["model", "dataset"]) -> bool:
     return True
 
 
+def check_model(path: str) -> None:
+    """Refuse, with ``ValueError``, a folder that is not there and can be no name on the hub."""
+    if only_here(path) and not Path(path).expanduser().is_dir():
+        raise ValueError(_MISSING)
+
+
 def model_arguments(path: str) -> dict[str, str | bool]:
     """Arguments of ``from_pretrained`` for a folder, or for the name of a model on the hub.
 
     Without a connection, a model that was loaded before is taken from the cache. Raises
     ``ValueError``, to be put behind the key, when there is no such model.
     """
+    check_model(path)
     folder = Path(path).expanduser()
     if folder.is_dir():
         return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
-    missing = "there is no such folder"
-    if only_here(path):
-        raise ValueError(missing)
     try:
         online = answers(path, "model")
     except ValueError as error:
-        raise ValueError(f"{missing}, and {error}") from None
+        raise ValueError(f"{_MISSING}, and {error}") from None
     if online:
         return {"pretrained_model_name_or_path": path}
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return {"pretrained_model_name_or_path": path, "local_files_only": True}
     raise ValueError(
-        f"{missing}, and the hub, which may have a model of that name, cannot be reached"
+        f"{_MISSING}, and the hub, which may have a model of that name, cannot be reached"
     )
 
 

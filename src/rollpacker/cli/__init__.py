@@ -182,6 +182,9 @@ def train(
         raise ValueError(f"--resume {resume}: the only value is 'auto'")
     given = [*(overrides or []), *([f"output={out}"] if out else [])]
     loaded = config.load(path, given)
+    from rollpacker.cli.first_look import check_here
+
+    check_here(loaded.model.path, loaded.data, loaded.eval and loaded.eval.data)
     from rollpacker.job import Stopped
     from rollpacker.job import train as run
     from rollpacker.runtime.record.progress import Progress

@@ -28,6 +28,10 @@ def evaluate(
     from rollpacker import config
 
     loaded = config.load(path, overrides or [])
+    if loaded.eval is not None:
+        from rollpacker.cli.first_look import check_here
+
+        check_here(checkpoint, loaded.eval.data or loaded.data)
     from rollpacker.job.ask.assess import assess
     from rollpacker.runtime.record.progress import Progress
 

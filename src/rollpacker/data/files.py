@@ -59,14 +59,20 @@ def find_files(path: str) -> list[Path]:
     return files
 
 
-def read_file(file: Path) -> list[Record]:
-    """All rows of a file. Raises ``DataError``."""
+def check_file(file: Path) -> str:
+    """How it is read. Raises ``DataError`` where it is not there, or of no known type."""
     if not file.is_file():
         raise DataError(f"data.path: no file '{file}'{_near(file)}")
     kind = kind_of(file)
     if not kind:
         known = ", ".join(KINDS)
         raise DataError(f"data.path: '{file}' is of no known type; known: {known}")
+    return kind
+
+
+def read_file(file: Path) -> list[Record]:
+    """All rows of a file. Raises ``DataError``."""
+    kind = check_file(file)
     if kind == ".jsonl":
         return _read_jsonl(file)
     if kind == ".json":

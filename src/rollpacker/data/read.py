@@ -15,7 +15,15 @@ from rollpacker.config import DataConfig
 from rollpacker.config.places import only_here
 from rollpacker.data.base import DataError
 from rollpacker.data.columns.messages import is_missing
-from rollpacker.data.files import Record, checked, find_files, is_pattern, kind_of, read_file
+from rollpacker.data.files import (
+    Record,
+    check_file,
+    checked,
+    find_files,
+    is_pattern,
+    kind_of,
+    read_file,
+)
 from rollpacker.errors import one_line
 
 _PROCEDURAL_SIZE = 1000
@@ -52,6 +60,14 @@ class Records:
             for name, records in self.parts
             for number, record in enumerate(records)
         ]
+
+
+def check_files(path: str | list[str]) -> None:
+    """Refuse, with ``DataError``, files that are not there, before anything is read."""
+    if _kind(path) == "files":
+        for each in [path] if isinstance(path, str) else path:
+            for file in find_files(each):
+                check_file(file)
 
 
 def read_records(config: DataConfig) -> Records:

@@ -161,6 +161,17 @@ def test_no_model(fails: Fails, tmp_path: Path) -> None:
     assert "no tokenizer" in fails(model__path=str(tmp_path))
 
 
+def test_what_is_not_here_is_said_before_libraries_are_imported(
+    fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "rollpacker.job", None)
+    assert "there is no such folder" in fails(model__path=str(tmp_path / "nowhere"))
+    assert "data.path: no file" in fails(data__path=str(tmp_path / "rows.jsonl"))
+    assert "no file matches" in fails(data__path=str(tmp_path / "*.jsonl"))
+    held_out = {"data": {"path": str(tmp_path / "held.parquet")}, "every": 1}
+    assert "held.parquet" in fails(eval=held_out)
+
+
 def test_unknown_rewards(fails: Fails, shop: Workshop) -> None:
     said = fails(rewards=[{"function": "maths"}])
     assert "unknown function 'maths'" in said

@@ -72,6 +72,12 @@ MISTAKES = [
     ),
     # rollout.dynamic_sampling
     ("rollout.dynamic_sampling=true", "'rollout.dynamic_sampling': must be keys and values, got"),
+    ("rollout.prompts=4", "unknown key 'rollout.prompts'; did you mean 'rollout.prompts_per_step'?"),
+    (
+        "rollout.tail_batching.eta_p=1.5",
+        "unknown key 'rollout.tail_batching.eta_p'; did you mean "
+        "'rollout.tail_batching.eta_prompts'?",
+    ),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
     # engine

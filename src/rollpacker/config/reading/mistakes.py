@@ -178,7 +178,8 @@ def _of_other_kinds(tree: type[Config], location: Sequence[int | str]) -> str:
 
 def _near(tree: type[Config], location: Sequence[int | str]) -> str:
     """Which key is meant: one of this section in the plural or singular, the same one of another
-    section, what another framework calls so, or one of this section that is spelled almost so.
+    section, what another framework calls so, or one of this section that is spelled almost so or
+    begins so.
     Empty rather than a guess, but options of one thing are few enough to list."""
     keys, node = walk(tree, location[:-1])
     wrong = str(location[-1])
@@ -194,6 +195,8 @@ def _near(tree: type[Config], location: Sequence[int | str]) -> str:
     if not found:
         found = [".".join([*keys, each]) for each in _fields(node) if _misspelled(wrong, each)]
     found = found or [path for path in paths if _flag(path, name)]
+    if not found and len(wrong) >= _BEGUN:
+        found = [".".join([*keys, each]) for each in _fields(node) if each.startswith(wrong)]
     if not found and not any("." in path for path in paths):
         return _among_few(paths, name)
     return f"; did you mean {_either([repr(path) for path in found[:3]])}?" if found else ""
@@ -227,6 +230,9 @@ def _misspelled(wrong: str, right: str) -> bool:
     begun = right.startswith(wrong) and 3 * len(wrong) >= 2 * len(right)
     return begun or _slips(wrong, right) <= (1 if len(right) < _SHORT else 2)
 
+
+_BEGUN = 4
+"""Letters of a beginning that says which key is meant."""
 
 _SHORT = 8
 """Letters below which a name has room for one slip."""

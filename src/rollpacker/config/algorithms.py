@@ -52,7 +52,8 @@ class DrGRPOConfig(TokenClip):
 
 
 class DAPOConfig(TokenClip, GroupScale):
-    """DAPO (Yu et al., 2025): clip-higher, token-level loss, overlong shaping."""
+    """DAPO (Yu et al., 2025): clip-higher, token-level loss, overlong shaping; its dynamic sampling
+    is ``rollout.dynamic_sampling``, of any algorithm."""
 
     kind: Literal["dapo"] = "dapo"
     epsilon: float = 0.2

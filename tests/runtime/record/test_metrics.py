@@ -157,6 +157,7 @@ def test_warnings_are_loud_and_not_endless():
     assert "100% of the completions were cut off at 256 tokens" in first[0]
     assert "rollout.max_completion_length" in first[0]
     assert "all advantages are zero" in first[1]
+    assert "rollout.dynamic_sampling.enabled=true" in first[1]
     said = [bool(warnings.check(step, bad)) for step in range(2, 9)]
     assert said == [True, False, True, False, False, False, True]
     assert StepWarnings(256).check(0, []) == []

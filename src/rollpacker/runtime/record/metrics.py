@@ -249,7 +249,8 @@ class StepWarnings:
             cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
             lines.append(
                 f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
-                f" equal rewards{cause}; check 'rewards' or take problems of another difficulty"
+                f" equal rewards{cause}; check 'rewards', take problems of another difficulty, or "
+                "draw others in place of such groups: 'rollout.dynamic_sampling.enabled=true'"
             )
         if unscored and self._due("unscored"):
             lines.append(

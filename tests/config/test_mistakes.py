@@ -72,12 +72,6 @@ MISTAKES = [
     ),
     # rollout.dynamic_sampling
     ("rollout.dynamic_sampling=true", "'rollout.dynamic_sampling': must be keys and values, got"),
-    ("rollout.prompts=4", "unknown key 'rollout.prompts'; did you mean 'rollout.prompts_per_step'?"),
-    (
-        "rollout.tail_batching.eta_p=1.5",
-        "unknown key 'rollout.tail_batching.eta_p'; did you mean "
-        "'rollout.tail_batching.eta_prompts'?",
-    ),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
     # engine
@@ -243,7 +237,7 @@ def said_of(key: str) -> str:
         ("train.gradient_checkpoint", "train.gradient_checkpointing"),
         ("train.lerning_rate", "train.learning_rate"),
         ("rollout.tempreature", "rollout.temperature"),
-        ("devices.per_nod", "devices.per_node"),
+        ("rollout.prompts", "rollout.prompts_per_step"),
     ],
 )
 def test_what_another_framework_calls_our_key(key: str, ours: str) -> None:

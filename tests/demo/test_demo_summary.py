@@ -1,9 +1,11 @@
 """What the demo says of its runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollpacker.cli.output import unused
 from rollpacker.demo.run import compare
 
 
@@ -32,3 +34,13 @@ def test_the_bound_counts_the_driver_and_racing_promises_no_gain_here() -> None:
     assert "racing pays where" in result["scope"]
     assert "rollpacker estimate --from" in result["scope"]
     assert "rollpacker estimate --from" in result["scope"]
+
+
+def test_a_folder_in_use_gives_way_to_the_next(tmp_path: Path) -> None:
+    assert unused(tmp_path / "demo") == tmp_path / "demo"
+    (tmp_path / "demo").mkdir()
+    assert unused(tmp_path / "demo") == tmp_path / "demo", "nothing is in it"
+    for number, name in enumerate(("demo", "demo-2"), start=2):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "off").mkdir()
+        assert unused(tmp_path / "demo") == tmp_path / f"demo-{number}"

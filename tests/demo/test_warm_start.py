@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.demo.model import EOS_ID, build_tokenizer
-from rollpacker.demo.run import QUICK, run_demo
+from rollpacker.demo.run import QUICK, run_demo, told_warm_start
 from rollpacker.demo.task import END_OF_THOUGHT, heldout_rows
-from rollpacker.demo.warm_start import Recipe, cache_key, train, warm_start
+from rollpacker.demo.warm_start import Recipe, cache_key, place_of, train, warm_start
 
 SHORT = Recipe(steps=6, step_tokens=200, problems=64, warmup_steps=2)
 
@@ -37,6 +37,17 @@ def test_the_checkpoint_is_made_once_and_found_again(tmp_path):
     assert entries(tmp_path) == [first.name]
     assert AutoTokenizer.from_pretrained(first).eos_token_id == EOS_ID
     assert AutoModelForCausalLM.from_pretrained(first).config.hidden_size == 96
+
+
+def test_one_that_is_there_is_not_said_to_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    place_of(tmp_path / ".cache" / "rollpacker" / "demo").mkdir(parents=True)
+    said: list[str] = []
+    assert told_warm_start(said.append).is_relative_to(tmp_path)
+    (line,) = said
+    assert "learns" not in line
 
 
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path):

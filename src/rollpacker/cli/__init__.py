@@ -32,6 +32,7 @@ from rollpacker.cli.output import (
     print_plain,
     run_in,
     table_of,
+    unused,
 )
 from rollpacker.cli.rewards import rewards_app
 from rollpacker.cli.samples import samples
@@ -115,7 +116,7 @@ def demo(
     from rollpacker.demo.run import DEMO, QUICK, run_demo, table
 
     say: Callable[[str], None] = errors.print
-    summary = run_demo(_fresh(out), QUICK if quick else DEMO, say)
+    summary = run_demo(unused(out), QUICK if quick else DEMO, say)
     if as_json:
         print_json(summary)
         return
@@ -140,16 +141,6 @@ def _print_table(lines: Sequence[tuple[str, ...]], title: str) -> None:
     for row in rows:
         view.add_row(*row)
     console.print(view)
-
-
-def _fresh(out: Path) -> Path:
-    """``out``, or its first numbered neighbour that is not there yet."""
-    number = 1
-    folder = out
-    while (folder / "demo.json").exists() or any((folder / m).exists() for m in ("off", "exact")):
-        number += 1
-        folder = out.with_name(f"{out.name}-{number}")
-    return folder
 
 
 def shared_phases(loaded: config.RunConfig) -> PhaseNodes | None:

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from rollpacker.config import RunConfig, parse
 from rollpacker.demo.cluster import run_cluster
 from rollpacker.demo.contention import Contention
-from rollpacker.demo.warm_start import default_cache, warm_start
+from rollpacker.demo.warm_start import default_cache, place_of, warm_start
 from rollpacker.job import train
 from rollpacker.report.compare import write_comparison
 from rollpacker.runtime.record.progress import Progress
@@ -88,7 +88,10 @@ def told_warm_start(say: Callable[[str], None]) -> Path:
 
     cache = default_cache()
     place = Path("~", cache.relative_to(Path.home()))
-    say(f"warm start: a 0.2M-parameter model learns to reason about gcd (kept in {place})")
+    if place_of(cache).is_dir():
+        say(f"warm start: a 0.2M-parameter model that reasons about gcd, from {place}")
+    else:
+        say(f"warm start: a 0.2M-parameter model learns to reason about gcd (kept in {place})")
     return warm_start(cache, progress=progress)
 
 

@@ -68,6 +68,11 @@ def default_cache() -> Path:
     return Path.home() / ".cache" / "rollpacker" / "demo"
 
 
+def place_of(folder: Path, seed: int = 1, recipe: Recipe | None = None) -> Path:
+    """Where below ``folder`` the checkpoint of ``warm_start`` is, or will be."""
+    return folder / f"warm-start-{cache_key(seed, recipe or Recipe())}"
+
+
 def warm_start(
     folder: Path, seed: int = 1, progress: Progress | None = None, recipe: Recipe | None = None
 ) -> Path:
@@ -77,7 +82,7 @@ def warm_start(
     its final name only when it is complete, so an interrupted run leaves nothing to stumble over.
     """
     recipe = recipe or Recipe()
-    target = folder / f"warm-start-{cache_key(seed, recipe)}"
+    target = place_of(folder, seed, recipe)
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rollpacker.cli.output import Json, errors, print_json, print_plain, table_of
+from rollpacker.cli.output import Json, errors, print_json, print_plain, table_of, unused
 from rollpacker.cli.output import console as screen
 
 
@@ -24,22 +24,23 @@ def demo(
     """Run two jobs on this machine that share a rollout node and a training node.
 
     Starts a daemon, two agents and two small training jobs, shows the dashboard while they take
-    turns, and says what sharing gained. On a terminal the daemon stays until Enter.
+    turns, and says what sharing gained. On a terminal the daemon stays until Enter. Where the
+    folder is in use, it takes the next one: mux-demo-2.
 
     Example: rollpacker mux demo
     """
     from rollpacker.demo.mux import run_jobs, service, write_jobs
     from rollpacker.demo.run import told_warm_start
 
-    if out.exists():
-        raise ValueError(f"{out} is there already: remove it, or choose another folder with --out")
+    model = told_warm_start(errors.print)
+    out = unused(out)
     with service(out) as here:
         if sys.stdout.isatty():
             webbrowser.open(here.page)
         words = ("rollpacker", "mux", "status", "--state", f"{out / 'daemon'}", "--url", here.url)
         for line in (f"dashboard: {here.page}", f"ask it: {shlex.join(words)}"):
             errors.print(line, soft_wrap=True, highlight=False)
-        jobs = write_jobs(out, steps, told_warm_start(errors.print))
+        jobs = write_jobs(out, steps, model)
         found = run_jobs(here, jobs, lambda text: errors.print(text, highlight=False))
         if as_json:
             print_json(found)

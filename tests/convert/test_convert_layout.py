@@ -34,6 +34,11 @@ def test_one_gpu_of_verl_and_several_nodes(tmp_path):
     assert (run.engine.kind, run.engine.tensor_parallel) == ("mini", 1)
 
 
+def test_an_engine_that_verl_is_not_told_is_its_vllm(tmp_path):
+    assert verl_job(tmp_path)[1].engine.kind == "vllm"
+    assert verl_job(tmp_path, **{NAME: "hf"})[1].engine.kind == "mini"
+
+
 def test_vllm_of_trl(tmp_path):
     keys = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5}
     found, run = trl_job(tmp_path, CommandLine(world=2), **keys, vllm_mode="colocate")

@@ -16,7 +16,7 @@ import pytest
 from pages import ROOT, blocks
 
 from rollpacker.demo.model import build_model, build_tokenizer
-from rollpacker.demo.warm_start import Recipe, cache_key, default_cache
+from rollpacker.demo.warm_start import default_cache, place_of
 
 pytestmark = pytest.mark.wide
 
@@ -42,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    model = default_cache() / f"warm-start-{cache_key(1, Recipe())}"
+    model = place_of(default_cache())
     build_model(1).save_pretrained(model)
     build_tokenizer().save_pretrained(model)
     clone = tmp_path / "clone"

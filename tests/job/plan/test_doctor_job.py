@@ -113,7 +113,8 @@ def test_vllm_that_is_missing_here_is_said_and_is_no_failure(job: Path) -> None:
 def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> None:
     done = cli_here("doctor", job, "model.path=Qwen/Qwen2.5-72B", "--device", "L40S")
     (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
-    assert "model.lora_rank=16 on 8 x L40S (" in fix
+    assert "model.lora_rank=16 'engine={kind: vllm, " in fix
+    assert "}' on 8 x L40S (" in fix
     assert "GB too much; take a smaller model" in fix
     assert "devices.layout=separate" in fix
 

@@ -222,6 +222,23 @@ def test_an_engine_over_more_devices_is_offered_where_weights_do_not_fit() -> No
     assert found[1].division.sizes == (2,)
 
 
+def test_vllm_is_offered_where_an_engine_of_one_device_is_too_large() -> None:
+    """Weights of 66 GB for sampling leave no room on an H200 for a replica's eighth."""
+    machine = replace(H100, device_bytes=141e9)
+    large = MODELS["Qwen2.5-32B"]
+    options = {"gradient_checkpointing": True, "micro_batch_tokens": 4096}
+    config = job(train=options, trainer={"kind": "fsdp"}, engine={"kind": "mini", "max_running": 9})
+    assert not needs(config, large, machine).fits
+    found = fitting(config, large, machine)
+    assert found is not None
+    assert found[0]["engine"]["kind"] == "vllm"
+    assert found[0]["engine"]["max_running"] == 9
+    assert found[0]["engine"]["tensor_parallel"] > 1
+    assert "model.lora_rank" not in found[0]
+    exact = config.model_copy(update={"deterministic": True})
+    assert not any("engine" in changes for changes in candidates(exact, machine))
+
+
 def test_engines_of_several_devices_share_weights_and_heads() -> None:
     """Qwen2.5-7B has 28 layers with 4 heads of keys and values of 128: 57,344 bytes a token."""
     engine = {"kind": "vllm", "tensor_parallel": 2, "kv_tokens": 65_536}

@@ -20,6 +20,7 @@ _SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
 _LEAST = 16
 """Responses of full length that an engine's cache is to hold."""
 _LORA_RANK = 16
+_MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
 
 
 def fitting(
@@ -57,11 +58,43 @@ def nearest(
 
 
 def candidates(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """Changes to try, in order."""
+    """Changes to try, in order; adapters, with which less is trained, are the last."""
+    none: Changes = {}
+    for adapters in (none, {"model.lora_rank": _LORA_RANK}):
+        if adapters and config.model.lora_rank:
+            return
+        yield from _of_this_engine(config, machine, adapters)
+        engine = config.engine
+        if isinstance(engine, MiniEngineConfig) and machine.cuda and not config.deterministic:
+            yield from _with_vllm(config, machine, adapters, engine.max_running)
+
+
+def _of_this_engine(config: RunConfig, machine: JobMachine, also: Changes) -> Iterator[Changes]:
     for more in _other_settings(config, machine):
         for layout in _layouts(config, machine):
-            if changes := {**layout, **more}:
+            if changes := {**layout, **more, **also}:
                 yield changes
+
+
+def _with_vllm(
+    config: RunConfig, machine: JobMachine, also: Changes, most: int
+) -> Iterator[Changes]:
+    """An engine that can lie on several devices, for at ``most`` as many sequences at a time."""
+    own: Changes = {"kind": "vllm", **({"max_running": most} if most != _MOST_RUNNING else {})}
+    changed = with_changes(config, {"engine": own})
+    none: Changes = {}
+    for changes in (none, *_of_this_engine(changed, machine, none)):
+        engine = {**own, **_below(changes, "engine.")}
+        rest = {key: value for key, value in changes.items() if not key.startswith("engine.")}
+        yield {**rest, **also, "engine": engine}
+
+
+def _below(changes: Changes, section: str) -> Changes:
+    return {
+        key.removeprefix(section): value
+        for key, value in changes.items()
+        if key.startswith(section)
+    }
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
@@ -131,9 +164,6 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
     for each in single:
         together |= {key: value for key, value in each.items() if key not in together}
     yield together
-    if not config.model.lora_rank:
-        adapters = {"model.lora_rank": _LORA_RANK}
-        yield from ({**each, **adapters} for each in ({}, *single, together))
 
 
 def _placed(changes: Changes, machine: JobMachine) -> JobMachine:

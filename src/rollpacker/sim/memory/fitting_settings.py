@@ -15,6 +15,7 @@ from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 Changes = Mapping[str, Any]
 """Values by dotted keys."""
 
+_SHARE = "engine.gpu_memory"
 _SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
 """Of a GPU, for vLLM: the trainer is not to be starved first."""
 _LEAST = 16
@@ -150,7 +151,7 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
     engine = config.engine
     if machine.cuda and isinstance(engine, VllmEngineConfig):
         shares = [each for each in _SHARES if each != engine.gpu_memory]
-        single += [{"engine.gpu_memory": share} for share in shares]
+        single += [{_SHARE: share} for share in shares]
     least = _LEAST * (config.rollout.max_completion_length or 0)
     if isinstance(engine, MiniEngineConfig) and least and not 0 < engine.kv_tokens <= least:
         single.append({"engine.kv_tokens": least})
@@ -164,6 +165,8 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
     for each in single:
         together |= {key: value for key, value in each.items() if key not in together}
     yield together
+    if len(together) > 1:
+        yield from (together | each for each in single if _SHARE in each)
 
 
 def _placed(changes: Changes, machine: JobMachine) -> JobMachine:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args, get_origin
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Config(BaseModel):
@@ -42,3 +44,17 @@ def usual_kind(kind: str) -> BeforeValidator:
         return {"kind": kind} | cast(dict[str, Any], value)
 
     return BeforeValidator(complete)
+
+
+def fields_of(kind: type[Any], texts: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Those of a dataclass, for pydantic's ``create_model``; ``texts`` describe them by name."""
+    hints, found = get_type_hints(kind), dict[str, Any]()
+    for each in fields(kind):
+        said: dict[str, Any] = {"description": (texts or {}).get(each.name)}
+        if each.default_factory is not MISSING:
+            field = Field(default_factory=each.default_factory, **said)
+        else:
+            default: Any = ... if each.default is MISSING else each.default
+            field = Field(default, **said)
+        found[each.name] = (hints[each.name], field)
+    return found

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from inspect import cleandoc
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request
 from pydantic import BaseModel, Field, create_model
 
+from rollpacker.config.base import fields_of
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import NAME, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
@@ -47,17 +48,7 @@ class Empty(BaseModel, extra="forbid", strict=True):
 
 
 def _fields_of(kind: type[Any]) -> Any:
-    """Those of a dataclass, for pydantic."""
-    hints, found, texts = get_type_hints(kind), dict[str, Any](), args_of(kind)
-    for each in fields(kind):
-        text = texts.get(each.name)
-        if each.default_factory is not MISSING:
-            field = Field(default_factory=each.default_factory, description=text)
-        else:
-            default: Any = ... if each.default is MISSING else each.default
-            field = Field(default, description=text)
-        found[each.name] = (hints[each.name], field)
-    return found
+    return fields_of(kind, args_of(kind))
 
 
 class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(JobProgram))):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import yaml
-from pydantic import Field, create_model
+from pydantic import create_model
 
 from rollpacker.config import Config, RunConfig, parse_as
 from rollpacker.config import load as load_run
+from rollpacker.config.base import fields_of
 from rollpacker.config.places import only_here
 from rollpacker.core.codec import plain
 from rollpacker.data.files import is_pattern, kind_of
@@ -52,13 +52,7 @@ def read_submission(path: Path) -> dict[str, Any]:
 
 def _tree(kind: type[Any], **more: Any) -> type[Config]:
     """What a dataclass holds as a configuration, whose mistakes are said with what was meant."""
-    hints, keys = get_type_hints(kind), dict[str, Any]()
-    for each in fields(kind):
-        default: Any = ... if each.default is MISSING else each.default
-        if each.default_factory is not MISSING:
-            default = Field(default_factory=each.default_factory)
-        keys[each.name] = (hints[each.name], default)
-    return create_model(kind.__name__, __base__=Config, **keys, **more)
+    return create_model(kind.__name__, __base__=Config, **{**fields_of(kind), **more})
 
 
 _SPECIFICATION = _tree(JobSpec, program=(_tree(JobProgram) | None, None))

@@ -4,12 +4,12 @@ several seconds."""
 from __future__ import annotations
 
 from rollpacker.config import DataConfig
-from rollpacker.data.read import check_files
+from rollpacker.data.read import check_places
 from rollpacker.hub import check_model
 
 
 def check_here(model: str, *data: DataConfig | None) -> None:
-    """Raises ``ValueError`` for a model's folder, or files of data, that are not here.
+    """Raises ``ValueError`` for a model's folder, or data, that are not here.
 
     The hub is not asked: what may be there is found missing later.
     """
@@ -19,4 +19,4 @@ def check_here(model: str, *data: DataConfig | None) -> None:
         raise ValueError(f"model.path={model}: {error}") from None
     for each in data:
         if each is not None:
-            check_files(each.path)
+            check_places(each)

@@ -36,6 +36,8 @@ _KEYS = {
 }
 """Kinds of sources: what they are called, and which of the keys that only some read they do."""
 
+_NOT_HERE = "data.path: there is no file or folder '{}'"
+
 _NAMED_FILES = 3
 """Files that are named one by one when a source has several."""
 
@@ -62,12 +64,16 @@ class Records:
         ]
 
 
-def check_files(path: str | list[str]) -> None:
-    """Refuse, with ``DataError``, files that are not there, before anything is read."""
+def check_places(config: DataConfig) -> None:
+    """Refuse, with ``DataError``, files and folders that are not there, before anything is read;
+    the hub is not asked."""
+    path = config.path
     if _kind(path) == "files":
         for each in [path] if isinstance(path, str) else path:
             for file in find_files(each):
                 check_file(file)
+    elif _kind(path) == "dataset":
+        _check_folder(str(path), config)
 
 
 def read_records(config: DataConfig) -> Records:
@@ -152,8 +158,8 @@ def _dataset(path: str, config: DataConfig) -> list[Record]:
     import datasets
 
     folder = Path(path).expanduser()
-    if not folder.is_dir() and not {"data_files", "data_dir"} & set(config.options):
-        _check_place(path)
+    if not _check_folder(path, config):
+        _check_hub(path)
     try:
         if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
             dataset = _saved(
@@ -174,15 +180,23 @@ def _dataset(path: str, config: DataConfig) -> list[Record]:
         ) from None
 
 
-def _check_place(path: str) -> None:
-    """Refuse what is neither here nor on the hub, before a library tries for half a minute."""
+def _check_folder(path: str, config: DataConfig) -> bool:
+    """Whether a dataset is here, or made of what its options name; it may be on the hub otherwise,
+    unless its path says that it is not."""
+    if Path(path).expanduser().is_dir() or {"data_files", "data_dir"} & set(config.options):
+        return True
+    if only_here(path):
+        raise DataError(_NOT_HERE.format(path))
+    return False
+
+
+def _check_hub(path: str) -> None:
+    """Refuse what is not on the hub, before a library tries for half a minute."""
     from datasets import config as places
 
     from rollpacker.hub import answers
 
-    missing = f"data.path: there is no file or folder '{path}'"
-    if only_here(path):
-        raise DataError(missing)
+    missing = _NOT_HERE.format(path)
     try:
         online = answers(path, "dataset")
     except ValueError as error:

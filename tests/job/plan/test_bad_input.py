@@ -168,6 +168,7 @@ def test_what_is_not_here_is_said_before_libraries_are_imported(
     assert "there is no such folder" in fails(model__path=str(tmp_path / "nowhere"))
     assert "data.path: no file" in fails(data__path=str(tmp_path / "rows.jsonl"))
     assert "no file matches" in fails(data__path=str(tmp_path / "*.jsonl"))
+    assert "no file or folder './rows'" in fails(data__path="./rows")
     held_out = {"data": {"path": str(tmp_path / "held.parquet")}, "every": 1}
     assert "held.parquet" in fails(eval=held_out)
 

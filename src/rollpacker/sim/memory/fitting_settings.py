@@ -82,7 +82,10 @@ def _with_vllm(
 ) -> Iterator[Changes]:
     """An engine that can lie on several devices, for at ``most`` as many sequences at a time."""
     own: Changes = {"kind": "vllm", **({"max_running": most} if most != _MOST_RUNNING else {})}
-    changed = with_changes(config, {"engine": own})
+    try:
+        changed = with_changes(config, {"engine": own})
+    except ValueError:  # something else of the job is for another engine
+        return
     none: Changes = {}
     for changes in (none, *_of_this_engine(changed, machine, none)):
         engine = {**own, **_below(changes, "engine.")}
@@ -166,7 +169,7 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
         together |= {key: value for key, value in each.items() if key not in together}
     yield together
     if len(together) > 1:
-        yield from (together | each for each in single if _SHARE in each)
+        yield from ({**together, **each} for each in single if _SHARE in each)
 
 
 def _placed(changes: Changes, machine: JobMachine) -> JobMachine:

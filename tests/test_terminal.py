@@ -111,7 +111,12 @@ def test_a_terminal_without_a_width_is_written_to(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["--help"], "journal"), (["samples", "--no"], "--no")]
+    ("words", "said"),
+    [
+        (["--help"], "journal"),
+        (["mux", "wait", "-h"], "--token-file"),
+        (["samples", "--no"], "--no"),
+    ],
 )
 def test_help_and_mistakes_are_shown_without_a_width(
     words: list[str],

@@ -51,6 +51,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 journal_app = typer.Typer(help="Work with a run's journal.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)

@@ -189,7 +189,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         last_step=-1,
         max_length=CAP,
         progress=progress,
-        texts=Texts(tokenizer),
+        texts=Texts(tokenizer, problems.rows),
         trackers=(),
     )
     params = SamplingParams(max_tokens=CAP)

@@ -83,6 +83,8 @@ def _text(row: dict[str, Any]) -> str:
         texts += map(_said, messages)
     elif completion is not None:
         texts.append(f"[response]\n{visible(completion)}")
+    if row["answer"] is not None:
+        texts.append(f"[answer of the data]\n{visible(row['answer'])}")
     return "\n".join([_RULE, " · ".join(about), *logged, *texts, ""])
 
 

@@ -37,8 +37,13 @@ ADDED_LATER: dict[str, pl.DataType] = {
 that; ``advantage``: what the update multiplied it by, null where it was not trained on;
 ``stale_tokens``: those of earlier weights than the step's, the oldest of ``weights_version``."""
 
-TEXTS: dict[str, pl.DataType] = {"prompt_text": pl.String(), "completion": pl.String()}
-"""The prompt as the model saw it, special tokens included, and the response without them."""
+TEXTS: dict[str, pl.DataType] = {
+    "prompt_text": pl.String(),
+    "completion": pl.String(),
+    "answer": pl.String(),
+}
+"""The prompt as the model saw it, special tokens included, the response without them, and the
+problem's reference answer, which older files lack."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 

@@ -94,7 +94,7 @@ class HostedJob:
             last_step=self._counters.step - 1,
             max_length=cap,
             progress=host.progress,
-            texts=Texts(host.tokenizer),
+            texts=Texts(host.tokenizer, host.problems.rows),
             trackers=(),
         )
         self._updates = Updates(

@@ -26,7 +26,8 @@ class Step:
             {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
         )
         made: Any = SimpleNamespace(
-            **({"begin": lambda: None, "prompt": lambda _: "1+1", "completion": lambda _: "2"})
+            **dict.fromkeys(("prompt", "completion", "answer"), lambda _: "2")
+            | {"begin": lambda: None}
             | texts
         )
         self.log = RunLog(

@@ -41,6 +41,7 @@ def add(log, attempt, step, **other):
         "stale_tokens": 0,
         "prompt_text": "What is 1 + 1?",
         "completion": f"It is {attempt}.",
+        "answer": "2",
         "completion_ids": np.array([5, attempt], np.int32),
     }
     log.add(SampleRow(**(row | other)))
@@ -98,6 +99,7 @@ def test_rows_come_back(tmp_path):
         "rewards/style": None,
         "prompt_text": "What is 1 + 1?",
         "completion": "It is 5.",
+        "answer": "2",
         "completion_ids": [5, 5],
     }
     last = frame.row(8, named=True)

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -12,9 +13,12 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, main
+from rollpacker.core.types import PromptId
+from rollpacker.data.base import Row
 from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
+from rollpacker.runtime.attempts.detokenizer import Texts
 
 JUDGES = """
 def length(completions, **_):
@@ -52,6 +56,7 @@ def test_every_response_has_its_text_and_each_reward(shop, folder):
     for row in frame.iter_rows(named=True):
         ids, text = row["completion_ids"], row["completion"]
         assert row["prompt_text"] == f"{int(row['prompt'][1:]):03d}"
+        assert row["answer"] == "1"
         if ids is None:
             assert text is None
             continue
@@ -134,6 +139,19 @@ def ask(folder, *words):
     return json.loads(done.stdout)["samples"]
 
 
+def test_of_a_long_answer_the_start_is_kept() -> None:
+    tests = [{"stdin": "1\n", "stdout": "é" * 1000}]
+    rows = {
+        PromptId(name): Row(id=PromptId(name), prompt="", answer=answer, domain="d", columns={})
+        for name, answer in (("tests", tests), ("none", None), ("number", 4.5))
+    }
+    texts = Texts(SimpleNamespace(decode=str), rows)
+    answers = {name: texts.answer(SimpleNamespace(prompt=name)) for name in (*rows, "gone")}
+    assert answers["tests"].startswith('[{"stdin": "1\\n", "stdout": "éé')
+    assert len(answers["tests"]) < 500
+    assert (answers["none"], answers["gone"], answers["number"]) == (None, None, "4.5")
+
+
 def test_the_command_shows_what_the_table_holds(folder):
     frame = table(folder)
     graded = frame.drop_nulls("reward")
@@ -160,6 +178,7 @@ def test_the_command_shows_what_the_table_holds(folder):
     wanted = frame.filter(pl.col("completion").str.contains("(GCD)", literal=True))
     hits = ask(folder, "--grep", "(GCD)", "--limit", 0)
     assert {row["attempt"] for row in hits} == set(wanted["attempt"])
+    assert "[answer of the data]\n1\n" in shown("samples", folder, "--limit", 1).stdout
     none = shown("samples", folder, "--step", last + 1)
     assert none.stdout == "no response matches: steps are counted from 0\n"
 

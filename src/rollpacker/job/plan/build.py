@@ -144,7 +144,7 @@ async def build(
             max_length=cap,
             context=card.context if longest + problems.longest >= card.context else None,
             progress=progress,
-            texts=Texts(card.tokenizer),
+            texts=Texts(card.tokenizer, problems.rows),
             trackers=trackers,
         )
         params = sampling_params(config, card, cap)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from rollpacker.core.types import PromptId
+from rollpacker.data.base import Row
 from rollpacker.runtime.attempts.attempts import Trajectory
+
+_ANSWER = 400
+"""Characters of an answer that are kept."""
 
 
 def backend(tokenizer: Any) -> Any:
@@ -18,10 +24,12 @@ class Texts:
 
     Args:
         tokenizer: of transformers.
+        rows: the problems.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, rows: Mapping[PromptId, Row]) -> None:
         self._decode = backend(tokenizer).decode
+        self._rows = rows
         self._prompts: dict[PromptId, str] = {}
 
     def begin(self) -> None:
@@ -45,3 +53,13 @@ class Texts:
         if attempt.output is None:
             return None
         return self._decode(attempt.output.tokens.tolist(), skip_special_tokens=True)
+
+    def answer(self, attempt: Trajectory) -> str | None:
+        """The problem's reference answer; of a long one, such as a program's tests, its start."""
+        row = self._rows.get(attempt.prompt)
+        if row is None or row.answer is None:
+            return None
+        text = row.answer
+        if not isinstance(text, str):
+            text = json.dumps(text, ensure_ascii=False, default=str)
+        return text if len(text) <= _ANSWER else f"{text[:_ANSWER]} ..."

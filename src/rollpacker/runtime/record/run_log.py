@@ -228,6 +228,7 @@ class RunLog:
                 extra=attempt.extra,
                 prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
                 completion=self._texts.completion(attempt) if self._kept.texts else None,
+                answer=self._texts.answer(attempt) if self._kept.texts else None,
                 completion_ids=None if output is None else output.tokens,
                 program=next(iter(attempt.runs.values()), None),
                 conversation=attempt.conversation,

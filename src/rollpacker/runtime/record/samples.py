@@ -59,6 +59,7 @@ class SampleRow:
     """What reward functions logged of it."""
     prompt_text: str | None = None
     completion: str | None = None
+    answer: str | None = None
     completion_ids: NDArray[np.int32] | None = None
     program: CodeRun | None = None
     conversation: EpisodeRecord | None = None
@@ -152,8 +153,9 @@ class SampleLog:
         values = (*row.numbers(), *(row.rewards.get(name) for name in self._rewards))
         self._bytes += _ROW_BYTES + sum(map(len, row.extra.values()))
         if self._texts:
-            values += (row.prompt_text, row.completion)
-            self._bytes += len(row.completion or "") + len(row.prompt_text or "")
+            texts = (row.prompt_text, row.completion, row.answer)
+            values += texts
+            self._bytes += sum(len(text or "") for text in texts)
         if self._token_ids:
             ids = row.completion_ids
             values += (None if ids is None else pl.Series(ids),)

@@ -164,7 +164,9 @@ def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
     """And not only the mode to use, which may be a little slower than those."""
     slow = mode(0.9)
     modes = {"off": mode(1.0), "exact": mode(0.985), "prompts": slow, "race": mode(speedup, 0.8)}
-    told = sentences(modes, "exact", ahead={}, left_out="nothing", depends=None, limit=0.95)
+    told = sentences(
+        modes, "exact", ahead={}, left_out="nothing", depends=None, read=999, limit=0.95
+    )
     assert any("race would be faster" in sentence for sentence in told) == tempting
 
 
@@ -182,9 +184,35 @@ def test_why_a_race_is_biased_is_said_as_of_the_trace(
 ) -> None:
     modes = {"off": mode(1.0), "exact": mode(1.1), "prompts": mode(1.0), "race": mode(1.3, 0.8)}
     told = sentences(
-        modes, "exact", ahead={}, left_out="nothing", depends=dependence(*read), limit=0.95
+        modes,
+        "exact",
+        ahead={},
+        left_out="nothing",
+        depends=dependence(*read),
+        read=999,
+        limit=0.95,
     )
     assert any(line.startswith("Mode race would") and line.endswith(cause) for line in told)
+
+
+def test_what_does_not_pay_is_not_said_to_tempt() -> None:
+    modes = {"off": mode(1.0), "exact": mode(1.03), "prompts": mode(1.0), "race": mode(1.07, 0.8)}
+
+    def told(read: int) -> list[str]:
+        return sentences(
+            modes, "exact", ahead={}, left_out="it", depends=None, read=read, limit=0.95
+        )
+
+    assert [line.split(" ", 3)[:3] for line in told(100)] == [
+        ["Racing", "does", "not"],
+        ["Use", "exact:", "about"],
+    ]
+    assert "Only 99 finished responses were read" in told(99)[1]
+
+
+def test_lengths_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="all responses of the trace are empty"):
+        of_trace(trace_of(np.zeros((4, 8), np.int64), cap=300))
 
 
 def test_aborted_responses_are_said_to_be_missing() -> None:

@@ -55,7 +55,14 @@ def test_a_bound_is_never_told_as_a_gain() -> None:
     }
     ahead = {"2.0": mode(1.5, 1)}
     told = sentences(
-        modes, "exact", ahead=ahead, left_out="grading", at_most=True, depends=None, limit=0.95
+        modes,
+        "exact",
+        ahead=ahead,
+        left_out="grading",
+        at_most=True,
+        depends=None,
+        read=999,
+        limit=0.95,
     )
     assert any("would make exact at most 1.50x at 2.0 tokens" in line for line in told)
     assert any("Use exact: at most 1.10x faster" in line for line in told)

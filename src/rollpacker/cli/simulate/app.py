@@ -139,7 +139,8 @@ def _summary(result: JobResult) -> list[str]:
         f"kept responses are {result.kept_vs_true_len:.2f} of the true mean length",
         *([stale] if result.stale_share else []),
         f"bounds without races: no rollout is shorter than {result.single_sequence_s:.4g} s "
-        f"where a response reaches the longest length, nor than {result.packing_s:.4g} s a step",
+        f"where a response has all of {result.cap} tokens, nor than {result.packing_s:.4g} s a "
+        "step",
         *([tools] if result.tool_bound_s else []),
         f"simulated in {result.sim_wall_s:.1f} s",
     ]

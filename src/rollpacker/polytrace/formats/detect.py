@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from rollpacker.polytrace.formats.files.opened import bare
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
 from rollpacker.polytrace.formats.ours import native, runs
-from rollpacker.polytrace.schema import TraceError
+from rollpacker.polytrace.schema import SAMPLES, TraceError
 
 POLYTRACE = ("packed_lengths", "multiturn", "reward_timings", "dapo_filter")
 FORMATS = (*POLYTRACE, "polytrace", "native", "run", "journal", *LAYOUTS)
@@ -29,6 +29,8 @@ FORMATS = (*POLYTRACE, "polytrace", "native", "run", "journal", *LAYOUTS)
 _TABLES = ("native", "run")
 _LINES = (*POLYTRACE, "polytrace", "journal")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_NEARLY = 2
+"""Columns that a table may lack and still be meant as a native trace."""
 _DEEPEST = 3
 _DEEPEST_IN_STEP = 6
 _PICKLES = {
@@ -162,13 +164,22 @@ def _why_unknown(path: Path) -> str:
             columns = list(pl.read_parquet_schema(path))
         except (PolarsError, OSError) as error:
             return f"not a parquet file ({first_line(error)})"
-        return f"not a trace: it has columns {', '.join(columns[:6])}"
+        return _no_table(columns)
     first, problem = beginning(path)
     if suffix == ".json" and not problem:
         return "a JSON file is no trace (fitted distributions are not responses)"
     if problem or not first:
         return problem or "no record in it"
     return f"with keys {', '.join(list(first[0])[:6])} its first lines fit no format"
+
+
+def _no_table(columns: Sequence[str]) -> str:
+    """Of a parquet file that is none of ours, which column a native one would have more."""
+    missing = [name for name in SAMPLES if name not in columns]
+    if len(missing) <= _NEARLY:
+        lacks = f"the column {', '.join(missing)}" if missing else "a native trace's metadata"
+        return f"no native trace: it lacks {lacks}"
+    return f"not a trace: it has columns {', '.join(columns[:6])}"
 
 
 def _of_folder(

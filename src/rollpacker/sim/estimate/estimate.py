@@ -262,6 +262,7 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
             left_out=job.left_out,
             at_most=bool(at_most),
             depends=dependence(read.icc, read.icc_log),
+            read=read.responses,
             limit=limit,
             aborted=read.aborted / (read.responses + read.aborted),
         ),
@@ -336,7 +337,8 @@ def _partial(
         speedup=_step_s(off, shared) / seconds,
         kept_vs_true_len=_kept_length(steps) / _kept_length(off),
         step_s=seconds,
-        decoded_vs_kept=sum(s.decoded_tokens for s in steps) / tokens,
+        # Of few steps, what is kept may have been decoded before them.
+        decoded_vs_kept=max(1.0, sum(s.decoded_tokens for s in steps) / tokens),
         stale=sum(s.stale_tokens for s in steps) / tokens,
     )
 

@@ -10,6 +10,8 @@ from rollpacker.polytrace.statistics.statistics import Dependence
 _SAME = 1.02
 """Speeds that differ by less are taken to be the same."""
 _WORTH_IT = 1.05
+_FEW = 100
+"""Responses of which hardly one is of the longest hundredth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +56,16 @@ def sentences(
     left_out: str,
     at_most: bool = False,
     depends: Dependence | None,
+    read: int,
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to six sentences.
+    """The estimate in plain words, one to seven sentences.
 
     ``partial`` is that mode, None where it was not simulated; ``ahead`` is ``exact`` with engines
     that decode ahead, by tokens of a decode step; ``left_out`` what the simulation does not have;
     ``at_most`` whether speeds are upper bounds; ``depends`` says what lengths of the trace are,
-    None where unknown; ``aborted`` the share of its responses that were.
+    None where unknown; ``read`` how many responses it has, and ``aborted`` the share that were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -74,10 +77,14 @@ def sentences(
             f"Racing does not pay here: the best race ({best}) is "
             f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
         )
+    if read < _FEW:
+        told.append(
+            f"Only {read} finished responses were read: a log of more steps says more of the tail."
+        )
     told.append(_use(recommended, chosen, left_out, "at most" if at_most else "about"))
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
-    for name in biased[:1]:
+    for name in biased[:1] if pays else ():
         gain = f"{'may' if at_most else 'would'} be faster ({races[name].speedup:.2f}x"
         told.append(
             f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "

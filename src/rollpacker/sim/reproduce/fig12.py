@@ -54,6 +54,7 @@ class GrowingJob(PaperJob):
             steps=result.steps,
             kept_vs_true_len=result.kept_vs_true_len,
             packing_s=result.packing_s,
+            cap=result.cap,
             single_sequence_s=result.single_sequence_s,
             sizes=tuple(sizes),
         )

@@ -67,6 +67,9 @@ def load_source(name: str, task: str | None = None, note: Note = silent) -> Leng
     """
     if name in model_names() or name.endswith(".json"):
         return of_model(name)
+    if not Path(name).exists():
+        known = ", ".join(model_names())
+        raise ValueError(f"workload={name}: no such file, and no workload model; those: {known}")
     return of_trace(formats.read(Path(name), note=note), task)
 
 
@@ -85,12 +88,15 @@ def of_model(name: str) -> LengthSource:
 def of_trace(trace: Trace, task: str | None = None) -> LengthSource:
     """A trace's prompts, and a model of what it does not hold.
 
-    Raises ``ValueError`` when the task is not there, not unique, or has no finished response.
+    Raises ``ValueError`` when the task is not there, not unique, or has no finished response of
+    a token or more.
     """
     samples = _in_order(_narrow(finished(task_samples(trace, task))))
     if samples.is_empty():
         raise ValueError("the trace has no finished response: nothing is known of its lengths")
     tokens = lengths_of(samples)
+    if not samples["response_tokens"].cast(pl.Boolean).any():
+        raise ValueError("all responses of the trace are empty: nothing is known of their lengths")
     groups = samples["visit"].to_numpy().astype(np.int64)
     sizes = np.bincount(groups)
     icc, icc_log = np.nan_to_num(correlations(tokens, groups)).tolist()
@@ -165,7 +171,10 @@ def task_samples(trace: Trace, task: str | None) -> pl.DataFrame:
     """Rows of one task. Raises ``ValueError`` when it is not there, or not the only one."""
     names = trace.tasks
     if task is None and len(names) != 1:
-        raise ValueError(f"the trace has the tasks {', '.join(names)}: choose one task")
+        raise ValueError(
+            f"the trace has the tasks {', '.join(names)}: choose one with --task NAME (simulate: "
+            "task=NAME)"
+        )
     if task is not None and task not in names:
         raise ValueError(f"task {task!r} is not in the trace; it has {', '.join(names)}")
     return trace.samples.filter(pl.col("task") == (task or names[0]))

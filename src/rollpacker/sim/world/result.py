@@ -66,7 +66,8 @@ class JobResult:
         kept_vs_true_len: mean length of kept responses over that of all responses sampled
             without a race.
         packing_s: mean seconds of a step's rollout if every engine were always full.
-        single_sequence_s: seconds of one response of the longest length, decoded alone.
+        cap: tokens of the longest response that there can be.
+        single_sequence_s: seconds of such a response, decoded alone.
             Neither bound has tools in it: ``tool_bound_s``.
         sim_wall_s: None, or what the simulation took; set by who has a clock.
     """
@@ -74,6 +75,7 @@ class JobResult:
     steps: Sequence[StepResult]
     kept_vs_true_len: float
     packing_s: float
+    cap: int
     single_sequence_s: float
     sim_wall_s: float | None = None
 

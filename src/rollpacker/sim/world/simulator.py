@@ -119,6 +119,7 @@ class Simulation:
             steps=steps,
             kept_vs_true_len=self._world.kept_vs_true_len,
             packing_s=self._packing_s(),
+            cap=self.cap,
             single_sequence_s=single_sequence_s(self.costs.engine(self._sizes[-1]), self.cap),
         )
 

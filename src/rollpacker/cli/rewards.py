@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from rollpacker.cli.output import Json, Overrides, print_json, print_plain
+from rollpacker.errors import PlainError, told
 
 if TYPE_CHECKING:
     from rollpacker.config import DataConfig, RewardConfig
@@ -249,13 +252,36 @@ def _code(name: str, options: Mapping[str, Any], text: str, row: Row) -> _Graded
 
 
 def _called(reward: RewardConfig, text: str, row: Row) -> _Graded:
-    from rollpacker.reward.base import Scored
+    from rollpacker.reward.base import GradingError, Scored
     from rollpacker.reward.functions import resolve
 
-    (scored,) = resolve(reward.function, reward.options)([_request(text, row)])
+    scorer = resolve(reward.function, reward.options, columns=row.columns)
+    try:
+        with _limit(reward):
+            (scored,) = scorer([_request(text, row)])
+    except GradingError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise GradingError(told(error)) from error
     if not isinstance(scored, Scored):
         return scored, {}
     return scored.score, {**scored.extra, **scored.metrics}
+
+
+@contextmanager
+def _limit(reward: RewardConfig) -> Iterator[None]:
+    """A run ends the process of a call that takes too long."""
+
+    def end(*_: object) -> None:
+        raise PlainError(f"timed out after {reward.call_limit_s:g} s (rewards[].timeout_s)")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, reward.call_limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _request(text: str, row: Row) -> GradeRequest:

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -176,3 +177,37 @@ def test_mistakes_are_one_line(rows, arguments, message, monkeypatch):
     result = CliRunner().invoke(app, ["rewards", "check", *arguments])
     assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)
+
+
+BROKEN = """
+import time
+
+def divides(completions, **_):
+    return [1 / (len(completions) - 1)]
+
+def typo(completions, anwser, **_):
+    return [1.0]
+
+def slow(completions, **_):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("divides", r"row a: .*mine\.py:5 in divides: ZeroDivisionError: division by zero$"),
+        ("typo", "'anwser', which is neither a column .* did you mean 'answer'"),
+        ("slow", r"row a: timed out after 0\.2 s \(rewards\[\]\.timeout_s\)$"),
+    ],
+)
+def test_what_a_function_raises_is_one_line_as_in_a_run(rows, tmp_path, name, said):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: none}}\ndata: {{path: {rows}}}\noutput: {tmp_path}/run\n"
+        f"rewards: [{{function: '{tmp_path}/mine.py:{name}', timeout_s: 0.2}}]\n"
+    )
+    result = CliRunner().invoke(app, ["rewards", "check", str(job), "--response", "5"])
+    assert isinstance(result.exception, ValueError)
+    assert re.search(said, str(result.exception)), result.exception

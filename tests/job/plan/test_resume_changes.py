@@ -224,3 +224,16 @@ def test_a_run_that_goes_on_with_free_changes_ends_with_the_same_bits(shop: Work
     assert "WARNING" not in said
     assert kept_samples(parts) == kept_samples(whole)
     assert weights_digest(parts / "checkpoint-3") == weights_digest(whole / "checkpoint-3")
+
+
+def test_code_that_was_edited_in_its_place_is_said(shop: Workshop) -> None:
+    file = shop.folder / "mine.py"
+    score = "def score(completions, **_):\n    return [{} for _ in completions]\n"
+    file.write_text(score.format("float(len(_))"))
+    changes = {"rewards": [{"function": f"{file}:score"}], "steps": 1}
+    run(shop.config("edited", **changes))
+    _, said = run(shop.config("edited", **changes | {"steps": 2}), resume=True)
+    assert "edited" not in said.replace("/edited", "")
+    file.write_text(score.format("0.5 * len(_)"))
+    _, said = run(shop.config("edited", **changes | {"steps": 3}), resume=True)
+    assert "WARNING rewards.0.function: its file has been edited since" in said

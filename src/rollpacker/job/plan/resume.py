@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import glob
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -124,9 +125,32 @@ def choose_start(
         )
     before = of_then(found.state["config"])
     changed = _changes(found, before, config.model_dump(mode="json"))
+    changed += _edited(found.state.get("code", {}), code_of(config))
     if found.state.get("draws") != DRAWS and config.engine.kind != "fake":
         changed += (_DRAWN_OTHERWISE,)
     return RunStart(path=found.path, state=found.state, changed=changed)
+
+
+def code_of(config: RunConfig) -> dict[str, str]:
+    """Digests of the Python files that rewards, environment and data name, by the key."""
+    named = {f"rewards.{n}.function": [each.function] for n, each in enumerate(config.rewards)}
+    named["environment.path"] = [] if config.environment is None else config.environment.path
+    named["data.path"] = _listed(config.data.path)
+    found: dict[str, str] = {}
+    for key, paths in named.items():
+        names = (path if path.endswith(".py") else path.rpartition(":")[0] for path in paths)
+        files = [Path(name).expanduser() for name in names if name.endswith(".py")]
+        if held := b"".join(file.read_bytes() for file in files if file.is_file()):
+            found[key] = hashlib.blake2b(held, digest_size=16).hexdigest()
+    return found
+
+
+def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"WARNING {key}: its file has been edited since: what is learned from here on is another"
+        for key, digest in now.items()
+        if before.get(key, digest) != digest
+    )
 
 
 def as_of_now(old: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:

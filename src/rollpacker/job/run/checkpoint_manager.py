@@ -12,6 +12,7 @@ from rollpacker.config import RunConfig
 from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.plan.checks import races
+from rollpacker.job.plan.resume import code_of
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
@@ -33,6 +34,7 @@ class CheckpointManager:
         self._parts = parts
         self._checkpoints = checkpoints
         self._begun: dict[str, Any] | None = None
+        self._code = code_of(config)  # as it is imported, not as it may be edited meanwhile
         self.saved = -1
         """Step of the newest checkpoint of the run."""
         self.slowest_s = 0.0
@@ -122,6 +124,7 @@ class CheckpointManager:
         return {
             "config": self._config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),
+            "code": self._code,
             "policy": parts.policy.state_dict(),
             "source": parts.problems.source.state_dict(),
             "rewards": parts.rewards.state_dict(),

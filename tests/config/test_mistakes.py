@@ -71,6 +71,7 @@ MISTAKES = [
         "'rollout.streaming.scaling': must be 'consolidate', 'paper' or 'fixed', got True",
     ),
     # rollout.dynamic_sampling
+    ("rollout.tail_batching=race", "must be keys and values such as 'mode: race', got 'race'"),
     ("rollout.dynamic_sampling=true", "'rollout.dynamic_sampling': must be keys and values, got"),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
@@ -91,7 +92,7 @@ MISTAKES = [
         "train.algorithm.kind=ppo",
         "'train.algorithm.kind': must be 'grpo', 'dr_grpo', 'dapo', 'rloo'",
     ),
-    ("train.algorithm=grpo", "'train.algorithm': must be keys and values, got 'grpo'"),
+    ("train.algorithm=grpo", "must be keys and values such as 'kind: grpo', got 'grpo'"),
     (
         "train.algorithm={kind: dr_grpo, epsilon_high: 0.3}",
         "unknown key 'train.algorithm.epsilon_high'; for it set train.algorithm.kind=dapo or gspo",

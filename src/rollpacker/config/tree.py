@@ -95,10 +95,13 @@ class EvalConfig(Config):
         if self.data is None and not self.fraction:
             raise ValueError(
                 "no problems to measure by: name some in eval.data, or hold some of the training "
-                "data out with eval.fraction"
+                "data out with eval.fraction; to measure nothing, leave eval out (eval=null)"
             )
         if self.data is not None and self.fraction:
-            raise ValueError("eval.data and eval.fraction exclude each other: drop one of them")
+            raise ValueError(
+                "eval.data and eval.fraction exclude each other: drop one of them (eval.fraction=0, "
+                "or eval.data=null)"
+            )
         return self
 
 

@@ -161,11 +161,15 @@ def _quoted(value: Any) -> str:
 
 
 def _shorthand(node: Any, value: Any) -> str:
-    """How to say it where a value stands for the one key that its section needs."""
-    required = [name for name, each in _fields(node).items() if each.is_required()]
-    if len(required) != 1 or not isinstance(value, str):
+    """How to say it where a value stands for the one key that its section needs, or for one that
+    has such a value."""
+    if not isinstance(value, str) or len(value) > _LONGEST:
         return ""
-    return f" such as '{required[0]}: {value}'" if len(value) <= _LONGEST else ""
+    fields = [field for member in _members(node) for field in _fields(member).items()]
+    having = [name for name, each in fields if value in get_args(each.annotation)]
+    required = [name for name, each in _fields(node).items() if each.is_required()]
+    meant = dict.fromkeys(having or required)
+    return f" such as '{next(iter(meant))}: {value}'" if len(meant) == 1 else ""
 
 
 def _of_other_kinds(tree: type[Config], location: Sequence[int | str]) -> str:

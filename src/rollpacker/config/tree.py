@@ -99,8 +99,8 @@ class EvalConfig(Config):
             )
         if self.data is not None and self.fraction:
             raise ValueError(
-                "eval.data and eval.fraction exclude each other: drop one of them (eval.fraction=0, "
-                "or eval.data=null)"
+                "eval.data and eval.fraction exclude each other: drop one of them "
+                "(eval.fraction=0, or eval.data=null)"
             )
         return self
 

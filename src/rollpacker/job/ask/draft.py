@@ -165,6 +165,12 @@ def _read(path: str, answers: Answers) -> tuple[dict[str, Any], list[Row], list[
             f"data.input_key: '{found.keys['input_key']}' is taken for the prompt, a guess among "
             f"{list(found.columns)}"
         )
+    if answers == "taken" and found.keys.get("label_key") == "":
+        warnings.append(
+            "data.label_key: no column is taken for the answer; a reward that reads one (TRL's "
+            "'answer', verl's 'ground_truth') needs its name here, of "
+            f"{list(found.rows[0].columns)}"
+        )
     return {"path": path, **found.keys}, found.rows, warnings
 
 

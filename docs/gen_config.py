@@ -37,8 +37,8 @@ Unknown keys are errors that name the key that is meant, also for names of other
 is `config.yaml` in the run's folder.
 
 *On resume* says what becomes of a run that is continued (`--resume auto`) with another value of the
-key. Files and folders are compared by what they hold, not by how their paths are spelled. A line names the key
-of a Python file that was edited in its place.
+key. Files and folders are compared by what they hold, not by how their paths are spelled. A line
+names the key of a Python file that was edited in its place.
 
 RESUME
 

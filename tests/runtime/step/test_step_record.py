@@ -60,7 +60,7 @@ def lines(step: StepRecord, folder: Path) -> list[dict[str, Any]]:
         {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
     )
     texts: Any = SimpleNamespace(
-        begin=lambda: None, prompt=lambda _: "1+1", completion=lambda _: "2"
+        begin=lambda: None, **dict.fromkeys(("prompt", "completion", "answer"), lambda _: "2")
     )
     log = RunLog(
         folder, config, last_step=-1, max_length=9, progress=Progress(), texts=texts, trackers=()

@@ -71,7 +71,6 @@ MISTAKES = [
         "'rollout.streaming.scaling': must be 'consolidate', 'paper' or 'fixed', got True",
     ),
     # rollout.dynamic_sampling
-    ("rollout.tail_batching=race", "must be keys and values such as 'mode: race', got 'race'"),
     ("rollout.dynamic_sampling=true", "'rollout.dynamic_sampling': must be keys and values, got"),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("rollout.dynamic_sampling.max_draws=0", "must be at least 1, got 0"),
@@ -92,7 +91,8 @@ MISTAKES = [
         "train.algorithm.kind=ppo",
         "'train.algorithm.kind': must be 'grpo', 'dr_grpo', 'dapo', 'rloo'",
     ),
-    ("train.algorithm=grpo", "must be keys and values such as 'kind: grpo', got 'grpo'"),
+    ("train.algorithm=grpo", "'train.algorithm': must be keys and values such as 'kind: grpo',"),
+    ("rollout.tail_batching=race", "must be keys and values such as 'mode: race', got 'race'"),
     (
         "train.algorithm={kind: dr_grpo, epsilon_high: 0.3}",
         "unknown key 'train.algorithm.epsilon_high'; for it set train.algorithm.kind=dapo or gspo",
@@ -238,7 +238,7 @@ def said_of(key: str) -> str:
         ("train.gradient_checkpoint", "train.gradient_checkpointing"),
         ("train.lerning_rate", "train.learning_rate"),
         ("rollout.tempreature", "rollout.temperature"),
-        ("rollout.prompts", "rollout.prompts_per_step"),
+        ("devices.per_nod", "devices.per_node"),
     ],
 )
 def test_what_another_framework_calls_our_key(key: str, ours: str) -> None:

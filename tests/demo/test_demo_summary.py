@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.cli.output import unused
-from rollpacker.demo.run import compare
+from rollpacker.demo.run import compare, free_folder
 
 
 def summary(wall_s: float, worker_s: float, driver_s: float) -> dict[str, Any]:
@@ -37,10 +36,10 @@ def test_the_bound_counts_the_driver_and_racing_promises_no_gain_here() -> None:
 
 
 def test_a_folder_in_use_gives_way_to_the_next(tmp_path: Path) -> None:
-    assert unused(tmp_path / "demo") == tmp_path / "demo"
+    assert free_folder(tmp_path / "demo") == tmp_path / "demo"
     (tmp_path / "demo").mkdir()
-    assert unused(tmp_path / "demo") == tmp_path / "demo", "nothing is in it"
+    assert free_folder(tmp_path / "demo") == tmp_path / "demo", "nothing is in it"
     for number, name in enumerate(("demo", "demo-2"), start=2):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "off").mkdir()
-        assert unused(tmp_path / "demo") == tmp_path / f"demo-{number}"
+        assert free_folder(tmp_path / "demo") == tmp_path / f"demo-{number}"

@@ -32,7 +32,6 @@ from rollpacker.cli.output import (
     print_plain,
     run_in,
     table_of,
-    unused,
 )
 from rollpacker.cli.rewards import rewards_app
 from rollpacker.cli.samples import samples
@@ -114,10 +113,10 @@ def demo(
     """
     from rollpacker.demo.cluster import NOTE, TITLE, cluster_table
     from rollpacker.demo.contention import warning
-    from rollpacker.demo.run import DEMO, QUICK, run_demo, table
+    from rollpacker.demo.run import DEMO, QUICK, free_folder, run_demo, table
 
     say: Callable[[str], None] = errors.print
-    summary = run_demo(unused(out), QUICK if quick else DEMO, say)
+    summary = run_demo(free_folder(out), QUICK if quick else DEMO, say)
     if as_json:
         print_json(summary)
         return

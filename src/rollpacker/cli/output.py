@@ -64,12 +64,3 @@ def run_in(folder: Path) -> Path:
     inner = folder / _IN_TRL
     there = (inner / "config.yaml").is_file() and not (folder / "config.yaml").is_file()
     return inner if there else folder
-
-
-def unused(folder: Path) -> Path:
-    """The folder, or its first numbered neighbour, that is not there or empty."""
-    found, number = folder, 1
-    while found.exists() and not (found.is_dir() and not any(found.iterdir())):
-        number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
-    return found

@@ -78,6 +78,15 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
     return summary
 
 
+def free_folder(folder: Path) -> Path:
+    """The folder, or its first numbered neighbour, that is not there or empty."""
+    found, number = folder, 1
+    while found.exists() and not (found.is_dir() and not any(found.iterdir())):
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
+
+
 def told_warm_start(say: Callable[[str], None]) -> Path:
     """The demo's model; says how far its training is, where it is not there yet."""
     logging.disable_progress_bar()  # transformers draws one for each checkpoint, in logs too

@@ -143,12 +143,16 @@ def test_of_a_long_answer_the_start_is_kept() -> None:
     tests = [{"stdin": "1\n", "stdout": "é" * 1000}]
     rows = {
         PromptId(name): Row(id=PromptId(name), prompt="", answer=answer, domain="d", columns={})
-        for name, answer in (("tests", tests), ("none", None), ("number", 4.5))
+        for name, answer in (
+            *(("tests", tests), ("none", None), ("number", 4.5)),
+            ("odd", {(1, 2): 3, "a": Path("b")}),
+        )
     }
     texts = Texts(SimpleNamespace(decode=str), rows)
     answers = {name: texts.answer(SimpleNamespace(prompt=name)) for name in (*rows, "gone")}
     assert answers["tests"].startswith('[{"stdin": "1\\n", "stdout": "éé')
     assert len(answers["tests"]) < 500
+    assert answers["odd"] == '{"a": "b"}', "what is no JSON stops no run"
     assert (answers["none"], answers["gone"], answers["number"]) == (None, None, "4.5")
 
 

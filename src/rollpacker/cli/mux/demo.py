@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rollpacker.cli.output import Json, errors, print_json, print_plain, table_of, unused
+from rollpacker.cli.output import Json, errors, print_json, print_plain, table_of
 from rollpacker.cli.output import console as screen
 
 
@@ -30,10 +30,10 @@ def demo(
     Example: rollpacker mux demo
     """
     from rollpacker.demo.mux import run_jobs, service, write_jobs
-    from rollpacker.demo.run import told_warm_start
+    from rollpacker.demo.run import free_folder, told_warm_start
 
     model = told_warm_start(errors.print)
-    out = unused(out)
+    out = free_folder(out)
     with service(out) as here:
         if sys.stdout.isatty():
             webbrowser.open(here.page)

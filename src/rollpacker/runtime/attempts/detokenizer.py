@@ -59,7 +59,16 @@ class Texts:
         row = self._rows.get(attempt.prompt)
         if row is None or row.answer is None:
             return None
-        text = row.answer
-        if not isinstance(text, str):
-            text = json.dumps(text, ensure_ascii=False, default=str)
+        text = row.answer if isinstance(row.answer, str) else _begun(row.answer)
         return text if len(text) <= _ANSWER else f"{text[:_ANSWER]} ..."
+
+
+def _begun(value: Any) -> str:
+    """A value as JSON, no more of it than is kept: tests may be many megabytes."""
+    text = ""
+    encoder = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True)
+    for piece in encoder.iterencode(value):
+        text += piece
+        if len(text) > _ANSWER:
+            break
+    return text

@@ -350,14 +350,6 @@ def test_a_fixed_timeout_has_no_shortest_one() -> None:
     assert found.grading.code_timeout.most_s == 1.0
 
 
-@pytest.mark.parametrize("kind", ["mini", "vllm"])
-def test_routes_that_no_engine_has_are_refused_without_another_engine_to_try(kind: str) -> None:
-    said = message(tree(engine={"kind": kind}, train={"router_replay": True}))
-    assert "train.router_replay needs an engine that says which experts it chose" in said
-    assert "leave it at false" in said
-    assert "take vllm" not in said
-
-
 def test_a_key_that_is_the_beginning_of_one_names_it() -> None:
     assert "did you mean 'rollout.prompts_per_step'?" in message(tree(rollout__prompts=2))
     said = message(tree(rollout__tail_batching__eta_p=2))

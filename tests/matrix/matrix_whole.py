@@ -52,9 +52,6 @@ ELSEWHERE = {
     "engine[vllm].max_running": (
         "tests/engine/vllm_engine/test_vllm.py::test_no_more_run_than_it_is_told"
     ),
-    "train.router_replay": (
-        "tests/engine/vllm_engine/test_vllm_routes.py::test_replayed_routes_bring_the_trainer_closer"
-    ),
     "engine[vllm].tensor_parallel": (
         "tests/runtime/cluster/test_spanning_runs.py::test_the_first_step_samples_what_mini_does"
     ),

@@ -87,9 +87,6 @@ class TrainConfig(Config):
     """Leave responses that were cut off out of the loss, not out of their group's baseline (DAPO's
     overlong filtering)."""
     sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
-    router_replay: bool = False
-    """Send each token to the experts that the engine chose (R3). Refused: no engine says which
-    yet."""
     updates_per_step: int = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
     micro_batch_tokens: int = Field(default=1024, ge=1)

@@ -204,16 +204,6 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _replayable(self) -> RunConfig:
-        if self.train.router_replay:
-            raise ValueError(
-                "train.router_replay needs an engine that says which experts it chose, and none "
-                "does yet, on CPUs or GPUs (vLLM 0.32 does in a model runner without our seeds): "
-                "leave it at false"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _comparable(self) -> RunConfig:
         kind = self.train.sampler_correction.kind
         if kind != "none" and not self.rollout.full_softmax:

@@ -87,8 +87,6 @@ class Sample:
             bool; None: all were sampled. Tokens that were not sampled have a logprob of 0.
         stale: true on tokens of earlier weights that are to have no loss, shape (T,), bool; None:
             all have one.
-        routes: experts that the engine sent prompt and response to, as far as it ran them, shape
-            (tokens, layers, experts of a token), int16, -1 where unknown; None: nowhere known.
     """
 
     prompt: PromptId
@@ -104,7 +102,6 @@ class Sample:
     old_logprobs: NDArray[np.float32] | None = None
     loss_mask: NDArray[np.bool_] | None = None
     stale: NDArray[np.bool_] | None = None
-    routes: NDArray[np.int16] | None = None
 
     @property
     def sampled(self) -> int:

@@ -137,8 +137,6 @@ class Output:
         finish_reason: ``stop``, ``length`` or ``abort``.
         weights_version: version of the weights that sampled it.
         drafts: what they brought on this engine.
-        routes: experts that prompt and response went to, as in ``Sample``; None: not asked for, or
-            not known of an attempt that was aborted.
     """
 
     attempt: AttemptId
@@ -147,7 +145,6 @@ class Output:
     finish_reason: FinishReason
     weights_version: int
     drafts: Drafted = NO_DRAFTS
-    routes: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

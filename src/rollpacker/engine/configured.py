@@ -60,7 +60,6 @@ def build_engine(
                 sharers=config.devices.per_gpu,
                 span=span,
                 alone=alone,
-                routes=config.train.router_replay,
                 verifies=False if config.rollout.speculation.mode == "off" else None,
             )
         case FakeEngineConfig():

@@ -7,7 +7,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +98,7 @@ class Trainer(ABC):
             from rollpacker.train.model.lora import add_adapters
 
             self._adapted = add_adapters(model, lora)
-        self._forward = PackedForward(
-            model, fit.layout, recompute=config.gradient_checkpointing, replay=config.router_replay
-        )
+        self._forward = PackedForward(model, fit.layout, recompute=config.gradient_checkpointing)
         self._costs = packing.costs_of(model)
         self._optimizer = self._place()
         self._first = None
@@ -203,9 +200,7 @@ class Trainer(ABC):
         references: list[torch.Tensor] | list[None] = [None] * len(shares)
         if self._config.beta > 0:
             with torch.no_grad(), self._as_reference():
-                # Other weights have routes of their own.
-                batches = [replace(share.batch, routes=None) for share in shares]
-                references = [self._logprobs(batch)[0] for batch in batches]
+                references = [self._logprobs(share.batch)[0] for share in shares]
         sums = torch.zeros(len(SUMS), device=self._optimizer.sums.device)
         extremes = sums.new_tensor(NO_EXTREMES)
         for share, reference in zip(shares, references, strict=True):

@@ -58,9 +58,6 @@ def graded(number: int) -> Trajectory:
             logprobs=-rng.random(number + 1).astype(np.float32),
             finish_reason="stop",
             weights_version=STEP,
-            routes=rng.integers(-1, 300, (number + 2, 3, 2)).astype(np.int16)
-            if number % 3
-            else None,
         ),
         graded_s=1.0,
         reward=number / 3,
@@ -115,7 +112,6 @@ def test_what_was_graded_comes_back_to_the_bit_under_its_new_id(tmp_path: Path) 
         assert (output.attempt, grade.attempt) == (70, 70)
         np.testing.assert_array_equal(output.tokens, old.output.tokens)
         np.testing.assert_array_equal(output.logprobs, old.output.logprobs)
-        np.testing.assert_array_equal(output.routes, old.output.routes)
         assert (grade.reward, grade.rewards, grade.runs) == (old.reward, old.rewards, old.runs)
         assert (grade.extra, grade.metrics) == (old.extra, old.metrics)
         assert (output.finish_reason, output.weights_version) == ("stop", STEP)

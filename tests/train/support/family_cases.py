@@ -19,7 +19,6 @@ from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward
 from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import numbered
-from rollpacker.train.model.routes import mixtures_of
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7
@@ -109,15 +108,6 @@ def forward(name: str) -> dict[str, Any]:
             found[way] = [float((logprobs - expected).detach().abs().max()), gradient]
     assert torch.equal(alone(model), expected), "the model is not as it was"
     return found
-
-
-def record(model: torch.nn.Module, into: list[torch.Tensor]) -> list[Any]:
-    """Append what each mixture of experts chooses, shape (N, k). The handles take that back."""
-
-    def keep(own: torch.Tensor) -> None:
-        into.append(own)
-
-    return [handle for mixture in mixtures_of(model) for handle in mixture.ask(lambda _: keep)]
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -46,7 +46,7 @@ _KEYS: Mapping[OnResume, str] = {
         environment.step_timeout_s environment.start_timeout_s
         train.learning_rate train.lr_scheduler_type train.warmup_steps
         train.sampler_correction.kind train.sampler_correction.level
-        train.sampler_correction.low train.sampler_correction.high train.router_replay
+        train.sampler_correction.low train.sampler_correction.high
     """,
     "refused": """
         seed deterministic

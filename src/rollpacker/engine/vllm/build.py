@@ -97,7 +97,6 @@ def build(
     span: Span,
     *,
     alone: bool = True,
-    routes: bool = False,
     verifies: bool = True,
 ) -> Any:
     """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
@@ -109,7 +108,6 @@ def build(
     transformers in this process (``alone``).
     """
     settings = _settings(model, config, device, sharers, span)
-    settings["enable_return_routed_experts"] = routes
     gc.collect()  # an engine that is gone takes the process's groups along as it is collected
     try:
         with _process_kept(), at_home(span, device):
@@ -127,7 +125,6 @@ def build(
             return engine
     except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
-        on += " with train.router_replay" if routes else ""
         raise ValueError(
             f"engine.kind=vllm{on} cannot run {model.path} here: {_said(error)}"
         ) from error

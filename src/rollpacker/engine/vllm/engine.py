@@ -69,8 +69,6 @@ class VllmEngine:
             has no implementation of its own.
         drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
         verifies: it can decode ahead; None: on a CPU only, since that never ran on a GPU.
-        routes: say which experts tokens went to. Never run on a GPU: vLLM 0.32 has it in its second
-            model runner only, which takes no seeds of ours yet, and refuses elsewhere.
 
     Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
     """
@@ -85,7 +83,6 @@ class VllmEngine:
         sharers: int = 1,
         span: Span = ALONE,
         alone: bool = True,
-        routes: bool = False,
         drafter: Drafter | None = None,
         verifies: bool | None = None,
     ) -> None:
@@ -102,7 +99,6 @@ class VllmEngine:
             sharers,
             span,
             alone=alone,
-            routes=routes,
             verifies=device == "cpu" if verifies is None else verifies,
         )
         self._scheduler = self._engine.engine_core.engine_core.scheduler
@@ -194,7 +190,7 @@ class VllmEngine:
             ended = self._append(row, out.token_ids)
             if told.finished:
                 reason = "stop" if ended or out.finish_reason == "stop" else "length"
-                outputs.append(self._forget(row, reason, out.routed_experts))
+                outputs.append(self._forget(row, reason))
             elif ended:
                 stopped.append(row)
         if self._ahead is not None:
@@ -327,14 +323,11 @@ class VllmEngine:
             self._engine.abort_request([row.key for row in rows])
         return [self._forget(row, reason) for row in rows]
 
-    def _forget(self, row: VllmAttempt, reason: FinishReason, routes: Any = None) -> Output:
+    def _forget(self, row: VllmAttempt, reason: FinishReason) -> Output:
         attempt = row.request.attempt
         del self._rows[attempt], self._by_key[row.key]
         if self._ahead is not None:
             self._ahead.gone(row)
-        run = len(row.request.prompt) + len(row.tokens) - 1
-        if routes is not None and len(routes) < run:
-            routes = None  # of which tokens they are is not known
         return Output(
             attempt=attempt,
             tokens=_ints(row.tokens),
@@ -342,7 +335,6 @@ class VllmEngine:
             finish_reason=reason,
             weights_version=self._version,
             drafts=row.drafts,
-            routes=None if routes is None else np.asarray(routes, np.int16),
         )
 
     def _drop_prefixes(self) -> None:

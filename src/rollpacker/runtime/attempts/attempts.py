@@ -197,7 +197,6 @@ class Trajectory:
             reward=self.reward,
             rewards={name: s for name, s in self.rewards.items() if s is not None},
             loss_mask=self.loss_mask(),
-            routes=self.output.routes,
         )
 
     def loss_mask(self) -> NDArray[np.bool_] | None:

@@ -123,5 +123,4 @@ def lengthened(output: Output, added: NDArray[np.int32]) -> Output:
         logprobs=np.concatenate([output.logprobs, np.zeros(len(added), np.float32)]),
         finish_reason=output.finish_reason,
         weights_version=output.weights_version,
-        routes=output.routes,
     )

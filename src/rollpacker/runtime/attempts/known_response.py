@@ -6,7 +6,6 @@ A file of records is appended to: each has its CRC, and ends what can be read wh
 from __future__ import annotations
 
 import json
-import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
 Buffer = bytes | memoryview
 _FRAME = struct.Struct("<III")
-"""CRC-32 of what follows the frame, bytes of JSON, bytes of tokens, logprobs and routes."""
+"""CRC-32 of what follows the frame, bytes of JSON, bytes of tokens and logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class KnownResponse:
             logprobs=out.logprobs,
             finish_reason=out.finish_reason,
             weights_version=step,
-            routes=out.routes,
         )
 
     def grade_of(self, attempt: AttemptId) -> Grade | None:
@@ -112,27 +110,18 @@ class KnownResponse:
             fields["carried"] = self.carried
         tokens = np.ascontiguousarray(out.tokens, dtype="<i4")
         logprobs = np.ascontiguousarray(out.logprobs, dtype="<f4")
-        arrays = [tokens.data, logprobs.data]
-        if out.routes is not None:
-            fields["routes"] = out.routes.shape
-            arrays.append(np.ascontiguousarray(out.routes, dtype="<i2").data)
-        return encode(fields, *arrays)
+        return encode(fields, tokens.data, logprobs.data)
 
 
 def decode(step: int, fields: Mapping[str, Any], body: bytes) -> KnownResponse:
     """What ``KnownResponse.encode`` wrote, in a step."""
-    shape = fields.get("routes")
-    end = len(body) - (0 if shape is None else 2 * math.prod(shape))
-    half, routes = end // 2, None
-    if shape is not None:
-        routes = np.frombuffer(body[end:], dtype="<i2").astype(np.int16).reshape(shape)
+    half = len(body) // 2
     output = Output(
         attempt=AttemptId(-1),
         tokens=np.frombuffer(body[:half], dtype="<i4").astype(np.int32),
-        logprobs=np.frombuffer(body[half:end], dtype="<f4").astype(np.float32),
+        logprobs=np.frombuffer(body[half:], dtype="<f4").astype(np.float32),
         finish_reason=fields["finish_reason"],
         weights_version=step,
-        routes=routes,
     )
     prompt, conversation = fields.get("prompt_tokens"), fields.get("conversation")
     return KnownResponse(

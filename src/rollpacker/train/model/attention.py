@@ -60,12 +60,6 @@ def running(configs: Iterable[Any], batch: MicroBatch) -> Iterator[None]:
             config._attn_implementation = own
 
 
-def routes() -> torch.Tensor | None:
-    """Experts that tokens go to inside ``running``: ``MicroBatch.routes``."""
-    batch = _RUNNING.get(None)
-    return None if batch is None else batch.routes
-
-
 def by_rows(mixer: torch.nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
     """Let a module that mixes neighbours (a convolution, a recurrence) see rows inside ``running``.
 

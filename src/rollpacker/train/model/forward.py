@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rollpacker.train.model import attention, routes
+from rollpacker.train.model import attention
 from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.model.token_logprobs import Head, token_logprobs
 
@@ -28,9 +28,8 @@ class PackedForward:
         model: of transformers; it is run in evaluation mode.
         layout: that it is right with (``layouts.fit_of``).
         recompute: keep only each layer's input for the backward pass.
-        replay: send tokens to the experts that a micro-batch says.
 
-    Raises ``ValueError`` where there is nothing to ``recompute`` or to ``replay``.
+    Raises ``ValueError`` where there is nothing to ``recompute``.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class PackedForward:
         layout: BatchLayout = "flat",
         *,
         recompute: bool = False,
-        replay: bool = False,
     ) -> None:
         self._model: Any = model
         self._layout = layout
@@ -69,13 +67,6 @@ class PackedForward:
             for mixer in (mixers_of(model) if layout == "wrapped" else ())
             for hook in attention.by_rows(mixer)
         ]
-        if replay:
-            if layout == "rows":
-                raise ValueError(
-                    "train.router_replay: this model is run by padded rows, where routes have no "
-                    "place: set it to false"
-                )
-            self._hooks += routes.replay(model, attention.routes)
 
     def release(self) -> None:
         """Leave the model as it was."""

@@ -118,8 +118,6 @@ class MicroBatch:
         sampler_logprobs: of ``targets``, shape (T,), float32.
         old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
         fresh: 0 on targets that have no loss, else 1, shape (T,), float32; None: all have.
-        routes: experts that ``tokens`` go to, shape (N, layers, k), int64, -1 where the router
-            chooses; None: it always does.
     """
 
     tokens: torch.Tensor
@@ -134,7 +132,6 @@ class MicroBatch:
     sampler_logprobs: torch.Tensor
     old_logprobs: torch.Tensor | None
     fresh: torch.Tensor | None = None
-    routes: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +268,6 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
         sampler_logprobs=put(logprobs),
         old_logprobs=put(np.concatenate(old).astype(np.float32)) if old else None,
         fresh=None if (fresh := _fresh(batch)) is None else put(fresh),
-        routes=None if (routes := _routes(batch, shared)) is None else put(routes),
     )
 
 
@@ -285,29 +281,6 @@ def _fresh(batch: Sequence[Item]) -> NDArray[np.float32] | None:
         for item in batch
     ]
     return np.concatenate(parts).astype(np.float32)
-
-
-def _routes(batch: Sequence[Item], shared: bool) -> NDArray[np.int64] | None:
-    """In the order of the flat tokens."""
-    known = [i.sample.routes for i in batch if i.sample.routes is not None]
-    if not known:
-        return None
-    wholes = []
-    for item in batch:
-        whole = np.full((item.prompt_length + item.inputs, *known[0].shape[1:]), -1, np.int64)
-        if item.sample.routes is not None:
-            given = item.sample.routes[: len(whole)]
-            whole[: len(given)] = given
-        wholes.append(whole)
-    if not shared:
-        return np.concatenate(wholes)
-    prompts: dict[int, NDArray[np.int64]] = {}
-    for item, whole in zip(batch, wholes, strict=True):
-        # Those of the first sample that has them; a group keeps its place.
-        if item.group not in prompts or (prompts[item.group] < 0).all():
-            prompts[item.group] = whole[: item.prompt_length]
-    responses = [w[i.prompt_length :] for i, w in zip(batch, wholes, strict=True)]
-    return np.concatenate([*prompts.values(), *responses])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

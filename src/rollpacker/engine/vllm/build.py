@@ -29,7 +29,6 @@ from rollpacker.engine.host_memory import free_bytes
 from rollpacker.engine.vllm import first_runner
 from rollpacker.engine.vllm.ahead import VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import Budget
-from rollpacker.engine.vllm.names import require, require_classes
 from rollpacker.engine.vllm.spanning import at_home, executor
 from rollpacker.errors import words_of
 
@@ -58,7 +57,6 @@ class Counting(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        require("scheduler", self, drafts=self.vllm_config.speculative_config is not None)
         # Else it drafts placeholders for whoever comes with one token to run.
         self.num_spec_tokens = 0
 
@@ -114,15 +112,12 @@ def build(
             args = EngineArgs(**settings)
             model_config = _check(args, device, alone)
             verifies = verifies and not model_config.has_inner_state
-            require_classes(verifies)
             if verifies:
                 args.speculative_config = dict(_VERIFIED)
                 args.worker_cls = f"{first_runner.__name__}.{first_runner.Verifying.__name__}"
             else:
                 args.logits_processors = [first_runner.Seeded]
-            engine = LLMEngine.from_engine_args(args)
-            require("engine", engine)
-            return engine
+            return LLMEngine.from_engine_args(args)
     except Exception as error:
         on = f" with engine.tensor_parallel={span.size}" if span.size > 1 else ""
         raise ValueError(

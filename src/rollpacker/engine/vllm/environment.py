@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 FIXED = {
-    # The engine core in this process, and the model runner in which ours ran (``second_runner``
-    # says what the other one lacks).
+    # The engine core in this process, and the model runner that has a place for our drafts.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # A worker is on its cores already.

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from vllm.platforms import current_platform
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
-from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
-from rollpacker.engine.vllm.names import require
 from rollpacker.engine.vllm.sampling import VllmAttempt, draw, keep, one_hot, row_of
 
 if current_platform.is_cpu():
@@ -122,11 +120,9 @@ class Verifying(Worker):
     """A worker whose runner verifies drafts."""
 
     def init_device(self) -> None:
-        """As vLLM's. Raises ``ValueError`` where its runner is not the one that this is for."""
+        """As vLLM's."""
         super().init_device()
         runner = self.model_runner
-        require("model runner", runner, drafts=True)
-        require("class CachedRequestState", CachedRequestState, drafts=True)
         runner.rejection_sampler = Verifier(runner, runner.rejection_sampler)
         # Else the runner takes zeros for drafts of everybody near the context's end.
         runner.effective_drafter_max_model_len += LONGEST_DRAFT

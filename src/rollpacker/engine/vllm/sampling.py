@@ -1,6 +1,6 @@
 """Our seeds in vLLM: which tokens come next is drawn here, and its model runner is told.
 
-It knows nothing of vLLM: ``first_runner`` and ``second_runner`` are where its runners ask.
+It knows nothing of vLLM: ``first_runner`` is where its runner asks.
 """
 
 from __future__ import annotations

@@ -109,19 +109,6 @@ MISTAKES = [
     ("devices.kind=gpu", "'devices.kind': must be 'auto', 'cpu' or 'cuda', got 'gpu'"),
     ("devices.per_node=two", "'devices.per_node': must be a whole number, got 'two'"),
     ("devices=2", "'devices': must be keys and values, got 2"),
-    ("workers.count=2", "workers is devices now: workers.count -> devices.per_node"),
-    ("workers.device=cpu", "workers is devices now: workers.device -> devices.kind"),
-    ("workers.heartbeat_s=2", "workers is cluster now: workers.heartbeat_s -> cluster.heartbeat_s"),
-    (
-        "workers={pin: false, threads: 2}",
-        "workers is devices now: workers.threads -> devices.threads, workers.pin -> devices.pin",
-    ),
-    (
-        "workers=2",
-        "workers is devices and cluster now: workers.count -> devices.per_node, workers.per_gpu -> "
-        "devices.per_gpu, workers.threads -> devices.threads, workers.pin -> devices.pin, "
-        "workers.device -> devices.kind, workers.heartbeat_s -> cluster.heartbeat_s",
-    ),
     # eval
     ("eval.every=5", "'eval': no problems to measure by: name some in eval.data, or hold"),
     ("eval.data=held_out.jsonl", "'eval.data': must be keys and values such as 'path: held_out"),
@@ -186,19 +173,6 @@ def test_every_command_names_all_unknown_keys(
     assert f"{path}: unknown keys 'stepz' (did you mean 'steps'?), 'qqqqqqqq'; override" in line
     assert "override 'nonsense.x=1': unknown key 'nonsense'" in line
     assert line.endswith("'nonsense'")
-
-
-def test_a_renamed_section_of_a_file_names_the_new_keys(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(f"{JOB}sed: 1\nworkers: {{count: 2, heartbeat_s: 5}}\n", encoding="utf-8")
-    with pytest.raises(config.ConfigError) as error:
-        config.load(path)
-    assert str(error.value) == (
-        f"{path}: unknown key 'sed'; did you mean 'seed'?; workers is devices and cluster now: "
-        "workers.count -> devices.per_node, workers.heartbeat_s -> cluster.heartbeat_s"
-    )
-    with pytest.raises(config.ConfigError, match="unknown key 'workers'"):
-        config.parse_as(SimulationConfig, {"workers": {"count": 2}})
 
 
 def said_of(key: str) -> str:

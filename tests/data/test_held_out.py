@@ -42,13 +42,11 @@ def test_the_split_of_today_is_that_of_tomorrow():
     assert ids(hold_out(rows(40), 0.1, 0)[1]) == ["r19", "r30"]
 
 
-@pytest.mark.parametrize("same", ["asked", "written"])
-def test_rows_that_ask_the_same_stay_together(same: str):
-    """Spaces and system turns aside; runs of before keep those that are written alike together."""
+def test_rows_that_ask_the_same_stay_together():
+    """Spaces and system turns aside."""
     some = [replace(row, prompt=f"p{n % 200}{' ' * (n // 200)}") for n, row in enumerate(rows(400))]
-    training, held_out = hold_out(some, 0.3, 0, same)
-    both = {row.prompt.strip() for row in training} & {row.prompt.strip() for row in held_out}
-    assert bool(both) is (same == "written")
+    training, held_out = hold_out(some, 0.3, 0)
+    assert not {row.prompt.strip() for row in training} & {row.prompt.strip() for row in held_out}
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "p0"}]
     training, held_out = hold_out([*some, replace(some[0], id="x", prompt=turns)], 0.3, 0)
     assert ("x" in ids(held_out)) is ("r0" in ids(held_out))

@@ -17,8 +17,9 @@ from typing import IO, Any, cast
 from rollpacker.core import decisions, events
 from rollpacker.core.codec import dumps, kinds, load_tagged, loads, read_lines
 from rollpacker.core.policy import Policy
-from rollpacker.core.upgrade import VERSION, Upgrade
 
+VERSION = 2
+"""Of the lines that are written, named in every ``meta`` line; no other is read."""
 _EVENTS = kinds(events.Event)
 _BUFFER = 1 << 16
 """Bytes that wait for the next ``flush`` at most."""
@@ -164,22 +165,20 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, object)``, lines of earlier versions as today's.
+    """Yield ``(line number, object)``.
 
-    Raises ``ValueError`` that names the line: not JSON, or of a later version.
+    Raises ``ValueError`` that names the line: not JSON, or of another version.
     """
-    upgrade = Upgrade()
-    for number, line in read_lines(path):
-        try:
-            if not isinstance(line, dict):
-                raise ValueError("expected a JSON object")
-            upgraded = upgrade.line(cast(dict[str, Any], line))
-        except (AttributeError, KeyError, TypeError) as error:
-            problem = f"not a line of a journal ({error!r})"
-            raise ValueError(f"{path}, line {number}: {problem}") from error
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        yield number, upgraded
+    for number, found in read_lines(path):
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}, line {number}: expected a JSON object")
+        line = cast(dict[str, Any], found)
+        if "meta" in line and line.get("version") != VERSION:
+            written = f"version {line.get('version', 1)} of the journal"
+            raise ValueError(
+                f"{path}, line {number}: {written}, this rollpacker reads version {VERSION}"
+            )
+        yield number, line
 
 
 def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -22,16 +22,12 @@ REQUIRED: dict[str, pl.DataType] = {
     "start_s": pl.Float64(),
     "end_s": pl.Float64(),
     "grade_s": pl.Float64(),
-}
-"""Columns that every table has, and without which a file is damaged; times are seconds since the
-run began. Values come from ``runtime/record/samples.py``."""
-
-ADDED_LATER: dict[str, pl.DataType] = {
     "truncated": pl.Boolean(),
     "advantage": pl.Float32(),
     "stale_tokens": pl.Int32(),
 }
-"""Columns that older files lack, where they are null: a new column belongs here.
+"""Columns that every table has, and without which a file is damaged; times are seconds since the
+run began. Values come from ``runtime/record/samples.py``.
 
 ``truncated``: cut off at the longest length, null where the response did not end by itself or by
 that; ``advantage``: what the update multiplied it by, null where it was not trained on;
@@ -43,7 +39,7 @@ TEXTS: dict[str, pl.DataType] = {
     "answer": pl.String(),
 }
 """The prompt as the model saw it, special tokens included, the response without them, and the
-problem's reference answer, which older files lack."""
+problem's reference answer."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 

@@ -19,9 +19,6 @@ from rollpacker.data.read import from_other, read_records
 
 Why = Literal["prompt", "id"]
 
-Same = Literal["asked", "written"]
-"""Which prompts are the same: those that ask the same, or only those that are written alike."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Excluded:
@@ -114,22 +111,19 @@ def _plain(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def hold_out(
-    rows: Sequence[Row], fraction: float, seed: int, same: Same = "asked"
-) -> tuple[list[Row], list[Row]]:
+def hold_out(rows: Sequence[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
     """Split ``rows`` into those to train on and about ``fraction`` of them held out, in order.
 
     Whether a row is held out depends on the seed and the row's id alone, so that runs with more
-    rows, and later ones, agree. Rows with the ``same`` prompt stay together: what is measured was
-    not trained on. Raises ``DataError`` when either part would be empty.
+    rows, and later ones, agree. Rows that ask the same stay together: what is measured was not
+    trained on. Raises ``DataError`` when either part would be empty.
     """
     key = f"held out/{seed}".encode()
     limit = int(fraction * 2**64)
     first: dict[str, PromptId] = {}
     parts: tuple[list[Row], list[Row]] = ([], [])
     for row in rows:
-        text = asked(row.prompt) if same == "asked" else canonical(row.prompt)
-        name = first.setdefault(text, row.id)
+        name = first.setdefault(asked(row.prompt), row.id)
         digest = hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
         parts[int.from_bytes(digest) < limit].append(row)
     training, held_out = parts

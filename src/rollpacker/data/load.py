@@ -11,7 +11,6 @@ from rollpacker.data.base import DataError, Row, whole_text
 from rollpacker.data.columns.layouts import prompt_of, value_at
 from rollpacker.data.columns.messages import (
     MissingError,
-    chat_of,
     check_text_only,
     is_blank,
     is_missing,
@@ -33,12 +32,10 @@ class Loaded:
     Args:
         rows: in the source's order, ids unique.
         mapping: the detected schema, which column went where, and what was dropped or renamed.
-        since: what earlier versions did otherwise, and how to go on so; empty for nothing.
     """
 
     rows: list[Row]
     mapping: str
-    since: str = ""
 
 
 def load_rows(config: DataConfig) -> Loaded:
@@ -65,8 +62,7 @@ def load_rows(config: DataConfig) -> Loaded:
     notes += [*named[1:], *excluded.notes(config.exclude)]
     if taken.missing:
         notes.append(f"{len(taken.missing)} incomplete rows skipped, first {taken.missing[0]}")
-    since = _since(taken, schema, config, excluded)
-    return Loaded(rows=unique, mapping="; ".join(notes), since=since)
+    return Loaded(rows=unique, mapping="; ".join(notes))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,11 +77,10 @@ class _Taken:
     rows: list[Row] = field(default_factory=list[Row])
     missing: list[str] = field(default_factory=list[str])
     cut: int = 0
-    joined: int = 0
 
     def add(self, record: Record, schema: Schema, where: str, excluded: Excluded) -> None:
         try:
-            row, cut, joined = _row(record, schema, where)
+            row, cut = _row(record, schema, where)
             blank = isinstance(row.answer, str) and is_blank(row.answer)
             if blank and _domain_at(record, schema) in self.answered:
                 raise MissingError(f"{where}: the answer in column '{schema.answer}' is empty")
@@ -96,29 +91,6 @@ class _Taken:
             return
         self.rows.append(row)
         self.cut += cut
-        self.joined += joined
-
-
-def _since(taken: _Taken, schema: Schema, config: DataConfig, excluded: Excluded) -> str:
-    """What earlier versions did otherwise with these rows: a run of theirs may go on with them."""
-    found: list[str] = []
-    layout, chats = schema.prompt, sum(not isinstance(row.prompt, str) for row in taken.rows)
-    if taken.joined:
-        alone = "input" if layout.column == "instruction" else layout.column
-        found.append(
-            f"read '{alone}' alone where {taken.joined} rows now have {layout}: data.input_key: "
-            f"{alone} goes on so"
-        )
-    keys = {"prompt_template": config.prompt_template, "chat": config.chat is False}
-    for key in [key for key, value in keys.items() if value and chats]:
-        whole = ": remove it to go on so" if chats == len(taken.rows) else ""
-        found.append(f"did not apply data.{key} to the {chats} rows of chat messages{whole}")
-    if excluded.kept:
-        found.append(
-            f"dropped the {excluded.kept} rows whose id is in {config.exclude}: a file of ids "
-            "alone, without prompts, as data.exclude goes on so"
-        )
-    return "; they ".join(found)
 
 
 def _answered(records: Sequence[Record], schema: Schema) -> set[Any]:
@@ -144,9 +116,8 @@ def _missing(taken: _Taken, config: DataConfig) -> str:
     return f"{taken.missing[0]}{others}: set data.missing: skip to leave such rows out"
 
 
-def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool, bool]:
-    """A row, whether its prompt ended in the reference answer, and whether it is of several
-    columns."""
+def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool]:
+    """A row, and whether its prompt ended in the reference answer."""
     check_text_only(record, where)
     value = prompt_of(record, schema.prompt, where)
     if is_missing(value):
@@ -162,8 +133,7 @@ def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool, bool]:
         tools=parse_tools(record, where),
         template_kwargs=parse_template_kwargs(record, where),
     )
-    joined = schema.prompt.several and value != chat_of(value_at(record, schema.prompt.column))
-    return row, gold is not None, bool(joined)
+    return row, gold is not None
 
 
 def _answer(record: Record, schema: Schema, gold: str | None, where: str) -> Any:

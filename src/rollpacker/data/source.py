@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import DataError
-from rollpacker.data.held_out import Same
 
 
 class PromptStream(Protocol):
@@ -59,8 +58,6 @@ class PromptSource:
         seed: of the shuffle.
         shuffle: false keeps the order of ``prompts``.
         told: what each prompt says, by id.
-        same: what was taken for the same prompt when rows were held out; kept in the state.
-        since: what earlier versions did otherwise, to be said of their states; empty for nothing.
     """
 
     def __init__(
@@ -70,8 +67,6 @@ class PromptSource:
         shuffle: bool = True,
         *,
         told: Mapping[PromptId, str] | None = None,
-        same: Same = "asked",
-        since: str = "",
     ) -> None:
         self._prompts: dict[str, list[Prompt]] = {}
         for prompt in prompts:
@@ -81,8 +76,6 @@ class PromptSource:
         self._shuffle = shuffle
         self._fingerprint = _fingerprint(self._prompts)
         self._told = _digest(told or {}, self._prompts)
-        self._same: Same = same
-        self._since = since
         self._begin(0)
 
     @property
@@ -129,27 +122,16 @@ class PromptSource:
             "shuffle": self._shuffle,
             "prompts": self._fingerprint,
             "told": self._told,
-            "same": self._same,
         }
-
-    def doubt(self, state: Mapping[str, Any]) -> str:
-        """What cannot be known of prompts that have the ids of ``state``, in words: one of an
-        earlier version does not hold what they said. Empty for nothing."""
-        if not self._since or "told" in state or state["prompts"] != self._fingerprint:
-            return ""
-        since = f"earlier versions {self._since}"
-        return f"the checkpoint does not hold what its prompts said, and {since}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
         if state["prompts"] != self._fingerprint:
-            earlier = self._since and "told" not in state
             raise DataError(
                 "the checkpoint was made with other data: what data.path holds has changed, or "
                 "which of it is trained on (eval.fraction, data.exclude)"
-                + (f"; or by an earlier version: those {self._since}" if earlier else "")
             )
-        if state.get("told", self._told) != self._told:
+        if state["told"] != self._told:
             raise DataError(
                 "the checkpoint was made with other prompts of the same ids: what data.path holds "
                 "has changed, or which of its columns are the prompt (data.input_key chooses one)"

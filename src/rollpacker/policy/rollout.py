@@ -155,9 +155,8 @@ class RolloutPolicy:
         """Restore ``state_dict``."""
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
-        if "speculating" in state:
-            self._speculating.load_state_dict(state["speculating"])
-        if self._engines is not None and "engines" in state:
+        self._speculating.load_state_dict(state["speculating"])
+        if self._engines is not None and "engines" in state:  # of another layout it has none
             self._engines.load_state_dict(state["engines"])
 
 

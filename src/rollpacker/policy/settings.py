@@ -139,9 +139,8 @@ class RolloutSettings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
-        """The inverse of ``to_json``; what version 0.1.0 did not write is as it was then."""
-        rollout = {"min_reward_range": 1e-3, **data["rollout"]}
-        return _ADAPTER.validate_python({**data, "rollout": rollout})
+        """The inverse of ``to_json``."""
+        return _ADAPTER.validate_python(data)
 
 
 _ADAPTER = TypeAdapter(RolloutSettings)

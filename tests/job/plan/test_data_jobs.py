@@ -9,13 +9,10 @@ import pytest
 from runtime_jobs import Workshop, run, times_trained, write_model
 
 from rollpacker import config
-from rollpacker.core.upgrade import config_of_now
 from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.checks import check
-from rollpacker.job.plan.resume import as_begun, choose_start
-from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 
 
@@ -94,17 +91,3 @@ def test_evaluation_needs_one_source_of_problems(shop: Workshop) -> None:
         with pytest.raises(config.ConfigError) as caught:
             shop.config("bad", eval=eval_)
         assert said in str(caught.value)
-
-
-def test_a_checkpoint_may_lack_settings_that_are_new(tmp_path: Path) -> None:
-    """What it lacks is as it was then: the run goes on, but not with another value of it."""
-    stored = Path(__file__).parents[2] / "stored" / "v0_1_0" / "run" / "checkpoint-6"
-    state = json.loads((stored / "state.json").read_text())
-    assert "missing" not in state["config"]["data"]
-    found = VerifiedCheckpoint(step=6, path=stored, state=state)
-    asked = config_of_now(state["config"])
-    same = config.parse(asked)
-    assert choose_start(as_begun(same, found), tmp_path, found, resume=True).step == 6
-    other = config.parse(asked | {"data": asked["data"] | {"missing": "skip"}})
-    with pytest.raises(ValueError, match=r"'data.missing' was 'error', now 'skip'"):
-        choose_start(as_begun(other, found), tmp_path, found, resume=True)

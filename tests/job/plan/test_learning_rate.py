@@ -1,14 +1,11 @@
 """A configuration without a learning rate gets one that suits its model."""
 
-import math
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
-from runtime_jobs import Workshop, asked_today, metrics, run
+from runtime_jobs import Workshop, metrics, run
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker import config, job
@@ -18,8 +15,6 @@ from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.state.schedule import default_learning_rate
 
 pytestmark = pytest.mark.wide
-
-STORED = Path(__file__).parents[2] / "stored" / "v0_1_0"
 
 
 @pytest.mark.parametrize(
@@ -97,17 +92,3 @@ def test_the_built_in_engine_is_refused_before_anything_starts(tmp_path):
     text, _ = draft(found, Progress(Console(quiet=True)))
     assert "engine: {kind: vllm} " in text
     assert f"the default for {count_model(str(shop.model)).words}; with LoRA" in text
-
-
-def test_a_run_goes_on_with_the_rate_of_its_checkpoint(tmp_path, monkeypatch):
-    """Also where it comes from the version whose default was a number."""
-    shutil.copytree(STORED, tmp_path / "old")
-    monkeypatch.chdir(tmp_path / "old")
-    tree = yaml.safe_load(asked_today(Path()).read_text())
-    del tree["train"]["learning_rate"]
-    quiet = Progress(Console(quiet=True))
-    loaded = config.parse(tree | {"steps": 7, "eval": None})
-    rows = metrics(job.train(loaded, resume=True, progress=quiet))
-    assert rows[-1]["step"] == 6
-    cosine = 0.5 * (1 + math.cos(math.pi * 6 / 7))
-    assert rows[-1]["learning_rate"] == pytest.approx(0.01 * cosine)

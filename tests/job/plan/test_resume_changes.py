@@ -10,8 +10,7 @@ import pytest
 from runtime_jobs import Workshop, kept_samples, run, weights_digest
 
 from rollpacker import config
-from rollpacker.engine.sampling.race import DRAWS
-from rollpacker.job.plan.resume import as_begun, choose_start
+from rollpacker.job.plan.resume import choose_start
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 
@@ -20,24 +19,15 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("changes"))
 
 
-def changed(
-    began: dict[str, Any], now: dict[str, Any], cwd: Path | None = None, draws: str | None = DRAWS
-) -> tuple[str, ...]:
+def changed(began: dict[str, Any], now: dict[str, Any], cwd: Path | None = None) -> tuple[str, ...]:
     """What is said of a run that began with one configuration and goes on with another."""
     state: dict[str, Any] = {"config": config.parse(began).model_dump(mode="json")}
     state |= {"counters": {"step": 3}} | ({} if cwd is None else {"cwd": str(cwd)})
-    state |= {} if draws is None else {"draws": draws}
+    state |= {"code": {}}
     found = VerifiedCheckpoint(
         step=3, path=Path("checkpoint-3"), state=json.loads(json.dumps(state))
     )
     return choose_start(config.parse(now), Path("run"), found, resume=True).changed
-
-
-def test_samples_that_are_drawn_otherwise_than_when_it_began(shop: Workshop) -> None:
-    (line,) = changed(shop.tree("a"), shop.tree("a"), draws=None)
-    assert line.startswith("tokens were drawn by inverse CDF and are drawn by a race from here on")
-    scripted = shop.tree("a", engine={"kind": "fake"})
-    assert changed(scripted, scripted, draws=None) == ()
 
 
 def test_what_one_changes_after_running_out_of_memory(shop: Workshop) -> None:
@@ -179,16 +169,6 @@ def test_the_same_words_in_another_folder(
     # A folder that was moved is the only one that there is.
     here.rename(tmp_path / "gone")
     assert changed(tree, tree, cwd=here) == ()
-
-
-def test_a_run_from_before_steps_could_be_too_empty_goes_on_for_ever(shop: Workshop) -> None:
-    asked = shop.config("a", rollout__dynamic_sampling={"enabled": True})
-    state = {"config": asked.model_dump(mode="json"), "counters": {"step": 3}}
-    del state["config"]["rollout"]["dynamic_sampling"]["max_empty_steps"]
-    found = VerifiedCheckpoint(step=3, path=Path("checkpoint-3"), state=state)
-    assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 0
-    asked = shop.config("a", rollout__dynamic_sampling={"enabled": True, "max_empty_steps": 3})
-    assert as_begun(asked, found).rollout.dynamic_sampling.max_empty_steps == 3
 
 
 @pytest.mark.parametrize(

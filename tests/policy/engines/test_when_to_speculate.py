@@ -146,15 +146,6 @@ def test_a_few_sizes_of_steps_do_not_say_what_a_row_costs() -> None:
     assert told(job)[-1].row_cost == ROWS.each
 
 
-def test_a_state_of_before_rows_were_timed_is_taken_up() -> None:
-    job = world()
-    state = job.policy.state_dict()
-    del state["speculating"]["rows"]
-    job.policy.load_state_dict(state)
-    job.start()
-    assert told(job)[-1].row_cost == ROWS.each
-
-
 def test_what_is_nearly_always_right_is_drafted_of_many() -> None:
     job = world()
     for _ in range(2):

@@ -88,7 +88,8 @@ def test_a_journal_tells_its_attempts(tmp_path: Path) -> None:
 
 def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"meta": {"settings": {}, "state": {}}}\n{"t": 1, "event": {}}\n')
+    meta = '{"meta": {"settings": {}, "state": {}}, "version": 2}'
+    path.write_text(f'{meta}\n{{"t": 1, "event": {{}}}}\n')
     with pytest.raises(TraceError, match=r"journal.jsonl, line 2: decisions: missing"):
         formats.read(path)
     assert len(validate.problems(path)) == 1

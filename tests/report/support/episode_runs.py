@@ -170,7 +170,7 @@ def _rows() -> pl.DataFrame:
         }
         for attempt, turns in TURNS.items()
     ]
-    kinds = schema.REQUIRED | schema.ADDED_LATER | schema.TEXTS | schema.TURNS
+    kinds = schema.REQUIRED | schema.TEXTS | schema.TURNS
     return pl.DataFrame(rows, schema=kinds)
 
 

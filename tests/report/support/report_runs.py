@@ -192,6 +192,9 @@ class Maker:
             "start_s": a.start,
             "end_s": self.now,
             "grade_s": None if reward is None else GRADE_S,
+            "truncated": None,
+            "advantage": None,
+            "stale_tokens": 0,
         }
         self.rows.append(a.row)
 
@@ -283,7 +286,9 @@ class Maker:
 
     def write(self) -> Path:
         self.journal.close()
-        pl.DataFrame(self.rows).write_parquet(self.folder / "samples.parquet")
+        pl.DataFrame(
+            self.rows, schema_overrides={"truncated": pl.Boolean(), "advantage": pl.Float32()}
+        ).write_parquet(self.folder / "samples.parquet")
         for name, lines in (("workers", self.tasks), ("metrics", self.metrics)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -1,20 +1,12 @@
-"""Whole jobs: responses without reward, options of the update, and a run of an earlier version."""
+"""Whole jobs: responses without reward, and options of the update."""
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, asked_today, metrics, run, table
+from runtime_jobs import Workshop, metrics, run, table
 
-from rollpacker import config
 from rollpacker.core import journal
-from rollpacker.job.plan.resume import as_begun
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.record.checkpoint import Checkpoints
-
-STORED = Path(__file__).parents[2] / "stored" / "v0_1_0"
 
 
 @pytest.fixture(scope="module")
@@ -89,29 +81,3 @@ def test_equal_is_what_the_run_says(shop: Workshop) -> None:
     assert step["grad_norm"] == 0.0
     assert step["reward_std"] > 0.0
     assert '"informative":true' not in (folder / "journal.jsonl").read_text()
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stored") / "v0_1_0"
-    shutil.copytree(STORED, folder)
-    return folder
-
-
-def test_what_a_file_asks_for_is_not_what_the_run_began_with(stored: Path) -> None:
-    """Defaults that have changed stay as they were; a value of one's own is refused."""
-    found = Checkpoints(stored / "run", keep=2).latest()
-    asked = config.load(asked_today(stored), ["train.kl_bias_correction=true"])
-    assert as_begun(asked, found).train.kl_bias_correction
-    assert as_begun(asked, found).rollout.min_reward_range == 1e-3
-    assert as_begun(asked, None) is asked
-
-
-def test_reinforce_pp_of_version_0_1_0_goes_on_over_responses(stored: Path, tmp_path: Path) -> None:
-    found = Checkpoints(stored / "run", keep=2).latest()
-    assert found is not None
-    old = json.loads(json.dumps(found.state["config"]))
-    old["train"]["algorithm"] = {"kind": "reinforce_pp", "epsilon": 0.2}
-    found.state["config"] = old
-    now = config.load(asked_today(stored), ["train.algorithm.kind=reinforce_pp"])
-    assert getattr(as_begun(now, found).train.algorithm, "whiten", None) == "responses"

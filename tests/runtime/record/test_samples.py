@@ -1,22 +1,18 @@
 import errno
 import os
 import random
-import shutil
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
 from rollpacker.config import SamplesConfig
-from rollpacker.core.sample_columns import ADDED_LATER, REQUIRED, TEXTS, files
+from rollpacker.core.sample_columns import REQUIRED, TEXTS, files
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.runtime.record import sample_table as table
 from rollpacker.runtime.record import samples as module
 from rollpacker.runtime.record.sample_table import merge, read
 from rollpacker.runtime.record.samples import SampleLog, SampleRow
-
-STORED = Path(__file__).parents[2] / "stored"
 
 
 def add(log, attempt, step, **other):
@@ -72,9 +68,7 @@ def test_rows_come_back(tmp_path):
     log.close()
     frame = pl.read_parquet(tmp_path / "samples.parquet")
     assert frame.columns[: len(REQUIRED)] == list(REQUIRED)
-    assert all(
-        frame.schema[name] == kind for name, kind in (REQUIRED | ADDED_LATER | TEXTS).items()
-    )
+    assert all(frame.schema[name] == kind for name, kind in (REQUIRED | TEXTS).items())
     assert frame.height == 9
     assert frame.row(5, named=True) == {
         "prompt": "prompt-1",
@@ -111,7 +105,7 @@ def test_rows_come_back(tmp_path):
 def test_no_rows(tmp_path):
     SampleLog(tmp_path, say=[].append).close()
     assert read(tmp_path).height == 0
-    assert dict(read(tmp_path).schema) == REQUIRED | ADDED_LATER | TEXTS
+    assert dict(read(tmp_path).schema) == REQUIRED | TEXTS
 
 
 def test_resume_drops_later_steps(tmp_path):
@@ -180,7 +174,7 @@ def test_rows_of_finished_steps_are_written_after_a_while(tmp_path):
 def test_without_texts_none_are_kept(tmp_path):
     run(tmp_path, 0, 0, texts=False).close()
     columns = pl.read_parquet(tmp_path / "samples.parquet").columns
-    assert columns == [*REQUIRED, *ADDED_LATER]
+    assert columns == [*REQUIRED]
 
 
 def test_what_is_kept_may_change_when_a_run_goes_on(tmp_path):
@@ -203,20 +197,6 @@ def test_files_of_an_earlier_and_of_a_later_version(tmp_path):
     assert frame["step"].to_list() == [step for step in range(4) for _ in range(4)]
     assert frame["completion"].is_null().to_list() == [True] * 4 + [False] * 12
     assert frame["novelty"].to_list() == [None] * 8 + ["new"] * 4 + [None] * 4
-
-
-def test_the_run_of_the_first_version_goes_on(tmp_path):
-    shutil.copytree(STORED / "v0_1_0" / "run" / "samples", tmp_path / "samples")
-    before = read(tmp_path)
-    step = int(before["step"].max())
-    assert before["completion"].is_null().all()
-    first = int(before["attempt"].max()) + 1
-    log = SampleLog(tmp_path, say=[].append, last_step=step)
-    add(log, first, step + 1)
-    log.close()
-    after = read(tmp_path)
-    assert after[: before.height].select(before.columns).equals(before)
-    assert after["completion"][-1] == f"It is {first}."
 
 
 def long_run(folder, first, last, said, **config):
@@ -242,7 +222,7 @@ def test_at_the_size_limit_the_oldest_texts_go_and_the_numbers_stay(tmp_path):
     assert size <= limit
     assert len(said) == 1
     assert "samples.max_gb" in said[0]
-    numbers = [*REQUIRED, *ADDED_LATER]
+    numbers = [*REQUIRED]
     less, every = read(tmp_path / "less"), read(tmp_path / "all")
     assert less.select(numbers).equals(every.select(numbers))
     gone = less["completion"].is_null().to_list()

@@ -113,19 +113,6 @@ def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
     assert "No texts were kept" in page
 
 
-def test_the_run_of_the_first_version_is_shown_without_texts(tmp_path):
-    stored = Path(__file__).parents[2] / "stored" / "v0_1_0" / "run"
-    old = Path(shutil.copytree(stored, tmp_path / "run"))
-    shown("report", old)
-    page = (old / "report.html").read_text(encoding="utf-8")
-    assert "No texts were kept" in page
-    assert "Missing responses" not in page
-    [row] = json.loads(shown("samples", old, "--best", "--limit", 1, "--json").stdout)["samples"]
-    assert (row["completion"], row["rewards"]) == (None, {})
-    assert row["reward"] == table(old)["reward"].max()
-    assert "samples.texts=true keeps them" in shown("samples", old).stderr
-
-
 def shown(*words):
     """What a command prints, here in this process."""
     done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)

@@ -12,8 +12,7 @@ from runtime_jobs import Workshop, checkpoints, kept_samples, run
 from rollpacker.core import journal
 from rollpacker.engine.base import EngineInfo
 from rollpacker.job.plan.machine import machine_of
-from rollpacker.policy.rollout import RolloutPolicy, from_journal
-from rollpacker.policy.settings import RolloutSettings
+from rollpacker.policy.rollout import from_journal
 
 CARD: Any = SimpleNamespace(heads=2, kv_heads=1)
 INFO = EngineInfo(
@@ -87,12 +86,3 @@ def test_a_run_of_two_engines_compares_and_its_journal_tells_all_of_it(
     found = journal.replay(folder / "journal.jsonl", from_journal)
     assert found.events > 0
     assert not found.differences
-
-
-def test_a_checkpoint_from_before_moves_were_compared_goes_on(compared: Path) -> None:
-    meta = head(compared)
-    policy = RolloutPolicy(RolloutSettings.from_json(meta["settings"]))
-    state = policy.state_dict()
-    later = {name: state.pop(name) for name in ("engines", "speculating")}
-    policy.load_state_dict(state)
-    assert policy.state_dict().keys() == state.keys() | later.keys()

@@ -230,16 +230,6 @@ class Workshop:
         return path
 
 
-def asked_today(stored: Path) -> Path:
-    """The job file of a stored run, as its user has to write it now."""
-    tree = yaml.safe_load((stored / "job.yaml").read_text(encoding="utf-8"))
-    assert tree.pop("workers") == {"count": 1, "pin": False, "device": "cpu"}
-    tree["devices"] = {"per_node": 1, "pin": False, "kind": "cpu"}
-    path = stored / "job_today.yaml"
-    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    return path
-
-
 def run(
     config: RunConfig, *, resume: bool = False, phases: PhaseNodes | None = None
 ) -> tuple[Path, str]:

@@ -1,7 +1,6 @@
 """``rollpacker simulate``, ``estimate`` and ``calibrate``."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -125,8 +124,11 @@ def verl_log(folder: Path, **more: object) -> Path:
 
 
 def test_a_run_in_the_folder_of_a_trainer_is_read_before_the_trainers_log(tmp_path: Path) -> None:
-    stored = Path(__file__).parents[2] / "stored" / "v0_2_0_partial" / "run"
-    shutil.copytree(stored, tmp_path / "rollpacker")
+    from test_fit_costs import made_run
+
+    (tmp_path / "rollpacker").mkdir()
+    made_run(tmp_path / "rollpacker", "exact")
+    (tmp_path / "rollpacker" / "config.yaml").write_text("{}\n", encoding="utf-8")
     (tmp_path / "completions").mkdir()
     log = tmp_path / "completions" / "completions_00001.jsonl"
     row = {"step": 1, "prompt": "p", "completion": "abc" * 9, "reward": 1.0, "advantage": 0.0}

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from rollpacker.config.base import Config
 from rollpacker.config.reading.mistakes import Mistake, mistakes
 from rollpacker.config.tree import RunConfig
-from rollpacker.core.upgrade import config_of_now
 from rollpacker.errors import words_of
 
 Tree = TypeVar("Tree", bound=Config)
@@ -52,8 +51,7 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
         raise ConfigError(f"{path}: holds no keys{hint}")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
-    data = cast(dict[str, Any], data)
-    merged = _override(config_of_now(data) if _of_a_run(path) else data, overrides)
+    merged = _override(cast(dict[str, Any], data), overrides)
     return _validated(tree, merged, lambda key: _set_by(key, path, overrides))
 
 
@@ -62,11 +60,6 @@ def parse_as(
 ) -> Tree:
     """The same as ``parse``, for any configuration tree, with ``overrides`` as of ``load``."""
     return _validated(tree, _override(dict(data), overrides), lambda _key: source)
-
-
-def _of_a_run(path: Path) -> bool:
-    """Whether a run wrote this file, maybe one of an earlier version."""
-    return path.name == "config.yaml" and (path.parent / "journal.jsonl").exists()
 
 
 def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], str]) -> Tree:

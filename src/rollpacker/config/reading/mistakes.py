@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from rollpacker.config.base import Config
 from rollpacker.config.reading.foreign import KEYS, REASONS
-from rollpacker.core.upgrade import RENAMED_KEYS
 
 _KEY = "[key]"
 """How pydantic marks an error in a key of a mapping, rather than in its value."""
@@ -76,8 +75,6 @@ def mistakes(tree: type[Config], error: ValidationError) -> list[Mistake]:
 def _mistake(tree: type[Config], keys: tuple[str, ...], errors: Sequence[Any]) -> Mistake:
     first = errors[0]
     key, kind = ".".join(keys), first["type"]
-    if kind == "extra_forbidden" and _is_renamed(tree, key):
-        return Mistake(key=key, text=_renamed(key, first["input"]))
     if kind in ("extra_forbidden", "invalid_key"):
         hints = _near(tree, first["loc"]) + _of_other_kinds(tree, first["loc"])
         return Mistake(key=key, text=f"'{key}'{hints}", unknown=True)
@@ -96,23 +93,6 @@ def _mistake(tree: type[Config], keys: tuple[str, ...], errors: Sequence[Any]) -
         return Mistake(key=key, text=f"'{key}': the key must be text{_quoted(first['input'])}")
     hint = _shorthand(walk(tree, first["loc"])[1], first["input"])
     return Mistake(key=key, text=_must(key, errors, first["input"], hint))
-
-
-def _is_renamed(tree: type[Config], section: str) -> bool:
-    """Whether this tree has what a section of earlier versions became."""
-    new = {name for name, _ in RENAMED_KEYS.get(section, {}).values()}
-    return bool(new) and new <= tree.model_fields.keys()
-
-
-def _renamed(section: str, given: Any) -> str:
-    """Where the given keys of a section went; all of them, where none or unknown ones are given."""
-    new = RENAMED_KEYS[section]
-    found = cast(dict[str, Any], given) if isinstance(given, dict) else {}
-    known = found.keys() <= new.keys()
-    keys = [key for key in new if key in found and known] or list(new)
-    names = " and ".join(dict.fromkeys(new[key][0] for key in keys))
-    moved = [f"{section}.{key} -> {'.'.join(new[key])}" for key in keys]
-    return f"{section} is {names} now: {', '.join(moved)}"
 
 
 def _must(key: str, errors: Sequence[Any], value: Any, hint: str = "") -> str:

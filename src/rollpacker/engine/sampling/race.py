@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 CHUNK = 256
 """Ids of a chunk. With other chunks a seed would give other samples."""
 
-DRAWS = "race"
-"""Written into checkpoints: those of versions that drew by inverse CDF say nothing."""
-
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of SplitMix64 (Steele et al., 2014), whose numbers are ``mix(key + n * GOLDEN)``."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
@@ -22,7 +21,6 @@ from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.record.checkpoint import state_of
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.train.model.card import Card, read_card
@@ -83,9 +81,7 @@ async def _answer(
     config: RunConfig, card: Card, environments: Environments, progress: Progress
 ) -> dict[str, Any]:
     assert config.eval is not None
-    # A checkpoint of a run tells what was held out of its training.
-    begun = (state_of(Path(config.model.path)) or {}).get("source")
-    problems = load_held_out(config, card, progress, environments.tools, begun)
+    problems = load_held_out(config, card, progress, environments.tools)
     cap = max_completion_length(config, card, problems)
     domains = {row.domain for row in problems.rows.values()}
     for line in check_ends(config, card):

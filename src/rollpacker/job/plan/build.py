@@ -115,8 +115,7 @@ async def build(
     with contextlib.ExitStack() as stack:
         environments = environments_of(config, card, progress)
         stack.callback(environments.close)
-        begun = None if start.state is None else start.state["source"]
-        problems, held_out = load_data(config, card, progress, environments.tools, begun)
+        problems, held_out = load_data(config, card, progress, environments.tools)
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
         said = check_used(config.rollout.tail_batching), check_size(config, problems)

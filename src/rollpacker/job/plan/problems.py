@@ -10,7 +10,7 @@ from rollpacker.config import DataConfig, RunConfig, longest_response
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
 from rollpacker.data.encode import chat, encode_prompts, told
-from rollpacker.data.held_out import Same, hold_out
+from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.runtime.attempts.problems import Problems
@@ -26,12 +26,6 @@ class _Reading:
     card: Card
     progress: Progress
     tools: Sequence[Mapping[str, Any]]
-    begun: Mapping[str, Any] | None
-
-    @property
-    def same(self) -> Same:
-        """What a run takes for the same prompt: as it began, and some began before it was said."""
-        return "asked" if self.begun is None else self.begun.get("same", "written")
 
 
 def load_data(
@@ -39,7 +33,6 @@ def load_data(
     card: Card,
     progress: Progress,
     tools: Sequence[Mapping[str, Any]] = (),
-    begun: Mapping[str, Any] | None = None,
 ) -> tuple[Problems, Problems | None]:
     """The problems to train on, and those to evaluate by. Raises ``ValueError``.
 
@@ -48,21 +41,20 @@ def load_data(
         card: of its model.
         progress: told how rows are read.
         tools: schemas of those that an environment gives every prompt.
-        begun: the source's state in the checkpoint to go on from; None for a new run.
     """
-    reading = _Reading(config, card, progress, tools, begun)
+    reading = _Reading(config, card, progress, tools)
     loaded = load_rows(config.data)
     if config.eval is None or not config.eval.fraction:
         progress.note(loaded.mapping)
-        problems = _problems(reading, config.data, loaded.rows, loaded.since)
+        problems = _problems(reading, config.data, loaded.rows)
         if config.eval is None or config.eval.data is None:
             return problems, None
         return problems, _load(reading, config.eval.data)
-    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed, reading.same)
+    rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
     progress.note(
         f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
     )
-    training = _problems(reading, config.data, rows, loaded.since)
+    training = _problems(reading, config.data, rows)
     return training, _problems(reading, config.data, held_out)
 
 
@@ -71,13 +63,12 @@ def load_held_out(
     card: Card,
     progress: Progress,
     tools: Sequence[Mapping[str, Any]] = (),
-    begun: Mapping[str, Any] | None = None,
 ) -> Problems:
     """The problems to evaluate by, of a configuration that has some. Raises ``ValueError``."""
     assert config.eval is not None
     if config.eval.data is not None:
-        return _load(_Reading(config, card, progress, tools, begun), config.eval.data)
-    held_out = load_data(config, card, progress, tools, begun)[1]
+        return _load(_Reading(config, card, progress, tools), config.eval.data)
+    held_out = load_data(config, card, progress, tools)[1]
     assert held_out is not None
     return held_out
 
@@ -88,10 +79,8 @@ def _load(reading: _Reading, data: DataConfig) -> Problems:
     return _problems(reading, data, loaded.rows)
 
 
-def _problems(
-    reading: _Reading, data: DataConfig, rows: Sequence[Row], since: str = ""
-) -> Problems:
-    """Rows encoded and ordered; ``since``: what earlier versions did otherwise."""
+def _problems(reading: _Reading, data: DataConfig, rows: Sequence[Row]) -> Problems:
+    """Rows encoded and ordered."""
     config, tokenizer, own = reading.config, reading.card.tokenizer, rows
     if reading.tools:
         rows = [replace(row, tools=[*row.tools, *reading.tools]) for row in rows]
@@ -114,9 +103,5 @@ def _problems(
         data.shuffle,
         # Those of an environment are its own.
         told={row.id: told(row, tokenizer, data) for row in own if row.id in encoded.tokens},
-        same=reading.same,
-        since=since,
     )
-    if since and reading.begun is not None and (doubt := source.doubt(reading.begun)):
-        reading.progress.note(f"WARNING {doubt}")
     return Problems(rows, encoded.tokens, source, lambda row: chat(row, data))

@@ -11,32 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-
-from rollpacker.config import Config, RunConfig
+from rollpacker.config import RunConfig
 from rollpacker.config.reading.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
-from rollpacker.core.upgrade import config_of_now
-from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
 """Keys that may name a file or folder: another spelling of it is no change, and the same spelling
 in another working directory may be one."""
-
-_THEN: Mapping[str, Any] = {
-    "rollout.min_reward_range": 1e-3,
-    "rollout.dynamic_sampling.max_empty_steps": 0,
-    "train.kl_bias_correction": False,
-    "train.algorithm.whiten": "responses",
-}
-"""By dotted key, what a run did before the key was there, where today's default is another."""
-
-
-_DRAWN_OTHERWISE = (
-    "tokens were drawn by inverse CDF and are drawn by a race from here on: responses of the same "
-    "distribution, but others than the version that began this run would sample"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,43 +39,6 @@ class RunStart:
     def step(self) -> int:
         """The first step to run."""
         return 0 if self.state is None else int(self.state["counters"]["step"])
-
-
-def as_begun(config: RunConfig, found: VerifiedCheckpoint | None) -> RunConfig:
-    """The configuration with which a run goes on: where a default has changed since it began, and
-    nobody asks for another value, that of then."""
-    if found is None:
-        return config
-    tree = config.model_dump(mode="json")
-    began = of_then(found.state["config"])
-    for key in _THEN:
-        node, leaf = _place(tree, key)
-        if leaf in node and not _given(config, key):
-            old, _ = _place(began, key)
-            node[leaf] = old.get(leaf, node[leaf])
-    return RunConfig.model_validate(tree)
-
-
-def of_then(old: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A checkpoint's configuration with every key: those that came later as the run behaved."""
-    whitens = old["train"]["algorithm"]["kind"] == "reinforce_pp"
-    then = {k: v for k, v in _THEN.items() if whitens or k != "train.algorithm.whiten"}
-    return as_of_now(old, then)
-
-
-def _place(tree: Any, key: str) -> tuple[dict[str, Any], str]:
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        tree = tree[parent]
-    return tree, leaf
-
-
-def _given(config: Config, key: str) -> bool:
-    """Whether a file or an override names this key."""
-    name, _, rest = key.partition(".")
-    if name not in config.model_fields_set:
-        return False
-    return not rest or _given(getattr(config, name), rest)
 
 
 def choose_start(
@@ -123,11 +68,10 @@ def choose_start(
             f"devices.emulate cannot go on from the checkpoint in {folder}: choose another folder "
             "with --out"
         )
-    before = of_then(found.state["config"])
+    # A key that came later has its default.
+    before = RunConfig.model_validate(found.state["config"]).model_dump(mode="json")
     changed = _changes(found, before, config.model_dump(mode="json"))
-    changed += _edited(found.state.get("code", {}), code_of(config))
-    if found.state.get("draws") != DRAWS and config.engine.kind != "fake":
-        changed += (_DRAWN_OTHERWISE,)
+    changed += _edited(found.state["code"], code_of(config))
     return RunStart(path=found.path, state=found.state, changed=changed)
 
 
@@ -153,32 +97,6 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
     )
 
 
-def as_of_now(old: Mapping[str, Any], then: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A checkpoint's configuration with the keys that came later.
-
-    They have the values of ``then``, by dotted key (``*`` for every item of a list), else today's
-    defaults. One that today's configuration does not take is returned as it is.
-    """
-    filled = config_of_now(old)
-    for key, value in then.items():
-        filled = _filled(filled, key.split("."), value)
-    try:
-        return RunConfig.model_validate(filled).model_dump(mode="json")
-    except ValidationError:
-        return filled
-
-
-def _filled(node: Any, path: list[str], value: Any) -> Any:
-    name, *rest = path
-    if name == "*":
-        return [_filled(item, rest, value) for item in node] if isinstance(node, list) else node
-    if not isinstance(node, dict):
-        return node
-    if rest:
-        return node | {name: _filled(node[name], rest, value)} if name in node else node
-    return {name: value} | node
-
-
 def _changes(
     found: VerifiedCheckpoint, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> tuple[str, ...]:
@@ -191,8 +109,6 @@ def _changes(
             continue
         kind = of_change(where, before, now, scheduled=scheduled)
         change = f"{where} was {before!r} and is {now!r}"
-        if kind == "refused" and _reads_as_before(where, before, now, found):
-            kind = "said"
         if kind == "refused":
             if before == now:
                 before, now = _shown(before, _then(found)), _shown(now, Path())
@@ -210,16 +126,6 @@ def _changes(
             "from those of a run without a change"
         )
     return tuple(said)
-
-
-def _reads_as_before(key: str, before: Any, now: Any, found: VerifiedCheckpoint) -> bool:
-    """Whether a key has another value only so that this version reads rows as an earlier one did,
-    whose checkpoints do not hold what prompts said; which rows they are is compared."""
-    if "told" in found.state.get("source", {"told": ""}):
-        return False
-    if key == "data.input_key":
-        return before is None
-    return key == "data.exclude" or (now is None and key in ("data.prompt_template", "data.chat"))
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.engine.sampling.race import DRAWS
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.plan.checks import races
 from rollpacker.job.plan.resume import code_of
@@ -130,7 +129,6 @@ class CheckpointManager:
             "rewards": parts.rewards.state_dict(),
             "empty_steps": parts.empty_steps.state_dict(),
             "counters": counters.state_dict(),
-            "draws": DRAWS,
         }
 
     async def save(

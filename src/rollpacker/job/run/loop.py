@@ -22,7 +22,7 @@ from rollpacker.durable import disk_full, replace_file
 from rollpacker.job.plan.build import Parts, build, total_steps
 from rollpacker.job.plan.emulated import sum_up, title
 from rollpacker.job.plan.learning_rate import with_learning_rate
-from rollpacker.job.plan.resume import RunStart, as_begun, choose_start
+from rollpacker.job.plan.resume import RunStart, choose_start
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.job.run.evaluating import Evaluations
 from rollpacker.job.run.lock import RunLock
@@ -132,8 +132,6 @@ async def _train(order: _Order, resume: bool) -> None:
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
-    if resume:
-        config = as_begun(config, found)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     for line in start.changed:
@@ -226,7 +224,7 @@ class BuiltJob:
             parts.policy.load_state_dict(state["policy"])
             parts.problems.source.load_state_dict(state["source"])
             parts.rewards.load_state_dict(state["rewards"])
-            parts.empty_steps.load_state_dict(state.get("empty_steps", {}))
+            parts.empty_steps.load_state_dict(state["empty_steps"])
             self._counters = Counters(**state["counters"])
             if parts.rollout.carried is not None:
                 parts.rollout.carried.load(start.path, self._counters.step)

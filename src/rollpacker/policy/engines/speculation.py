@@ -146,10 +146,9 @@ class Speculating:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        # Of before refusals were told apart: each verification counted as one.
-        self._refused = state.get("refused", state.get("verified", 0.0))
+        self._refused = state["refused"]
         self._accepted = state["accepted"]
-        if (costs := state.get("rows")) is not None:
+        if (costs := state["rows"]) is not None:
             first, timed = (RowCosts(**each) for each in costs)
             # What another process measured, maybe elsewhere, says nothing of this one's engines.
             if first == self._first:

@@ -269,10 +269,9 @@ class BiasMeter:
         self._first = [_Audit(**audit) for audit in state["first"]]
         self._latest.clear()
         self._latest.extend(_Audit(**audit) for audit in state["latest"])
-        known = state.get("talk", {})  # a run may be older than this measurement
         for name, audits in self._talk.items():
             audits.clear()
-            audits.extend(_Audit(**audit) for audit in known.get(name, ()))
+            audits.extend(_Audit(**audit) for audit in state["talk"][name])
         self._old, self._new = _Unraced(**state["old"]), _Unraced(**state["new"])
         self._long = [_Share(**share) for share in state["long"]]
 

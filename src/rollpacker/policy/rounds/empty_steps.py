@@ -32,8 +32,8 @@ class EmptySteps:
         return {"in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Count on; nothing was counted by runs that kept no such state."""
-        self.in_a_row = state.get("in_a_row", 0)
+        """Count on."""
+        self.in_a_row = state["in_a_row"]
 
     def __str__(self) -> str:
         which = f"{self.in_a_row} steps in a row" if self.in_a_row > 1 else "a step"

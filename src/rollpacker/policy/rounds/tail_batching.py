@@ -78,7 +78,7 @@ class TailBatching:
         self.queue = deque(Prompt(**item) for item in state["queue"])
         self._buckets.load_state_dict(state["buckets"])
         if self._carrying is not None:
-            self._carrying.load_state_dict(state.get("begun", {}))
+            self._carrying.load_state_dict(state["begun"])
 
     @property
     def held(self) -> int:

@@ -153,8 +153,8 @@ def step_windows(
 ) -> dict[int, tuple[float, float, float]]:
     """``{step: (start, end of the rollout, end)}`` in seconds, of the steps that have samples.
 
-    They are what the run itself measured (``start_s`` in its metrics). Where an earlier version
-    did not write that, the rollout ends when its last response is decided (journal) or, without a
+    They are what the run itself measured (``start_s`` in its metrics). Of a step that did
+    not come to that, the rollout ends when its last response is decided (journal) or, without a
     journal entry, when its last attempt ends; the step ends with its last attempt or task.
     """
     spans = samples.group_by("step").agg(pl.min("start_s"), pl.max("end_s").alias("rollout_end_s"))

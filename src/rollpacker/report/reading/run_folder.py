@@ -13,7 +13,6 @@ import yaml
 
 from rollpacker.core import journal
 from rollpacker.core import sample_columns as schema
-from rollpacker.core.upgrade import config_of_now
 from rollpacker.errors import words_of
 from rollpacker.runtime.record import sample_table as table
 
@@ -75,7 +74,7 @@ class RunFolder:
     Args:
         path: the folder.
         config_text: ``config.yaml`` as written.
-        config: the same, parsed, with today's keys.
+        config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
         samples: one row per attempt: the columns of ``core/sample_columns.py`` without texts.
         missing: how many responses of a step have no row, since a file of the table was damaged.
@@ -159,7 +158,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
         raise ReportError(f"{path}: cannot be read as YAML: {words_of(error)}") from None
     if not isinstance(config, dict):
         raise ReportError(f"{path}: expected keys and values, found {type(config).__name__}")
-    return text, config_of_now(config)
+    return text, config
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -191,13 +191,6 @@ def search(folder: Path) -> tuple[VerifiedCheckpoint | None, list[str]]:
     return None, problems
 
 
-def state_of(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint of a run holds besides tensors, unverified; None of any other folder."""
-    if not (path / _MANIFEST).is_file() or not (path / _STATE).is_file():
-        return None
-    return json.loads((path / _STATE).read_bytes())
-
-
 def newest_step(folder: Path) -> int:
     """Of a run's newest checkpoint, intact or not; -1 where it has none."""
     return max(map(_step, _newest_first(folder)), default=-1)

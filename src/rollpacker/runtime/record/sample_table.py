@@ -1,9 +1,9 @@
 """``samples.parquet``: how its files are read, merged, mended and kept small.
 
 A run writes ``samples/part-*.parquet``; its end merges them into ``samples.parquet``. Readers see
-both as one table, whose files may lack columns (of an earlier version, or of another choice of
-what is kept) or have more. A file that cannot be read is *damaged*: readers leave it out and say
-so, a run that goes on moves it aside.
+both as one table, whose files may lack columns or have more, by what was chosen to be kept. A file
+that cannot be read is *damaged*: readers leave it out and say so, a run that goes on moves it
+aside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import polars as pl
 
 from rollpacker.core.sample_columns import (
-    ADDED_LATER,
     FINAL,
     PARTS,
     REQUIRED,
@@ -72,7 +71,7 @@ def query(
 
     Args:
         folder: the run's.
-        ask: its table has all of ``REQUIRED``, ``ADDED_LATER`` and ``TEXTS``.
+        ask: its table has all of ``REQUIRED`` and ``TEXTS``.
         say: told of each damaged file, whose rows are left out; None raises ``DamagedError``.
     """
     for _ in range(_TRIES):
@@ -109,7 +108,7 @@ def _complain(path: Path, say: Say | None) -> bool:
 
 
 def _complete(paths: Sequence[Path]) -> pl.LazyFrame:
-    known = REQUIRED | ADDED_LATER | TEXTS
+    known = REQUIRED | TEXTS
     if not paths:
         return pl.LazyFrame(schema=known)
     frame = scan(paths)

@@ -65,7 +65,7 @@ class SampleRow:
     conversation: EpisodeRecord | None = None
 
     def numbers(self) -> tuple[object, ...]:
-        """Values of ``REQUIRED`` and ``ADDED_LATER``."""
+        """Values of ``REQUIRED``."""
         return (
             self.prompt,
             self.attempt,
@@ -137,7 +137,6 @@ class SampleLog:
         rewards = {sample_columns.REWARD + name: pl.Float32() for name in self._rewards}
         return {
             **sample_columns.REQUIRED,
-            **sample_columns.ADDED_LATER,
             **rewards,
             **(sample_columns.TEXTS if self._texts else {}),
             **(sample_columns.TOKEN_IDS if self._token_ids else {}),

@@ -117,7 +117,7 @@ def test_what_is_wrong_is_said(name: str, options: dict[str, Any], wrong: str) -
 def test_no_time_to_start_is_refused(seconds: int) -> None:
     environment = {"kind": "tools", "path": "a.py:f", "start_timeout_s": seconds}
     job = {"model": {"path": "m"}, "data": {"path": "rg:gcd"}, "environment": environment}
-    with pytest.raises(ConfigError, match=r"'environment\.start_timeout_s': must be more than 0"):
+    with pytest.raises(ConfigError, match=r"start_timeout_s': must be greater than 0"):
         parse(job)
 
 

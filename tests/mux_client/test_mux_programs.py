@@ -317,7 +317,7 @@ def test_mistakes_are_said_in_one_line(cluster: Cluster, tmp_path: Path) -> None
         (times + "program: {command: [a], run: b}", f"{file}: unknown key 'program.run'"),
         (times + "program: {comand: [a]}", "'program.comand'; did you mean 'program.command'?"),
         (times + "rolout_nodes: 2", "unknown key 'rolout_nodes'; did you mean 'rollout_nodes'?"),
-        ("worst_train_s: long", "'worst_train_s': must be a number, got 'long'"),
+        ("worst_train_s: long", "'worst_train_s': must be a valid number, got 'long'"),
         ("model: {path: m}", "'data' is required"),
         (times + "program: {command: 'a \"'}", "program.command: No closing quotation"),
         ("model: {path: m}\ndata: {path: d}", "rewards"),

@@ -1,12 +1,12 @@
 """Reading a configuration: a YAML file plus ``key.sub=value`` overrides.
 
-Mistakes are one line that names every wrong key; unknown keys are answered with the one
-that is meant, where that is known.
+Mistakes are one line that names every wrong key; unknown keys are answered with the one that is
+meant, where that is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,14 +14,11 @@ import yaml
 from pydantic import ValidationError
 
 from rollpacker.config.base import Config
-from rollpacker.config.reading.mistakes import Mistake, mistakes
+from rollpacker.config.reading.mistakes import mistakes
 from rollpacker.config.tree import RunConfig
 from rollpacker.errors import words_of
 
 Tree = TypeVar("Tree", bound=Config)
-
-_SAID = 5
-"""Mistakes other than unknown keys that are said one by one."""
 
 
 class ConfigError(ValueError):
@@ -69,31 +66,12 @@ def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], s
         raise ConfigError(_one_sentence(mistakes(tree, error), source)) from None
 
 
-def _one_sentence(found: Sequence[Mistake], source: Callable[[str], str]) -> str:
+def _one_sentence(found: Mapping[str, str], source: Callable[[str], str]) -> str:
     """All mistakes, by the file or override that they are in."""
-    by_source: dict[str, list[Mistake]] = {}
-    for mistake in found:
-        by_source.setdefault(source(mistake.key), []).append(mistake)
-    return "; ".join(f"{where}: {_sentences(those)}" for where, those in by_source.items())
-
-
-def _sentences(found: Sequence[Mistake]) -> str:
-    unknown = [each.text for each in found if each.unknown]
-    parts = [each.text for each in found if not each.unknown]
-    if len(parts) > _SAID:
-        parts[_SAID:] = [f"and {len(parts) - _SAID} more mistakes"]
-    if len(unknown) == 1:
-        parts.insert(0, f"unknown key {unknown[0]}")
-    elif unknown:
-        listed = [_bracketed(text) for text in unknown]
-        parts.insert(0, f"unknown keys {', '.join(listed)}")
-    return "; ".join(parts)
-
-
-def _bracketed(text: str) -> str:
-    """``'a'; did you mean 'b'?`` as it reads in a list."""
-    key, hint, near = text.partition("; ")
-    return f"{key} ({near})" if hint else key
+    by_source: dict[str, list[str]] = {}
+    for key, text in found.items():
+        by_source.setdefault(source(key), []).append(text)
+    return "; ".join(f"{where}: {'; '.join(those)}" for where, those in by_source.items())
 
 
 def _set_by(key: str, path: Path, overrides: Sequence[str]) -> str:

@@ -24,13 +24,15 @@ from rollpacker.emulate.driver.draws import WorkloadDraws
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
-from rollpacker.polytrace.model.length_model import PAPER
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.runtime.cluster.nodes import ThisMachine
 from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
+
+PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 
 pytestmark = pytest.mark.wide
 

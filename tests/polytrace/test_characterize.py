@@ -15,7 +15,6 @@ from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.describe.sentences import sentences
 from rollpacker.polytrace.describe.synchronous_round import Layout, imbalance, synchronous_round
 from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.length_model import PAPER
 from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.polytrace.statistics.bootstrap import intervals
@@ -27,6 +26,8 @@ from rollpacker.polytrace.statistics.statistics import (
     known_cap,
     tail_index,
 )
+
+PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.polytrace.model.fit import fit, goodness_of_fit
-from rollpacker.polytrace.model.fit_mixture import fit_mixture
 from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.length_model import PAPER, LengthModel
+from rollpacker.polytrace.model.length_model import LengthModel
 from rollpacker.polytrace.model.workload import (
     DriftModel,
     PromptModel,
@@ -23,6 +22,8 @@ from rollpacker.polytrace.model.workload import (
 )
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.polytrace.statistics.quantiles import QuantileTable
+
+PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 
 FOLDER = os.environ.get("ROLLPACKER_POLYTRACE")
 public = pytest.mark.skipif(FOLDER is None, reason="ROLLPACKER_POLYTRACE is not set")
@@ -133,27 +134,6 @@ def test_a_fit_finds_what_made_the_trace() -> None:
         for each in (by_prompt, source)
     )
     assert ours == pytest.approx(theirs, abs=0.1)
-
-
-def test_the_likelihood_finds_the_mixture() -> None:
-    truth = LengthModel(
-        median=500.0,
-        between=0.35,
-        within=0.5,
-        tail_share=0.05,
-        tail_concentration=20.0,
-        tail_low=2500.0,
-        tail_high=16_000.0,
-        cap=8192,
-    )
-    lengths = truth.sample(np.random.default_rng(7), 400, 8)
-    groups = np.repeat(np.arange(400), 8)
-    found = fit_mixture(lengths.ravel().astype(float), groups, 8192)
-    assert found.median == pytest.approx(truth.median, rel=0.1)
-    assert found.between == pytest.approx(truth.between, abs=0.08)
-    assert found.within == pytest.approx(truth.within, abs=0.08)
-    assert found.tail_share == pytest.approx(truth.tail_share, abs=0.03)
-    assert found.cap == 8192
 
 
 def test_drift_is_fitted_and_generated_again() -> None:

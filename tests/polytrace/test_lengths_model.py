@@ -5,9 +5,12 @@ from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.polytrace.model.copula import CopulaLengths
-from rollpacker.polytrace.model.length_model import PAPER, LengthModel
+from rollpacker.polytrace.model.length_model import LengthModel
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.polytrace.statistics.quantiles import QuantileTable
 from rollpacker.trace_replay.simulated import Redrawn
+
+PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 
 LEVELS = [0.5, 0.75, 0.9, 0.95, 0.99]
 MATCHED = CopulaLengths.matching([10, 20, 30, 400, 500], 0.3, 0.4, 500)

@@ -192,8 +192,6 @@ def test_fit_takes_one_task_of_several(call: Call, two: Path, tmp_path: Path) ->
     assert not out.exists()
     assert call("fit", two, "--out", out, "--task", "code")[0] == 0
     assert load_model(out).task == "code"
-    assert call("fit", two, "--out", out, "--task", "math", "--lengths", "mixture")[0] == 0
-    assert load_model(out).lengths.kind == "mixture"
 
 
 def test_generate_writes_other_formats_and_shapes(call: Call, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rollpacker.polytrace.model.length_model import PAPER
+from rollpacker.polytrace.model.workload import load_model
 from rollpacker.sim.workload.workload import DrawnWorkload, Recorded
+
+PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 
 DOMAINS = {"a": 1.0, "b": 1.0, "c": 2.0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -179,10 +179,6 @@ def fit(
     task: Annotated[
         str | None, typer.Option(help="Task to fit, where the trace has several.")
     ] = None,
-    lengths: Annotated[
-        Literal["copula", "mixture"],
-        typer.Option(help="Any marginal as it is, or a smooth body and tail."),
-    ] = "copula",
     format: Format = None,
     as_json: Json = False,
 ) -> None:
@@ -196,7 +192,7 @@ def fit(
     notes: list[str] = []
     trace = read_responses(path, format, None, notes)
     name = chosen_task(path, trace.tasks, task)
-    found = fitting.fit(trace.only(name), lengths)[name]
+    found = fitting.fit(trace.only(name))[name]
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(found.model, out)
     if as_json:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace.model.copula import CopulaLengths
-from rollpacker.polytrace.model.fit_mixture import fit_mixture
 from rollpacker.polytrace.model.fit_turns import fit_turns
 from rollpacker.polytrace.model.generate import generate
 from rollpacker.polytrace.model.workload import DriftModel, PromptModel, RewardModel, WorkloadModel
 from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.statistics.numerics import midranks
+from rollpacker.polytrace.statistics.numerics import distance, midranks
 from rollpacker.polytrace.statistics.quantiles import QuantileTable
 from rollpacker.polytrace.statistics.statistics import (
     correlations,
@@ -27,8 +25,6 @@ from rollpacker.polytrace.statistics.statistics import (
 )
 
 Floats = NDArray[np.float64]
-LengthsKind = Literal["copula", "mixture"]
-"""``copula``: any marginal, reproduced. ``mixture``: the parametric body and tail, smoothed."""
 
 _SURE_OF_DRIFT = 0.01
 _LEVELS = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -68,15 +64,15 @@ class Fit:
     goodness: Goodness
 
 
-def fit(trace: Trace, lengths: LengthsKind = "copula") -> dict[str, Fit]:
+def fit(trace: Trace) -> dict[str, Fit]:
     """Fit every task of a trace, aborted responses left out.
 
     Raises ``TraceError`` when a task has no finished response.
     """
-    return {task: _fit_task(task, trace, lengths) for task in trace.tasks}
+    return {task: _fit_task(task, trace) for task in trace.tasks}
 
 
-def _fit_task(task: str, trace: Trace, kind: LengthsKind) -> Fit:
+def _fit_task(task: str, trace: Trace) -> Fit:
     samples = finished(trace.samples.filter(pl.col("task") == task)).sort("step", "prompt", "index")
     if samples.height == 0:
         raise TraceError(f"task {task!r}: no finished response to fit")
@@ -88,12 +84,11 @@ def _fit_task(task: str, trace: Trace, kind: LengthsKind) -> Fit:
     since = steps - steps.min() - (trend.steps - 1) / 2.0
     level = tokens / np.exp(trend.slope * since)
     icc, icc_log = np.nan_to_num(correlations(level, groups)).tolist()
-    copula = CopulaLengths.matching(level, icc, icc_log, cap)
     steps = samples["step"].n_unique()
     sizes = np.bincount(groups)
     model = WorkloadModel(
         task=task,
-        lengths=copula if kind == "copula" else fit_mixture(level, groups, cap),
+        lengths=CopulaLengths.matching(level, icc, icc_log, cap),
         prompt=_prompts(samples, groups, np.log(level), icc_log),
         prompts=max(1, round(sizes.size / steps)),
         responses=int(np.median(sizes)),
@@ -160,7 +155,7 @@ def goodness_of_fit(model: WorkloadModel, samples: pl.DataFrame, seed: int = 0) 
     icc_made, icc_log_made = correlations(ours, visits(made))
     return Goodness(
         responses=samples.height,
-        ks=_distance(ours, theirs),
+        ks=distance(ours, theirs),
         mean_error=float(ours.mean() / theirs.mean() - 1.0),
         quantile_error={
             name: float(np.quantile(ours, level) / np.quantile(theirs, level) - 1.0)
@@ -171,10 +166,3 @@ def goodness_of_fit(model: WorkloadModel, samples: pl.DataFrame, seed: int = 0) 
         icc_log=icc_log,
         icc_log_error=icc_log_made - icc_log,
     )
-
-
-def _distance(a: Floats, b: Floats) -> float:
-    a, b = np.sort(a), np.sort(b)
-    points = np.concatenate([a, b])
-    below = [np.searchsorted(each, points, side="right") / each.size for each in (a, b)]
-    return float(np.abs(below[0] - below[1]).max())

@@ -1,4 +1,4 @@
-"""Response lengths by the body and tail mixture, and the paper's three settings."""
+"""Response lengths by the body and tail mixture, as in the paper's three settings."""
 
 from __future__ import annotations
 
@@ -87,38 +87,3 @@ class LengthModel(Lengths):
             log = np.where(rng.random(shape) < traits[:, 1:2], tail, log)
         tokens = np.rint(np.exp(np.minimum(log, np.log(self.cap))))
         return np.clip(tokens, 1, self.cap).astype(np.int32)
-
-
-PAPER: dict[str, LengthModel] = {
-    "8k": LengthModel(
-        median=557.4,
-        between=0.5195,
-        within=0.6195,
-        tail_share=0.06601,
-        tail_concentration=25.73,
-        tail_low=2929.0,
-        tail_high=8866.0,
-        cap=8192,
-    ),
-    "16k": LengthModel(
-        median=570.9,
-        between=0.1394,
-        within=0.6380,
-        tail_share=0.06196,
-        tail_concentration=18.95,
-        tail_low=1398.0,
-        tail_high=23166.0,
-        cap=16384,
-    ),
-    "32k": LengthModel(
-        median=521.6,
-        between=0.3940,
-        within=0.6015,
-        tail_share=0.03683,
-        tail_concentration=10.41,
-        tail_low=2363.0,
-        tail_high=103483.0,
-        cap=32768,
-    ),
-}
-"""RollPacker's settings (arXiv 2509.21009) 7B/8k, 14B/16k and 32B/32k, fitted to its figures."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,26 +19,6 @@ def normal_cdf(x: ArrayLike) -> Floats:
     return np.asarray(special.ndtr(x))
 
 
-def log_normal_cdf(x: ArrayLike) -> Floats:
-    """Its logarithm."""
-    return np.asarray(special.log_ndtr(x))
-
-
-def logistic(x: float) -> float:
-    """1 / (1 + exp(-x))."""
-    return float(special.expit(x))
-
-
-def log_sum_exp(x: Floats, axis: tuple[int, ...]) -> Floats:
-    """Logarithm of the sum of exponentials over ``axis``."""
-    return np.asarray(special.logsumexp(x, axis=axis))
-
-
-def beta_quantiles(levels: ArrayLike, a: float, b: float) -> Floats:
-    """Quantiles of Beta(a, b)."""
-    return np.asarray(stats.beta.ppf(levels, a, b))
-
-
 def midranks(x: ArrayLike) -> Floats:
     """Ranks from 1, ties share their mean."""
     return np.asarray(stats.rankdata(x), np.float64)
@@ -50,22 +30,23 @@ def trend(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
     return float(line.slope), float(line.pvalue)
 
 
-def all_alike(groups: Sequence[Floats]) -> float:
+def all_alike(groups: list[Floats]) -> float:
     """P-value of the groups having one distribution (Kruskal and Wallis)."""
     return float(stats.kruskal(*groups).pvalue)
+
+
+def distance(a: Floats, b: Floats) -> float:
+    """Largest distance of two cumulative distributions (Kolmogorov and Smirnov)."""
+    found: Any = stats.ks_2samp(a, b)
+    return float(found.statistic)
 
 
 def least_squares(
     miss: Callable[[Floats], Floats], start: ArrayLike, low: ArrayLike, high: ArrayLike
 ) -> Floats:
     """Minimiser of the sum of squares of ``miss`` within bounds (trust region)."""
+    bounds = (low, high)
     found = optimize.least_squares(
-        miss, np.asarray(start), bounds=(low, high), diff_step=1e-3, max_nfev=40
+        miss, np.asarray(start), bounds=bounds, diff_step=1e-3, max_nfev=40
     )
     return np.asarray(found.x)
-
-
-def simplex(cost: Callable[[Floats], float], start: Floats, evaluations: int) -> Floats:
-    """Minimiser of ``cost`` (Nelder and Mead)."""
-    options = {"maxfev": evaluations, "xatol": 1e-2, "fatol": 1e-2, "adaptive": True}
-    return np.asarray(optimize.minimize(cost, start, method="Nelder-Mead", options=options).x)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cpu_runs import Run
 
-from rollpacker.sim.reproduce import fig9, fig10, fig11, table3
+from rollpacker.sim import reproduce
 
 Runs = Sequence[Run]
 Measure = Callable[[Run], float]
@@ -88,7 +88,7 @@ WORK: Columns = {
 
 def end_to_end(runs: Runs) -> list[str]:
     """Figure 9."""
-    paper = {"synchronous": "1.00x", "RollPacker": f"{fig9.PAPER['8k'][0]:.2f}x"}
+    paper = {"synchronous": "1.00x", "RollPacker": f"{reproduce.FIG9['8k'][0]:.2f}x"}
     bias: Measure = lambda run: run.summary["tail"]["kept_vs_true_len"]  # noqa: E731
     columns: Columns = {
         **WORK,
@@ -137,7 +137,7 @@ def by_round(runs: Runs) -> list[str]:
         return run.mean("engine/steps", "long") / run.mean("engine/steps", *_FULL)
 
     columns["long over short, decode steps"] = value(ratio, "{:.2f}x")
-    paper = " ".join(f"{long / short:.2f}x" for short, long in fig10.PAPER.values())
+    paper = " ".join(f"{long / short:.2f}x" for short, long in reproduce.FIG10.values())
     columns["paper, 8k 16k 32k"] = given({"RollPacker": paper})
     return table(runs, columns)
 
@@ -161,27 +161,33 @@ def sensitivity(runs: Runs) -> list[str]:
         return max(step["engine/steps"] for step in run.of(*_FULL))
 
     def paper(bars: Sequence[float]) -> Mapping[str, str]:
-        return {n: f"{bars[0] / bar:.2f}x" for n, bar in zip(fig11.ETAS, bars, strict=True)}
+        return {
+            n: f"{bars[0] / bar:.2f}x" for n, bar in zip(reproduce.FIG11_ETAS, bars, strict=True)
+        }
 
-    steps, seconds = (long_run(k, fig11.ETAS) for k in ("engine/steps", "timing_s/rollout"))
+    steps, seconds = (
+        long_run(k, reproduce.FIG11_ETAS) for k in ("engine/steps", "timing_s/rollout")
+    )
     columns: dict[str, Callable[[Runs, str], str]] = {
         "decode steps": value(steps, "{:.0f}"),
         "gain": gain(steps),
         "longest short round": value(longest, "{:.0f}"),
         "its gain": gain(longest),
-        "tokens decoded": value(long_run("engine/generated_tokens", fig11.ETAS), "{:,.0f}"),
-        "rollout CPU s": value(long_run("timing_s/decode_cpu", fig11.ETAS), "{:.3f}"),
+        "tokens decoded": value(
+            long_run("engine/generated_tokens", reproduce.FIG11_ETAS), "{:,.0f}"
+        ),
+        "rollout CPU s": value(long_run("timing_s/decode_cpu", reproduce.FIG11_ETAS), "{:.3f}"),
         "rollout s": value(seconds, "{:.3f}"),
         "rollout s, gain": gain(seconds),
     }
-    for setting, bars in fig11.PAPER.items():
+    for setting, bars in reproduce.FIG11.items():
         columns[f"paper, {setting}"] = given(paper(bars))
     return table(runs, columns)
 
 
 def stream_trainer(runs: Runs) -> list[str]:
     """Table 3."""
-    paper = {**table3.PAPER, "adaptive": table3.ADAPTIVE}
+    paper = {**reproduce.TABLE3, "adaptive": reproduce.ADAPTIVE}
     columns: Columns = {
         **WORK,
         "step s": value(step_s, "{:.3f}"),

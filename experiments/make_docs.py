@@ -20,8 +20,7 @@ import yaml
 from cpu_runs import Experiment, experiments
 
 from rollpacker.cli.simulate.reproduce import reproduce_rows
-from rollpacker.sim.reproduce import FIGURES
-from rollpacker.sim.reproduce.rows import ResultRow, within
+from rollpacker.sim.reproduce import FIGURES, ResultRow, within
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reproduction.md"

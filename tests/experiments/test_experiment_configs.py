@@ -9,8 +9,8 @@ from make_docs import HEAD, PAGE, REAL, REAL_HEAD, overview, sides
 
 from rollpacker.config import ConfigError, load
 from rollpacker.job.plan.checks import check
+from rollpacker.sim import reproduce
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.reproduce import fig11, jobs
 
 ROOT = Path(__file__).parents[2] / "experiments"
 KNOWN = experiments()
@@ -37,7 +37,7 @@ def test_every_cpu_arm_is_valid(name: str) -> None:
 
 @pytest.mark.parametrize("path", GPU, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_gpu_arm_is_valid_and_of_the_papers_size(path: Path) -> None:
-    costs = calibration.load(jobs.SETTINGS[SETTINGS[path.stem]][0])
+    costs = calibration.load(reproduce.SETTINGS[SETTINGS[path.stem]][0])
     for arm in RUNS[path.parent.name].arms.values():
         config = load(path, arm.set)
         check(config)
@@ -59,8 +59,8 @@ def test_over_provisioning_is_that_of_the_simulated_bars() -> None:
         if name == "none":
             assert tail.mode == "off"
         else:
-            assert (tail.eta_prompts, tail.eta_responses) == fig11.ETAS[name]
-    assert list(RUNS["fig11"].arms) == list(fig11.ETAS)
+            assert (tail.eta_prompts, tail.eta_responses) == reproduce.FIG11_ETAS[name]
+    assert list(RUNS["fig11"].arms) == list(reproduce.FIG11_ETAS)
 
 
 def test_the_artifacts_fixed_share_is_there() -> None:

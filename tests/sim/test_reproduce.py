@@ -6,8 +6,8 @@ import pytest
 
 from rollpacker.cli.simulate.reproduce import reproduce_rows
 from rollpacker.config import parse_as
-from rollpacker.sim.reproduce import FIGURES, fig12, table2
-from rollpacker.sim.reproduce.rows import missing, row, within
+from rollpacker.sim import reproduce
+from rollpacker.sim.reproduce import FIGURES, missing, part, row, verl, within
 from rollpacker.sim.world.config import SimulationConfig
 
 
@@ -37,34 +37,34 @@ def test_every_job_is_a_valid_simulation(name: str) -> None:
 
 
 def test_a_seed_makes_another_job() -> None:
-    job = table2.verl("8k")
+    job = verl("8k")
     assert job.seeded(1).key != job.seeded(2).key
     assert job.seeded(1).key == job.seeded(1).key
-    assert fig12.growing("off", 9.0).key != fig12.growing("off", 8.0).key
+    assert reproduce.growing("off", 9.0).key != reproduce.growing("off", 8.0).key
 
 
 def test_a_job_gives_the_same_result_again() -> None:
-    job = table2.part("8k", "trainer")
+    job = part("8k", "trainer")
     short = replace(job, config=job.config | {"steps": 2})
     assert short.run() == short.run()
 
 
 def test_each_part_of_rollpacker_is_faster_than_verl() -> None:
-    def step_s(job: table2.PaperJob) -> float:
+    def step_s(job: reproduce.PaperJob) -> float:
         return replace(job, config=job.config | {"steps": 3}).run().mean_step_s
 
-    base = step_s(table2.verl("8k"))
-    assert base > step_s(table2.part("8k", "tail batching")) > step_s(table2.part("8k", "reward"))
+    base = step_s(verl("8k"))
+    assert base > step_s(part("8k", "tail batching")) > step_s(part("8k", "reward"))
 
 
 def test_lengths_grow_to_the_cap() -> None:
-    job = fig12.growing("off", 9.0)
+    job = reproduce.growing("off", 9.0)
     config = parse_as(SimulationConfig, job.config)
     source = job.source(config)
-    assert len(source.recorded) == fig12.STEPS * config.rollout.prompts_per_step
+    assert len(source.recorded) == reproduce.GROWING_STEPS * config.rollout.prompts_per_step
     first, last = source.recorded[0].lengths, source.recorded[-1].lengths
-    assert first.max() <= fig12.FIRST_CAP
-    assert last.max() <= fig12.LAST_CAP
+    assert first.max() <= reproduce.FIRST_CAP
+    assert last.max() <= reproduce.LAST_CAP
     assert all(recorded.lengths.min() >= 1 for recorded in source.recorded)
 
 

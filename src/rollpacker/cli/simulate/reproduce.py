@@ -18,8 +18,7 @@ from rollpacker.cli.output import Json, console, print_json, print_plain, table_
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollpacker.sim.reproduce.jobs import PaperJob
-    from rollpacker.sim.reproduce.rows import ResultRow
+    from rollpacker.sim.reproduce import PaperJob, ResultRow
     from rollpacker.sim.world.result import JobResult
 
 _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
@@ -108,7 +107,7 @@ def _table(rows: Iterable[ResultRow]) -> Table:
 
 
 def _summary(rows: Sequence[ResultRow], wall: float) -> str:
-    from rollpacker.sim.reproduce.rows import within
+    from rollpacker.sim.reproduce import within
 
     compared = [row for row in rows if row.paper is not None]
     good = within(compared)

@@ -10,7 +10,7 @@ from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import Philly, philly
 from rollpacker.rollmux.simulation.policies import POLICIES, Run
 from rollpacker.rollmux.simulation.result import SimulationResult
-from rollpacker.sim.reproduce.rows import ResultRow, row
+from rollpacker.sim.reproduce import ResultRow, row
 
 SETTING = Philly(cycles="one")
 """The published one as far as known: 200 jobs, two weeks, iterations of one class."""

@@ -19,7 +19,7 @@ from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views.metrics import Metrics
 
 PAGE = Path(__file__).parent / "mux_api.md"
@@ -50,7 +50,7 @@ _TITLES = {"jobs": "Jobs", "permits": "Permits", "nodes": "Nodes", "cluster": "T
 def described() -> dict[str, Any]:
     """The description that a new daemon gives of itself."""
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "mux.sqlite")
+        store = Store(Path(folder) / "mux.sqlite")
         writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
         found = make_app(writer, Metrics(), Logs(Path(folder))).openapi()
         store.close()

@@ -27,7 +27,7 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 
 TTL = 3600.0
 BATCH = 32
@@ -151,7 +151,7 @@ class Start:
 def start(folder: Path, verified: bool) -> Start:
     """Open the database as ``mux serve`` does."""
     began, cpu = time.perf_counter(), time.process_time()
-    store = SqliteStore(folder / "mux.sqlite", check=verified)
+    store = Store(folder / "mux.sqlite", check=verified)
     after = 0 if verified or not (found := store.snapshots()) else found[0].seq
     core = TransactionLog(store, None, TTL, verified=verified)
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
@@ -174,7 +174,7 @@ def report(name: str, folder: Path, verified: bool = False) -> None:
 def fill(folder: Path, entries: int, live: int) -> None:
     """Record so many entries; the end is that of a killed daemon."""
     clock = [0.0]
-    store = SqliteStore(folder / "mux.sqlite")
+    store = Store(folder / "mux.sqlite")
     core = TransactionLog(store, Settings(), TTL, lambda: clock[0])
     crowd = Crowd(core, clock, live)
     began = time.process_time()
@@ -194,7 +194,7 @@ def fill(folder: Path, entries: int, live: int) -> None:
 
 def leave(folder: Path) -> None:
     """Start, and stop in good order."""
-    core = TransactionLog(SqliteStore(folder / "mux.sqlite"), None, TTL)
+    core = TransactionLog(Store(folder / "mux.sqlite"), None, TTL)
     core.leave()
     core.store.close()
 

@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.http import routing
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views.metrics import Metrics
 
 PEOPLE = ("nobody", "read", "code", "math", "node", "operate")
@@ -195,7 +195,7 @@ def test_teams_own_what_they_may_change() -> None:
 def test_what_the_table_lacks_is_not_served(
     gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqliteStore(tmp_path / "mux.sqlite")
+    store = Store(tmp_path / "mux.sqlite")
     writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
     left = {name: access for name, access in ROUTES.items() if name != gone}
     monkeypatch.setattr(routing, "ROUTES", left)
@@ -205,7 +205,7 @@ def test_what_the_table_lacks_is_not_served(
 
 
 def test_what_no_entry_is_for_is_not_built(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "mux.sqlite")
+    store = Store(tmp_path / "mux.sqlite")
     app = make_app(
         Writer(lambda: TransactionLog(store, None, 30.0), poll), Metrics(), Logs(tmp_path)
     )

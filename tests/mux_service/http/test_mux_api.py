@@ -19,7 +19,7 @@ from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views.metrics import Metrics
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 1.0, "iterations": 9}
@@ -29,7 +29,7 @@ STREAMS = ("/v1/journal", "/v1/events", "/v1/metrics")
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     folder = tmp_path_factory.mktemp("described")
-    store = SqliteStore(folder / "mux.sqlite")
+    store = Store(folder / "mux.sqlite")
     return make_app(
         Writer(lambda: TransactionLog(store, None, 30.0), poll), Metrics(), Logs(folder)
     )

@@ -17,8 +17,7 @@ from mux_fleet import Daemon, Link
 from mux_world import World
 
 from rollpacker.cli import main
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
-from rollpacker.rollmux.service.store.store import Grant
+from rollpacker.rollmux.service.store import Grant, Store
 
 COMMAND = "from rollpacker.cli import main; main()"
 TEXTS = ("event", "decisions")
@@ -149,7 +148,7 @@ def test_a_daemon_that_stood_still_longer_than_a_lease(tmp_path: Path) -> None:
 
 def test_a_damaged_database_does_not_start(tmp_path: Path) -> None:
     path = tmp_path / "mux.sqlite"
-    SqliteStore(path).close()
+    Store(path).close()
     with path.open("r+b") as file:
         file.seek(0)
         file.write(b"not a database at all")
@@ -214,9 +213,11 @@ def test_a_database_whose_numbers_were_written_otherwise_is_read(tmp_path: Path)
     world = World(tmp_path / "new")
     world.submit("a", rollout_memory_gb=1e-07)
     world.run("a", "rollout")
-    old, digest = SqliteStore(tmp_path / "old" / "mux.sqlite"), ""
+    old, digest = Store(tmp_path / "old" / "mux.sqlite"), ""
     old.set_meta(world.store.meta())
-    permits = world.store._db.run("SELECT token, job, phase, seq, ended FROM permits")
+    permits = world.store._db.execute(
+        "SELECT token, job, phase, seq, ended FROM permits"
+    ).fetchall()
     made = []
     for entry in world.store.entries():
         texts = {name: json.dumps(json.loads(getattr(entry, name))) for name in TEXTS}

@@ -26,7 +26,7 @@ from rollpacker.rollmux.service.http.app import make_app
 from rollpacker.rollmux.service.http.middleware import AccessGuard, Audit
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views import history, metrics, views
 
 MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
@@ -177,7 +177,7 @@ class Client:
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
     def core() -> TransactionLog:
-        store = SqliteStore(folder / "mux.sqlite")
+        store = Store(folder / "mux.sqlite")
         try:
             return TransactionLog(store, NAMED, 30.0, machines=MACHINES)
         except BaseException:

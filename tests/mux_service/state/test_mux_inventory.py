@@ -14,7 +14,7 @@ from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
 from rollpacker.rollmux.service.commands import commands, node_commands
-from rollpacker.rollmux.service.store.store import StoreError
+from rollpacker.rollmux.service.store import StoreError
 from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.service.views.history import event_log
 

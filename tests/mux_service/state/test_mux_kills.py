@@ -18,7 +18,7 @@ from mux_world import SHARED, World
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state import recovery
 from rollpacker.rollmux.service.state.state_record import encode, state_of
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 
 
 def progress(fleet: list[Client]) -> int:
@@ -82,7 +82,7 @@ def test_three_kills(tmp_path: Path) -> None:
 def test_kills_among_snapshots(tmp_path: Path) -> None:
     """With one after every batch, most kills come while one is written."""
     judge(storm(tmp_path, clients=6, kills=4, answers=30, snapshots_every=1))
-    store = SqliteStore(tmp_path / "mux.sqlite", check=True)
+    store = Store(tmp_path / "mux.sqlite", check=True)
     newest, older = store.snapshots()
     assert newest.seq > older.seq
     found = recovery.recover(store, SETTINGS, TTL, {})
@@ -95,15 +95,14 @@ def test_kills_among_snapshots(tmp_path: Path) -> None:
 def die_in_a_snapshot(folder: Path, after: str) -> None:
     """In a process of its own, once a statement of the transaction was carried out."""
     world = World(folder)
-    run = world.store._db.run
+    before = [""]
 
-    def last(sql: str, values: Any = ()) -> list[Any]:
-        rows = run(sql, values)
-        if sql.startswith(after):
+    def next_one(sql: str) -> None:
+        if before[0].startswith(after):
             os.kill(os.getpid(), signal.SIGKILL)
-        return rows
+        before[0] = sql
 
-    world.store._db.run = last  # type: ignore[method-assign]
+    world.store._db.set_trace_callback(next_one)
     world.core.keeper.keep(world.core.leased, world.core._digest)
 
 

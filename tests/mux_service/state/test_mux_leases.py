@@ -12,8 +12,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state.clock import ClusterClock
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
-from rollpacker.rollmux.service.store.store import StoreError
+from rollpacker.rollmux.service.store import Store, StoreError
 
 
 @pytest.fixture
@@ -319,7 +318,7 @@ def test_a_database_that_was_altered_does_not_start(
 ) -> None:
     world.submit("a")
     world.run("a", "rollout")
-    world.store._db.run(statement)
+    world.store._db.execute(statement)
     with pytest.raises(StoreError, match=message):
         world.restart()
 
@@ -329,12 +328,12 @@ def test_a_scheduler_that_decides_otherwise_does_not_start(tmp_path: Path) -> No
     world = World(tmp_path)
     world.submit("a")
     world.store.close()
-    old = list((store := SqliteStore(tmp_path / "mux.sqlite")).entries())
+    old = list((store := Store(tmp_path / "mux.sqlite")).entries())
     first = old[0]
     text = first.decisions.replace('"r0"', '"r7"')
     from dataclasses import replace
 
-    store._db.run("DELETE FROM entries")
+    store._db.execute("DELETE FROM entries")
     store.append([replace(first, decisions=text).sealed("")], [], {})
     with pytest.raises(StoreError, match="now decides otherwise"):
         TransactionLog(store, None, TTL)

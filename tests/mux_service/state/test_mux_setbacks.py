@@ -15,8 +15,7 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Answer, Command, Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
-from rollpacker.rollmux.service.store.store import chained
+from rollpacker.rollmux.service.store import Store, chained
 
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
@@ -34,7 +33,7 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
 
     async def batch() -> list[object]:
         writer = Writer(
-            lambda: TransactionLog(SqliteStore(tmp_path / "mux.sqlite"), None, 10.0), commands.poll
+            lambda: TransactionLog(Store(tmp_path / "mux.sqlite"), None, 10.0), commands.poll
         )
         calls = [submit("a"), poison, submit("b"), submit("c")]
         tasks = [asyncio.ensure_future(writer.call(call)) for call in calls]
@@ -51,7 +50,7 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
     assert [isinstance(each, Answer) for each in found] == [True, False, True, True]
     assert isinstance(found[1], Refused)
     assert found[1].status == 500
-    store = SqliteStore(tmp_path / "mux.sqlite")
+    store = Store(tmp_path / "mux.sqlite")
     kept = [entry.key for entry in chained(store.entries())]
     store.close()
     assert kept == ["a", "b", "c"]
@@ -68,7 +67,7 @@ class Failing:
 
     def _open(self) -> TransactionLog:
         self.opened += 1
-        return TransactionLog(SqliteStore(self._file), None, 10.0, lambda: self.time)
+        return TransactionLog(Store(self._file), None, 10.0, lambda: self.time)
 
     def on(self, kind: type[ev.Event]) -> None:
         def fail(*_: object) -> None:

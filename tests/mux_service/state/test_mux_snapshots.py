@@ -20,7 +20,7 @@ from rollpacker.rollmux.service.state import daemon_events, recovery, state_reco
 from rollpacker.rollmux.service.state import snapshots as snaps
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.store import StoredSnapshot, StoreError
+from rollpacker.rollmux.service.store import StoredSnapshot, StoreError
 
 TEAMS = (Team(name="a", rollout=2, train=2),)
 NAMED = Settings(warm_s=0.0, cold_s=1.0, nodes="named", teams=TEAMS, patience_s=60.0)
@@ -188,11 +188,11 @@ def test_a_snapshot_that_is_no_good_is_passed_over(world: World, how: str, spoil
     """For the one before it, then for the whole log; the next one is good again."""
     newest, older = world.store.snapshots()
     for was in (newest, older)[:spoiled]:
-        world.store._db.run("DELETE FROM snapshots WHERE seq = ?", (was.seq,))
+        world.store._db.execute("DELETE FROM snapshots WHERE seq = ?", (was.seq,))
         put = SPOILED[how](was)
         if put.seq != was.seq and was is older:
             continue
-        world.store._db.run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", put)
+        world.store._db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", put)
     before = text_of(world.core.leased)
     assert begun_with(world) == (older.seq if spoiled == 1 else 0)
     assert text_of(world.core.leased) == before
@@ -209,15 +209,15 @@ def test_verifying_finds_a_snapshot_that_entries_do_not_lead_to(world: World) ->
     newest = world.store.snapshots()[0]
     state = newest.state.replace('"draining":false', '"draining":true')
     put = snaps.sealed(newest.seq, newest.digest, newest.ended, state)
-    world.store._db.run("DELETE FROM snapshots WHERE seq = ?", (put.seq,))
-    world.store._db.run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", put)
+    world.store._db.execute("DELETE FROM snapshots WHERE seq = ?", (put.seq,))
+    world.store._db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", put)
     with pytest.raises(StoreError, match=f"snapshot of entry {put.seq} is not what"):
         recovery.verify(world.store, world.core.settings, TTL, {})
     world.store.close()
 
 
 def test_verifying_finds_an_entry_that_was_altered_before_a_snapshot(world: World) -> None:
-    world.store._db.run("UPDATE entries SET t = t + 1 WHERE seq = 2")
+    world.store._db.execute("UPDATE entries SET t = t + 1 WHERE seq = 2")
     assert begun_with(world) > 2
     with pytest.raises(StoreError, match="entry 2 was altered"):
         recovery.verify(world.store, world.core.settings, TTL, {})
@@ -227,7 +227,7 @@ def test_verifying_finds_an_entry_that_was_altered_before_a_snapshot(world: Worl
 def test_a_database_of_before_snapshots_opens_and_gets_some(world: World) -> None:
     before = text_of(world.core.leased)
     for table in ("snapshots", "ended_jobs"):
-        world.store._db.run(f"DROP TABLE {table}")
+        world.store._db.execute(f"DROP TABLE {table}")
     world.restart()
     assert text_of(world.core.leased) == before
     snapshot(world.core)
@@ -240,11 +240,11 @@ def test_a_full_disk_costs_a_snapshot_and_nothing_else(
 ) -> None:
     kept = world.store.snapshots()
     monkeypatch.setattr(snaps, "EVERY", 1)
-    pages = world.store._db.run("PRAGMA page_count")[0][0]
-    world.store._db.run(f"PRAGMA max_page_count = {pages}")
+    pages = world.store._db.execute("PRAGMA page_count").fetchone()[0]
+    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
     world.core.keep()
     assert world.store.snapshots() == kept
-    world.store._db.run("PRAGMA max_page_count = 1000000")
+    world.store._db.execute("PRAGMA max_page_count = 1000000")
     world.core.keep()
     assert world.store.snapshots() == kept, "tried again only after more entries"
     world.submit("more")

@@ -1,7 +1,7 @@
-"""What was appended is there, whole, in order, whatever happens in between; in both databases."""
+"""What was appended is there, whole, in order, whatever happens in between."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from mux_postgres import MISSING, Server, postgres
 
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
-from rollpacker.rollmux.service.store.store import (
+from rollpacker.rollmux.service.store import (
     Entry,
     Grant,
     Store,
@@ -26,30 +24,9 @@ from rollpacker.rollmux.service.store.store import (
 Opener = Callable[[], Store]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server | None]:
-    if MISSING:
-        yield None
-        return
-    pytest.importorskip("psycopg")
-    with postgres() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def opener(request: Any, tmp_path: Path, server: Server | None) -> Opener:
-    if request.param == "sqlite":
-        return lambda: SqliteStore(tmp_path / "mux.sqlite")
-    if server is None:
-        pytest.skip("needs postgres and initdb")
-    return postgres_opener(server)
-
-
-def postgres_opener(server: Server) -> Opener:
-    from rollpacker.rollmux.service.store.postgres import PostgresStore
-
-    conninfo = server.database()
-    return lambda: PostgresStore(conninfo)
+@pytest.fixture
+def opener(tmp_path: Path) -> Opener:
+    return lambda: Store(tmp_path / "mux.sqlite")
 
 
 def entry(seq: int, previous: str, key: str | None = None) -> Entry:
@@ -157,30 +134,10 @@ def test_altered_entries_break_the_chain() -> None:
 
 
 def test_the_database_is_as_durable_as_it_should_be(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "mux.sqlite")
-    db = store._connection.db
+    store = Store(tmp_path / "mux.sqlite")
+    db = store._db
     assert db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    store.close()
-
-
-@pytest.mark.wide
-@pytest.mark.skipif(MISSING, reason="needs postgres and initdb")
-def test_a_lost_postgres_is_unavailable_and_comes_back(server: Server) -> None:
-    opener = postgres_opener(server)
-    store = opener()
-    store.append([first := entry(1, "")], [], {})
-    server.kill()
-    with pytest.raises(UnavailableError):
-        store.append([entry(2, first.digest)], [], {})
-    with pytest.raises(StoreError):
-        opener()
-    server.start()
-    with pytest.raises(UnavailableError):
-        store.append([entry(2, first.digest)], [], {})
-    store.close()
-    store = opener()
-    assert list(store.entries()) == [first]
     store.close()
 
 
@@ -256,7 +213,7 @@ def test_any_order_of_appends_and_restarts(opener: Opener) -> None:
         def __init__(self) -> None:
             store = opener()
             for table in ("entries", "permits", "meta"):
-                store._db.run(f"DELETE FROM {table}")
+                store._db.execute(f"DELETE FROM {table}")
             store.close()
             super().__init__()
 
@@ -281,21 +238,21 @@ def test_a_remote_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Path, "read_text", text)
     with pytest.raises(StoreError, match="nfs4; the database needs a local disk"):
-        SqliteStore(tmp_path / "mux.sqlite")
+        Store(tmp_path / "mux.sqlite")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mux.sqlite"
     path.write_text("this is not a database, it is a letter " * 100)
     with pytest.raises(StoreError, match="cannot be used as a database"):
-        SqliteStore(path)
+        Store(path)
 
 
 @pytest.fixture
 def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A database with a page of old entries gone; closed in good order or not."""
     path = tmp_path / "mux.sqlite"
-    store = SqliteStore(path)
+    store = Store(path)
     last = ""
     for seq in range(1, 400):
         made = entry(seq, last, f"key{seq}")
@@ -313,12 +270,12 @@ def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize("damaged", [False], indirect=True)
 def test_a_damaged_database_is_refused(damaged: Path) -> None:
     with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
-        SqliteStore(damaged)
+        Store(damaged)
 
 
 @pytest.mark.parametrize("damaged", [True], indirect=True)
 def test_a_database_that_was_closed_in_good_order_is_checked_when_asked(damaged: Path) -> None:
     """Where it is large this takes long."""
-    SqliteStore(damaged).close()
+    Store(damaged).close()
     with pytest.raises((StoreError, sqlite3.Error), match=r"damaged|malformed"):
-        SqliteStore(damaged, check=True)
+        Store(damaged, check=True)

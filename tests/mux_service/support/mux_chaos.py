@@ -38,7 +38,7 @@ class HastyWorld(World):
 
     def open(self) -> None:
         super().open()
-        self.store._db.run("PRAGMA synchronous=OFF")
+        self.store._db.execute("PRAGMA synchronous=OFF")
 
 
 class Chaos:

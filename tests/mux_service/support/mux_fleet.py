@@ -61,7 +61,6 @@ class Daemon:
         self,
         state: Path,
         ttl: float = TTL,
-        postgres: str | None = None,
         tls: tuple[Path | None, Path | None] = (None, None),
         inventory: Path | None = None,
     ) -> None:
@@ -71,7 +70,6 @@ class Daemon:
             port=self.port,
             ttl=ttl,
             settings=SETTINGS,
-            postgres=postgres,
             inventory=inventory,
             tls_cert=tls[0],
             tls_key=tls[1],

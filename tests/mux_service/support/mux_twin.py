@@ -12,7 +12,7 @@ from mux_world import TTL, World
 
 from rollpacker.core.codec import dumps, loads
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views import views
 
 
@@ -21,10 +21,10 @@ def twin(world: World, *, snapshots: bool) -> Iterator[TransactionLog]:
     """Started at this moment on what is on disk; without snapshots it reads the whole log."""
     folder = Path(tempfile.mkdtemp(prefix="mux-twin-"))
     shutil.copytree(world.folder, folder, dirs_exist_ok=True)
-    store = SqliteStore(folder / "mux.sqlite")
+    store = Store(folder / "mux.sqlite")
     if not snapshots:
         for table in ("snapshots", "ended_jobs"):
-            store._db.run(f"DELETE FROM {table}")
+            store._db.execute(f"DELETE FROM {table}")
     try:
         yield TransactionLog(store, None, TTL, lambda: world.time)
     finally:

@@ -14,7 +14,7 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
+from rollpacker.rollmux.service.store import Store
 
 TTL = 10.0
 SHARED = Settings(warm_s=0.0, cold_s=1.0)
@@ -32,7 +32,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        self.store = SqliteStore(self.folder / "mux.sqlite")
+        self.store = Store(self.folder / "mux.sqlite")
         self.core = TransactionLog(
             self.store, self.settings, TTL, lambda: self.time, machines=self.machines
         )

@@ -34,9 +34,6 @@ def serve(
     inventory: Annotated[
         Path | None, typer.Option(help="Nodes by name and teams (YAML); else nodes are rented.")
     ] = None,
-    postgres: Annotated[
-        str | None, typer.Option(help="Connection string, in place of the SQLite file.")
-    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the whole log, compare the snapshots.")
     ] = False,
@@ -58,7 +55,6 @@ def serve(
         ttl=ttl,
         settings=None if settings is None else _settings(settings),
         inventory=inventory,
-        postgres=postgres,
         verify=verify,
         token_file=token_file,
         tls_cert=tls_cert,

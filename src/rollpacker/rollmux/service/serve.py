@@ -31,8 +31,7 @@ from rollpacker.rollmux.service.http.token_file import make_token, read_token
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.http.tokens import Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store.sqlite import SqliteStore
-from rollpacker.rollmux.service.store.store import Store, StoreError
+from rollpacker.rollmux.service.store import Store, StoreError
 from rollpacker.rollmux.service.views.metrics import Metrics
 
 DEFAULT_PORT = 8642
@@ -57,7 +56,6 @@ class ServeOptions:
         ttl: seconds of a lease.
         settings: of the scheduler; None takes those of the database.
         inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
-        postgres: connection string of a Postgres in place of the SQLite file.
         verify: read the database from its first entry at the start, and compare its snapshots.
         token_file: of the operator's token; None for one in ``state``, made where it is missing.
     """
@@ -68,7 +66,6 @@ class ServeOptions:
     ttl: float = 30.0
     settings: Settings | None = None
     inventory: Path | None = None
-    postgres: str | None = None
     verify: bool = False
     token_file: Path | None = None
     tls_cert: Path | None = None
@@ -137,13 +134,7 @@ def _check_certificate(options: ServeOptions) -> None:
 
 
 def _open(options: ServeOptions) -> TransactionLog:
-    store: Store
-    if options.postgres is not None:
-        from rollpacker.rollmux.service.store.postgres import PostgresStore
-
-        store = PostgresStore(options.postgres)
-    else:
-        store = SqliteStore(options.state / "mux.sqlite", check=options.verify)
+    store = Store(options.state / "mux.sqlite", check=options.verify)
     settings, machines = options.settings, ()
     try:
         if options.inventory is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.state.transaction_log import Poisoned, TransactionLog
-from rollpacker.rollmux.service.store.store import StoreError, UnavailableError
+from rollpacker.rollmux.service.store import StoreError, UnavailableError
 
 _log = logging.getLogger(__name__)
 MAX_BATCH = 256

@@ -13,7 +13,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.state import daemon_events, state_record
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.snapshots import ended_before, fault
-from rollpacker.rollmux.service.store.store import Entry, Store, StoredSnapshot, StoreError, chained
+from rollpacker.rollmux.service.store import Entry, Store, StoredSnapshot, StoreError, chained
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from rollpacker import __version__
 from rollpacker.rollmux.service.state import state_record
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import JobRecord
-from rollpacker.rollmux.service.store.store import Store, StoredSnapshot, StoreError
+from rollpacker.rollmux.service.store import Store, StoredSnapshot, StoreError
 
 _log = logging.getLogger(__name__)
 

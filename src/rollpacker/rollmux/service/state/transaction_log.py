@@ -22,7 +22,7 @@ from rollpacker.rollmux.service.state.forecaster import Forecaster
 from rollpacker.rollmux.service.state.records import Fence, Lease
 from rollpacker.rollmux.service.state.recovery import recover, verify
 from rollpacker.rollmux.service.state.snapshots import SnapshotWriter
-from rollpacker.rollmux.service.store.store import (
+from rollpacker.rollmux.service.store import (
     FORMAT,
     Entry,
     Grant,

@@ -14,7 +14,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.record.event_log import Line, head, line, lines_of
 from rollpacker.rollmux.service.state import daemon_events
-from rollpacker.rollmux.service.store.store import Store
+from rollpacker.rollmux.service.store import Store
 
 _PIECE = 200
 

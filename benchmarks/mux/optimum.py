@@ -98,7 +98,7 @@ class Optimum:
             next(1 << bit for bit, block in enumerate(blocks) if member in block)
             for blocks in (rollouts, trains)
         ]
-        return self._admission.seat(self._jobs[member], (masks[0], masks[1]), (1.0, 1.0))
+        return self._admission.seat(self._jobs[member], (masks[0], masks[1]))
 
     def _layouts(
         self, members: Sequence[int], below: float
@@ -106,7 +106,7 @@ class Optimum:
         cap = self._settings.memory_cap_gb
         ways: list[list[list[list[int]]]] = []
         for pool in (0, 1):
-            gb = [job.memory_gb(pool, 1) for job in self._jobs]
+            gb = [job.memory_gb(pool) for job in self._jobs]
             ways.append(
                 [
                     blocks

@@ -298,11 +298,11 @@ def test_what_differs_from_the_stored_settings_is_named(tmp_path: Path) -> None:
         World(folder, settings).store.close()
     teams = (Team(name="math", rollout=2, train=1), Team(name="vision"))
     with pytest.raises(StoreError) as refused:
-        World(tmp_path, replace(settings, teams=teams, elastic=True))
+        World(tmp_path, replace(settings, teams=teams, tails=False))
     math = 'team math is {"rollout":1.0,"train":1.0} there, {"rollout":2,"train":1} here'
     code = 'team code is {"rollout":0.0,"train":0.0} there, not here'
     vision = 'team vision is not there, {"rollout":0.0,"train":0.0} here'
-    said = f"settings: elastic is false there, true here; {math}; {code}; {vision}; start with"
+    said = f"settings: tails is true there, false here; {math}; {code}; {vision}; start with"
     assert said in str(refused.value)
     with pytest.raises(StoreError, match="settings: teams have another order; start with"):
         World(turned, replace(settings, teams=settings.teams[::-1]))

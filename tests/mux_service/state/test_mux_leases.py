@@ -360,23 +360,6 @@ def test_a_silent_member_is_waited_for_only_so_long(tmp_path: Path, restart: boo
     world.store.close()
 
 
-def test_a_phase_on_a_gang_that_shrank_counts_as_of_the_whole_gang(tmp_path: Path) -> None:
-    world = World(tmp_path, Settings(warm_s=0.0, cold_s=1.0, elastic=True))
-    world.submit("a")
-    world.submit("b", rollout_nodes=2, min_rollout_nodes=1, worst_rollout_s=1.0)
-    status, permit = world.ask("b", "rollout")
-    assert (status, permit["nodes"]) == (200, ["r0"])
-    world.wait(8.0)
-    assert world.finish(permit["token"], 8.0)[0] == 200
-    assert world.run("b", "train")["done"] == 1
-    # What is expected, stretched to one node again, is what it took.
-    seat = world.core.leased.scheduler.cluster.jobs["b"].seat
-    assert seat is not None
-    assert seat.stretch == (2.0, 1.0)
-    assert world.core.leased.jobs["b"].solo_s == 4.0 + 5.0
-    world.store.close()
-
-
 @pytest.mark.parametrize("down_s", [0.0, 3 * TTL])
 def test_agents_that_fall_silent_together_are_one_failure(world: World, down_s: float) -> None:
     """The first failure moves the job: the other node is given back before it is looked at."""

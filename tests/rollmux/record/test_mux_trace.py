@@ -50,7 +50,6 @@ def test_the_synthetic_trace_keeps_what_it_says() -> None:
         ({"train_s": [1.0, -1.0]}, "positive seconds"),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"id": ""}, "id must not be empty"),
-        ({"min_train_nodes": 3}, "shrinks to 1..its size"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, change: dict[str, object], what: str) -> None:

@@ -139,7 +139,7 @@ def test_a_triangle_is_rejected_at_twenty() -> None:
             id=f"g{n}", worst_rollout_s=10.0, worst_train_s=0.5, rollout_nodes=2, slo=25.0 / 10.5
         )
         scheduler.handle(0.0, ev.JobArrived(spec=spec))
-        seats.append(scheduler.admission.seat(scheduler.cluster.jobs[spec.id], (mask, 1), (1, 1)))
+        seats.append(scheduler.admission.seat(scheduler.cluster.jobs[spec.id], (mask, 1)))
     assert cycles.load_bound(seats) == pytest.approx(20.0)
     assert not scheduler.admission.judge(seats, 0.0).kept
     assert scheduler.admission.judge(seats[:2], 0.0).kept

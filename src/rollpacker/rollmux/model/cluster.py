@@ -118,16 +118,14 @@ class Job:
         self.waits_since = self.stopped_at = None
         self.admitted_at = now
 
-    def memory_gb(self, pool: int, nodes: int) -> float:
-        """Host memory on each of so many nodes of a pool."""
-        if pool == ROLLOUT:
-            return self.spec.rollout_memory_gb
-        return self.spec.train_memory_gb * self.spec.train_nodes / nodes
+    def memory_gb(self, pool: int) -> float:
+        """Host memory on each of its nodes of a pool."""
+        return self.spec.rollout_memory_gb if pool == ROLLOUT else self.spec.train_memory_gb
 
-    def needs(self, pool: int, nodes: int) -> Needs:
-        """What each of so many nodes of a pool has to have."""
+    def needs(self, pool: int) -> Needs:
+        """What each of its nodes of a pool has to have."""
         return Needs(
-            memory_gb=self.memory_gb(pool, nodes),
+            memory_gb=self.memory_gb(pool),
             devices=self.spec.node_devices,
             labels=self.spec.rollout_labels if pool == ROLLOUT else self.spec.train_labels,
         )
@@ -250,7 +248,7 @@ class Cluster:
     def pin(self, job: Job, home: Home) -> None:
         """Reserve a job's memory on nodes."""
         for pool in POOLS:
-            gb = job.memory_gb(pool, len(home.nodes[pool]))
+            gb = job.memory_gb(pool)
             for name in home.nodes[pool]:
                 self.nodes[name].pins[job.spec.id] = gb
         self.changed.add(home.group)

@@ -29,9 +29,6 @@ class JobSpec:
             forecasts; the job may stop before, or go on.
         rollout_memory_gb: host memory that stays taken on every rollout node.
         train_memory_gb: the same on every training node.
-        min_rollout_nodes: a gang may shrink to so few nodes, at proportionally longer phases;
-            None for no elasticity.
-        min_train_nodes: the same of the training gang.
         owner: what a later start of the same job says too, so that it may take the job over.
         team: whose share of the nodes it takes.
         priority: the higher ones of a team go first.
@@ -54,8 +51,6 @@ class JobSpec:
     expected_iterations: int | None = None
     rollout_memory_gb: float = 150.0
     train_memory_gb: float = 250.0
-    min_rollout_nodes: int | None = None
-    min_train_nodes: int | None = None
     owner: str = ""
     team: str = ""
     priority: int = 0
@@ -82,12 +77,6 @@ class JobSpec:
                 raise ValueError(f"job {self.id}: {name} must be 1 or more")
         if self.node_devices < 1:
             raise ValueError(f"job {self.id}: node_devices must be 1 or more")
-        for low, high in (
-            (self.min_rollout_nodes, self.rollout_nodes),
-            (self.min_train_nodes, self.train_nodes),
-        ):
-            if low is not None and not 1 <= low <= high:
-                raise ValueError(f"job {self.id}: a gang shrinks to 1..its size, got {low}")
 
     @property
     def gangs(self) -> tuple[int, int]:

@@ -65,7 +65,6 @@ class Seat:
         r: expected rollout of the whole gang.
         t: the same of training.
         target: the slowdown to stay under since ``anchor``.
-        stretch: how much longer either phase takes on gangs that shrank.
         anchor: since when the slowdown counts.
         solo: seconds alone of the iterations finished since then.
         busy: the nodes that it holds while it runs.
@@ -82,7 +81,6 @@ class Seat:
     r: float
     t: float
     target: float = 1e9
-    stretch: tuple[float, float] = (1.0, 1.0)
     anchor: float = 0.0
     solo: float = 0.0
     state: SeatState = SeatState.WAIT_R
@@ -110,7 +108,7 @@ class Seat:
 
     def seconds(self, pool: int) -> float:
         """Expected seconds of a phase."""
-        return (self.r if pool == ROLLOUT else self.t) * self.stretch[pool]
+        return self.r if pool == ROLLOUT else self.t
 
     @property
     def iteration_s(self) -> float:
@@ -120,8 +118,7 @@ class Seat:
     def latest_start(self, pool: int) -> float:
         """When the next phase on ``pool`` has to start to stay under the target."""
         deadline = self.anchor + self.target * (self.solo + self.r + self.t)
-        left = self.t * self.stretch[1]
-        return deadline - (left + self.r * self.stretch[0] if pool == ROLLOUT else left)
+        return deadline - (self.r + self.t if pool == ROLLOUT else self.t)
 
     def counted_on_until(self) -> float:
         """When nobody is held back any more for a member that runs, or was to ask at once."""

@@ -57,7 +57,6 @@ class Settings:
         repack: move jobs and dissolve groups where that saves money.
         tails: let the next job start while a rollout's last responses finish on a quarter of the
             workers.
-        elastic: gangs may shrink to what their job allows.
         group_size: most jobs of a group.
         memory_cap_gb: host memory of a node.
         cold_s: seconds to load a job on other nodes.
@@ -78,7 +77,6 @@ class Settings:
     learn: bool = True
     repack: bool = True
     tails: bool = True
-    elastic: bool = False
     group_size: int = 8
     memory_cap_gb: float = 1536.0
     cold_s: float = 110.0

@@ -40,11 +40,10 @@ class GroupVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Joiner:
-    """A job that might join a group, on nodes given as masks and stretched so far."""
+    """A job that might join a group, on nodes given as masks."""
 
     job: Job
     masks: Masks
-    stretch: tuple[float, float] = (1.0, 1.0)
 
 
 def expected(job: Job, settings: Settings) -> tuple[float, float]:
@@ -99,10 +98,10 @@ class Admission:
         """A new decision begins."""
         self.left = float(self._settings.effort)
 
-    def seat(self, job: Job, masks: Masks, stretch: tuple[float, float]) -> Seat:
+    def seat(self, job: Job, masks: Masks) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""
         r, t = expected(job, self._settings)
-        return Seat(job.spec.id, masks, r, t, stretch=stretch)
+        return Seat(job.spec.id, masks, r, t)
 
     def seats(
         self,
@@ -115,8 +114,8 @@ class Admission:
         for old in [] if group is None else group.seats:
             job = self._cluster.jobs[old.job]
             if old.job not in without and (job.destination is None or old is job.next_seat):
-                seats.append(self.seat(job, old.masks, old.stretch))
-        seats.extend(self.seat(each.job, each.masks, each.stretch) for each in joiners)
+                seats.append(self.seat(job, old.masks))
+        seats.extend(self.seat(each.job, each.masks) for each in joiners)
         return seats
 
     def judge(self, seats: Sequence[Seat], now: float) -> GroupVerdict:

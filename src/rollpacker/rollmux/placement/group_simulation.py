@@ -91,7 +91,7 @@ class _Actor:
 
     def seconds(self, pool: int) -> float:
         """Of its next phase."""
-        return self._durations[self.count % len(self._durations)][pool] * self.seat.stretch[pool]
+        return self._durations[self.count % len(self._durations)][pool]
 
     def iterate(self, now: float) -> float:
         """One more is over; what it took alone."""

@@ -46,7 +46,6 @@ class Site:
     """Dollars per hour of the new nodes."""
     score: float = 0.0
     """Of two sites at one price the higher is better."""
-    stretch: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +73,12 @@ class Placement:
             at_once: those that are kept for who waits will do too.
         """
         gangs = job.spec.gangs
-        if not self.room(job, gangs, gangs, None if at_once else now):
+        if not self.room(job, gangs, None if at_once else now):
             return None
         return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
 
-    def alone(self, job: Job, now: float) -> Offer | None:
-        """The best nodes of its own: a gang that shrank may be cheaper though it is slower."""
-        site = self.isolated(job, now)
-        best = None if site is None else Offer(site, self._price(job.spec.gangs))
-        for gangs in self._widths(job)[1:]:
-            stretch = _stretch(job, gangs)
-            seat = self._admission.seat(job, (1, 1), stretch)
-            verdict = self._admission.judge([seat], now)
-            price = self._price(gangs)
-            cost = price * verdict.slowdown
-            cheaper = best is None or cost < best.cost - 1e-9
-            if verdict.kept and cheaper and self.room(job, gangs, gangs, now):
-                site = Site(group=None, nodes=((), ()), fresh=gangs, price=price, stretch=stretch)
-                best = Offer(site, cost)
-        return best
-
-    def room(
-        self, job: Job, gangs: tuple[int, int], fresh: tuple[int, int], now: float | None
-    ) -> bool:
-        """Whether so many nodes of gangs of this size are free for a job.
+    def room(self, job: Job, fresh: tuple[int, int], now: float | None) -> bool:
+        """Whether so many nodes are free for a job.
 
         Args:
             now: seconds; None if those that are kept for who waits will do too.
@@ -105,15 +86,14 @@ class Placement:
         kept = None if now is None else self._kept_from(job, now)
         for pool in POOLS:
             if fresh[pool]:
-                free = self._cluster.inventory.free(pool, job.needs(pool, gangs[pool]))
+                free = self._cluster.inventory.free(pool, job.needs(pool))
                 if free - (kept.fresh[pool] if kept else 0) < fresh[pool]:
                     return False
         return True
 
     def still(self, site: Site, job: Job) -> bool:
         """Whether the free nodes that a site counts on are still there."""
-        gangs = tuple(len(site.nodes[pool]) + site.fresh[pool] for pool in POOLS)
-        return self.room(job, (gangs[0], gangs[1]), site.fresh, None)
+        return self.room(job, site.fresh, None)
 
     def _kept_from(self, job: Job, now: float) -> Reservation | None:
         """What the first in the queue counts on, if this job would still be there then."""
@@ -123,15 +103,6 @@ class Placement:
         # One that is only expected to be over by then may go on.
         ends = job.spec.iterations is not None
         return None if ends and expected_end(job, now, self._settings) <= kept.at else kept
-
-    def _widths(self, job: Job) -> list[tuple[int, int]]:
-        """Gang sizes to try, the full one first; halves down to what the job allows."""
-        full, spec = job.spec.gangs, job.spec
-        if not self._settings.elastic:
-            return [full]
-        lows = (spec.min_rollout_nodes or full[0], spec.min_train_nodes or full[1])
-        sizes = [[n for n in (full[p], full[p] // 2, full[p] // 4) if n >= lows[p]] for p in POOLS]
-        return [(rollout, train) for rollout in sizes[0] for train in sizes[1]]
 
     def best(
         self,
@@ -240,7 +211,7 @@ class Placement:
         """Seats and price of a group after a job has joined, or has moved inside it."""
         assert site.group is not None
         group = self._cluster.groups[site.group]
-        joiner = Joiner(job, self._masks(group, site), site.stretch)
+        joiner = Joiner(job, self._masks(group, site))
         seats = self._admission.seats(group, [joiner], (job.spec.id, *without))
         return seats, self.price_of(seats)
 
@@ -293,31 +264,29 @@ class Placement:
         """Ways to pin a job in a group, once some have left: few, the most promising ones."""
         kept = self._kept_from(job, now)
         closed = kept.nodes if kept else frozenset[str]()
-        for gangs in self._widths(job):
-            stretch = _stretch(job, gangs)
-            ways: list[list[tuple[tuple[str, ...], float]]] = []
-            for pool in POOLS:
-                load = loads[pool] * stretch[pool]
-                taken = node_loads(group, pool, (job.spec.id, *without))
-                needs = job.needs(pool, gangs[pool])
-                have = {
-                    name: used
-                    for name, used in taken.items()
-                    if used > 0.0 and used + load <= 1.0 and name not in closed
-                    if self._takes(name, job, needs)
-                }
-                ways.append(list(_ways(group, pool, gangs[pool], load, have)))
-            for (rollout, r_load), (train, t_load) in product(*ways):
-                fresh = gangs[0] - len(rollout), gangs[1] - len(train)
-                if (rollout or train) and self.room(job, gangs, fresh, now):
-                    yield Site(
-                        group=group.id,
-                        nodes=(rollout, train),
-                        fresh=fresh,
-                        price=self._price(fresh),
-                        score=t_load + ROLLOUT_WEIGHT * r_load,
-                        stretch=stretch,
-                    )
+        gangs = job.spec.gangs
+        ways: list[list[tuple[tuple[str, ...], float]]] = []
+        for pool in POOLS:
+            load = loads[pool]
+            taken = node_loads(group, pool, (job.spec.id, *without))
+            needs = job.needs(pool)
+            have = {
+                name: used
+                for name, used in taken.items()
+                if used > 0.0 and used + load <= 1.0 and name not in closed
+                if self._takes(name, job, needs)
+            }
+            ways.append(list(_ways(group, pool, gangs[pool], load, have)))
+        for (rollout, r_load), (train, t_load) in product(*ways):
+            fresh = gangs[0] - len(rollout), gangs[1] - len(train)
+            if (rollout or train) and self.room(job, fresh, now):
+                yield Site(
+                    group=group.id,
+                    nodes=(rollout, train),
+                    fresh=fresh,
+                    price=self._price(fresh),
+                    score=t_load + ROLLOUT_WEIGHT * r_load,
+                )
 
     def _takes(self, name: str, job: Job, needs: Needs) -> bool:
         """Whether a job may join those on a node."""
@@ -368,9 +337,3 @@ def _promising(sites: list[Site]) -> list[Site]:
 
 def _cheapest(site: Site) -> tuple[float, float]:
     return site.price, -site.score
-
-
-def _stretch(job: Job, gangs: tuple[int, int]) -> tuple[float, float]:
-    """How much longer the phases take on smaller gangs."""
-    full = job.spec.gangs
-    return full[0] / gangs[0], full[1] / gangs[1]

@@ -66,7 +66,7 @@ class NodeChecker:
                 self._bad("unsuitable", f"{name} is put on {node}, which is not what it asked for")
         for pool, count in counts.items():
             most = spec[f"{pool}_nodes"]
-            if not (spec.get(f"min_{pool}_nodes") or most) <= count <= most:
+            if count != most:
                 self._bad("gang", f"{name} gets {count} {pool} nodes, asked for {most}")
 
     def unpin(self, name: str, nodes: Collection[str]) -> None:

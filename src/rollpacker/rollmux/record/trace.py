@@ -63,7 +63,6 @@ class Philly:
         nodes: gangs of one node, or of 1, 2 and 4 (as many for rollout as for training).
         slo: range of the allowed slowdown, uniform.
         cycles: ``mixed`` iterations of 100 to 900 s, ``one`` class of 350 to 450 s (worst case).
-        elastic: gangs may shrink down to one node.
         bimodal: rollouts as tail batching makes them: three short rounds, then a long one.
         mean_hours: mean duration alone; 36 hours make solo disaggregation of one-node jobs cost
             about as much as published ($936/h).
@@ -74,7 +73,6 @@ class Philly:
     nodes: Literal["1", "mixed"] = "1"
     slo: tuple[float, float] = (1.0, 2.0)
     cycles: Literal["mixed", "one"] = "mixed"
-    elastic: bool = False
     bimodal: bool = False
     mean_hours: float = 36.0
 
@@ -123,8 +121,6 @@ def _job(config: Philly, name: str, arrival_s: float, rng: np.random.Generator) 
         iterations=iterations,
         rollout_memory_gb=round(memory[0], 1),
         train_memory_gb=round(memory[1], 1),
-        min_rollout_nodes=1 if config.elastic else None,
-        min_train_nodes=1 if config.elastic else None,
     )
     noise = rng.lognormal(0.0, 0.12, iterations)
     if config.bimodal:

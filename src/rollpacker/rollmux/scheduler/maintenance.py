@@ -101,7 +101,6 @@ class Maintenance:
     def _others_instead(self, job: Job) -> Site:
         """Free nodes in place of those to be emptied: nobody is worse off for it."""
         assert job.home is not None
-        assert job.seat is not None
         names = job.home.nodes
         kept = [tuple(n for n in names[pool] if not self._is_to_empty(n)) for pool in POOLS]
         return Site(
@@ -109,7 +108,6 @@ class Maintenance:
             nodes=(kept[0], kept[1]),
             fresh=(len(names[0]) - len(kept[0]), len(names[1]) - len(kept[1])),
             price=0.0,
-            stretch=job.seat.stretch,
         )
 
     def _is_to_empty(self, node: str) -> bool:

@@ -26,7 +26,7 @@ from rollpacker.rollmux.placement.admission import affordable
 def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> float:
     """When a phase that starts now has to be over, unless its job promised too much."""
     worst = job.spec.worst_rollout_s if pool == ROLLOUT else job.spec.worst_train_s
-    longest = max(worst * seat.stretch[pool], seat.seconds(pool))
+    longest = max(worst, seat.seconds(pool))
     return now + settings.warm_s + longest * SLOWEST_BESIDE
 
 

@@ -129,7 +129,7 @@ class Queue:
         at, nodes, fresh = now, set[str](), [0, 0]
         for pool in POOLS:
             gang = job.spec.gangs[pool]
-            needs = job.needs(pool, gang)
+            needs = job.needs(pool)
             fresh[pool] = int(min(self._cluster.inventory.free(pool, needs), gang))
             ends = sorted(
                 (max(self._end(name, now) for name in node.pins), node.name)
@@ -168,7 +168,7 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
         return never
     lacks: list[str] = []
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
-        needs = job.needs(pool, gang)
+        needs = job.needs(pool)
         free = cluster.inventory.free(pool, needs)
         if free < gang:
             closed = _closed(cluster.inventory, pool, needs)
@@ -187,7 +187,7 @@ def _why_no_group(cluster: Cluster, job: Job) -> str:
     """What is in the way of sharing nodes that are in use."""
     inventory = cluster.inventory
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
-        needs, name = job.needs(pool, gang), POOL_NAMES[pool]
+        needs, name = job.needs(pool), POOL_NAMES[pool]
         shared = gang - inventory.free(pool, needs)
         if shared <= 0:
             continue  # nobody else has to be on its nodes of this pool
@@ -219,7 +219,7 @@ def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
 def why_never(inventory: Inventory, job: Job) -> str | None:
     """Why a job will not get nodes even when nothing else runs; None if it will."""
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
-        needs = job.needs(pool, gang)
+        needs = job.needs(pool)
         have, name = inventory.ever(pool, needs), POOL_NAMES[pool]
         if have >= gang:
             continue

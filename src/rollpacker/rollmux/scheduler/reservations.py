@@ -23,17 +23,12 @@ class Reservations:
         )
         nodes = [
             site.nodes[pool]
-            + self._cluster.new_nodes(
-                group,
-                pool,
-                site.fresh[pool],
-                job.needs(pool, len(site.nodes[pool]) + site.fresh[pool]),
-            )
+            + self._cluster.new_nodes(group, pool, site.fresh[pool], job.needs(pool))
             for pool in POOLS
         ]
         home = Home(group.id, (nodes[0], nodes[1]))
         self._cluster.pin(job, home)
-        seat = self._admission.seat(job, (group.mask(nodes[0]), group.mask(nodes[1])), site.stretch)
+        seat = self._admission.seat(job, (group.mask(nodes[0]), group.mask(nodes[1])))
         seat.reserve(job.seat.target if job.seat else job.spec.slo)
         group.seats.append(seat)
         job.destination, job.next_seat = home, seat

@@ -121,11 +121,11 @@ class Scheduler:
         self._permits.looks.restore(saved.looks)
 
     def _cheapest(self, job: Job, now: float) -> Site | None:
-        alone = self.placement.alone(job, now)
+        alone = self.placement.isolated(job, now)
         few = len(self.cluster.groups) <= FEW
-        below = inf if alone is None else alone.cost
-        offer = self.placement.best(job, now, below=below, thorough=few) or alone
-        return None if offer is None else offer.site
+        below = inf if alone is None else alone.price
+        offer = self.placement.best(job, now, below=below, thorough=few)
+        return alone if offer is None else offer.site
 
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec

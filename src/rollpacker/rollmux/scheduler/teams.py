@@ -73,7 +73,7 @@ class Shares:
             wanted: list[tuple[str, list[Job]]] = []
             for pool in POOLS:
                 gang = job.spec.gangs[pool]
-                needs = job.needs(pool, gang)
+                needs = job.needs(pool)
                 free = max(self._cluster.inventory.free(pool, needs) - free_for_others[pool], 0)
                 lacking = int(gang - min(free, gang))
                 found = self._borrowed(pool, needs, counted_on)

@@ -236,10 +236,9 @@ class ClusterSimulation:
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
 
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
-        """Alone, stretched on a smaller gang, with the switch and what a tail takes."""
+        """Alone, with the switch and what a tail takes."""
         job, settings = run.job.spec.id, self._scheduler.settings
-        gang = run.job.spec.gangs[POOL_NAMES.index(decision.phase)]
-        seconds = run.seconds() * gang / len(decision.nodes)
+        seconds = run.seconds()
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
             seconds += settings.warm_s
         tail_end = max(self._tails.get(node, 0.0) for node in decision.nodes)

@@ -234,14 +234,14 @@ class _Ahead(ClusterSimulation):
     def _go_on(self, run: _Course, job: Job, seat: Seat) -> None:
         """Its phase has been running for a while."""
         assert job.home is not None
-        nodes, stretch = job.home.nodes[seat.pool], seat.stretch[seat.pool]
+        nodes = job.home.nodes[seat.pool]
         self._tenant |= dict.fromkeys(nodes, job.spec.id)
         run.token = job.token
         run.began = seat.running_since
         # Beside a tail, or as one itself, it takes longer.
         longer = (seat.expected_end - seat.running_since) / seat.seconds(seat.pool)
-        run.lasts((self.now - run.began) / (stretch * longer))
-        run.end_at = run.began + run.seconds() * stretch * longer
+        run.lasts((self.now - run.began) / longer)
+        run.end_at = run.began + run.seconds() * longer
         run.tailing = seat.pool == ROLLOUT and not seat.busy
         if run.tailing:
             self._tails |= dict.fromkeys(nodes, run.end_at)

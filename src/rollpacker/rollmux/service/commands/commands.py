@@ -9,7 +9,7 @@ from rollpacker.core.codec import loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
-from rollpacker.rollmux.model.inventory import NAME, POOL_NAMES
+from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
@@ -224,10 +224,7 @@ def finish(core: TransactionLog, request: Post, token: int, body: bodies.Finishe
         done = core.leased.jobs[job].done
         return {"job": job, "phase": phase, "done": done, "next": core.leased.next_phase(job)}
 
-    gang = core.leased.jobs[job].spec.gangs[POOL_NAMES.index(phase)]
-    # On a gang that shrank it took longer; the scheduler stretches what the whole gang takes.
-    alone = body.seconds * len(lease.nodes) / gang
-    event = ev.PhaseFinished(job=job, phase=phase, seconds=alone, token=token)
+    event = ev.PhaseFinished(job=job, phase=phase, seconds=body.seconds, token=token)
     return recorded(core, request, event, answer)
 
 

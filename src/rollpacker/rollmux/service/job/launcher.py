@@ -63,7 +63,7 @@ class MuxLauncher:
         if nodes != len(names):
             raise ValueError(
                 f"devices.nodes={len(names)}, but job {self._job} has {nodes} nodes: submit it "
-                "again, and let no gangs shrink (elastic) in the daemon's settings"
+                "again"
             )
         self._own = start_agent(*address, key.hex(), names[0])
         await asyncio.to_thread(self._tell, address, key, names)

@@ -183,8 +183,7 @@ def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
     if lease is None:
         return done
     pool = POOL_NAMES.index(lease.phase)
-    alone = (core.now() - lease.granted) * len(lease.nodes) / record.spec.gangs[pool]
-    return done + min(alone, expected(live, core.settings)[pool])
+    return done + min(core.now() - lease.granted, expected(live, core.settings)[pool])
 
 
 async def all_jobs(

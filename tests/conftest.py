@@ -47,24 +47,6 @@ def calls() -> Callable[[Callable[[], object]], int]:
     return count
 
 
-def _no_name_of_a_test() -> None:
-    """Pytest changes it all the time: each test would begin a fork server of its own, as for any
-    change of the environment."""
-    os.environ.pop("PYTEST_CURRENT_TEST", None)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Iterator[object]:
-    _no_name_of_a_test()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Iterator[object]:
-    _no_name_of_a_test()
-    return (yield)
-
-
 @pytest.fixture(scope="session")
 def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver, browser = shutil.which("chromedriver"), shutil.which("chromium")

@@ -14,6 +14,8 @@ os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1)  # as a program of that user begins
 if sys.argv[1] == "kept":
     keep_to_itself()
+if sys.argv[1] == "forked from":
+    import rollpacker.processes.forked_from
 if child := os.fork():
     os.waitpid(child, 0)
     sys.exit()
@@ -27,9 +29,11 @@ except PermissionError:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-@pytest.mark.parametrize(("how", "said"), [("kept", "kept"), ("open", "True")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("kept", "kept"), ("forked from", "kept"), ("open", "True")]
+)
 def test_its_environment_is_read_by_none_of_its_user(how: str, said: str) -> None:
-    """The other half shows that it is this that keeps it."""
+    """The last shows that it is this that keeps it."""
     environment = {**os.environ, "KEY": "HUNTER", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", PARENT, how],

@@ -19,6 +19,7 @@ from rollpacker.processes.shield import shielded
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 _ATTEMPT = "ROLLMUX_ATTEMPT"
 
 
@@ -27,7 +28,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its own until ``wait`` has returned; 0 where there is none."""
+        """0 where there is none."""
         ...
 
     def poll(self) -> int | None:
@@ -43,11 +44,9 @@ class Child(Protocol):
         ...
 
 
-def start_child(
-    module: str, kind: socket.SocketKind = socket.SOCK_STREAM
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a process that calls a module's ``main(descriptor, parent)``; our end of its socket."""
-    ours, theirs = socket.socketpair(type=kind)
+    ours, theirs = socket.socketpair()
     with theirs, shielded():
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; "
@@ -70,6 +69,13 @@ def keep_to_itself() -> None:
     """
     if sys.platform == "linux" and _ATTEMPT not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
+
+
+def open_as(name: str) -> None:
+    """As a process begins: for a child forked off one that keeps to itself. It is listed by this
+    name, since its command line is the other one's."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def kill_child(child: Child) -> str:

@@ -30,6 +30,7 @@ from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.policy.rollout import from_journal
+from rollpacker.processes import fork_server
 from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.sandbox.guest.lockdown import kernel
 
@@ -159,9 +160,12 @@ def deny_landlock() -> None:
 
 
 def without_landlock(job: dict[str, Any]) -> tuple[Path, str]:
-    """A run whose grading processes have no Landlock."""
-    with ThreadPoolExecutor(1, initializer=deny_landlock) as thread:
-        return thread.submit(run, job).result()
+    """A run whose grading processes have no Landlock: the thread that starts what they are forked
+    off has none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_servers", {})
+        with ThreadPoolExecutor(1, initializer=deny_landlock) as thread:
+            return thread.submit(run, job).result()
 
 
 def test_a_weaker_sandbox_is_refused_at_the_start(folder: Path) -> None:

@@ -66,7 +66,9 @@ def forked(parents):
             command = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if parent in parents and "forkserver" in command:
+        # Others are forked off servers of their own, which preload this.
+        ours = "forkserver" in command and "forked_from" not in command
+        if parent in parents and ours:
             found.append(int(folder.name))
     return sorted(found)
 

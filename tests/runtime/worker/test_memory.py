@@ -50,10 +50,10 @@ class Sampler:
         sizes = {"driver": resident_mb(driver)}
         for child in driver.children(recursive=True):
             command = " ".join(child.cmdline())
-            if "multiprocessing.forkserver" in command:
-                sizes[f"worker {child.pid}"] = resident_mb(child)
-            elif child.name() == "reward.worker":
+            if child.name() == "reward.worker":
                 sizes[f"reward {child.pid}"] = resident_mb(child)
+            elif "multiprocessing.forkserver" in command and "forked_from" not in command:
+                sizes[f"worker {child.pid}"] = resident_mb(child)
         return sizes
 
 

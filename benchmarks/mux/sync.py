@@ -1,6 +1,6 @@
-"""Weights over a slow link: RollMux's plan against flat collectives, with real processes.
+"""Weights over a slow link: one copy against flat collectives, with real processes.
 
-    python -m benchmarks.mux.sync --mbit 100 --mib 8 --training 2 --rollout 4
+    python -m benchmarks.mux.sync --mbit 100 --mib 8 --rollout 4
 
 Two network namespaces are joined by a throttled pair of virtual interfaces; training ranks run in
 one, rollout ranks in the other. Both namespaces are anonymous: they vanish with this process,
@@ -85,24 +85,22 @@ def _inside(pid: int, command: str) -> None:
         raise NoNamespacesError(f"{command}: {done.stderr.strip()}")
 
 
-def measure(mbit: float, mib: float, training: int, rollout: int) -> dict[str, Any]:
+def measure(mbit: float, mib: float, rollout: int) -> dict[str, Any]:
     """Seconds and bytes over the slow link of each way to synchronise."""
     os.environ |= {"GLOO_SOCKET_IFNAME": LINK, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     import torch
     import torch.distributed as dist
 
-    from rollpacker.runtime.messages import weight_broadcast
-
-    assert dist.is_gloo_available(), f"{weight_broadcast.__name__} needs gloo"
+    assert dist.is_gloo_available()
     torch.set_num_threads(1)
     model = int(mib * 2**20)
     with namespaces(mbit) as pids, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         # Forked, torch being imported once.
         fork = multiprocessing.get_context("fork")
         ranks: list[Any] = []
-        for rank in range(training + rollout):
-            place = pids[0] if rank < training else pids[1]
-            words = (rank, place, Path(folder), model, training, rollout)
+        for rank in range(1 + rollout):
+            place = pids[1] if rank else pids[0]
+            words = (rank, place, Path(folder), model, 1 + rollout)
             ranks.append(fork.Process(target=run_rank, args=words))
             ranks[-1].start()
             stack.callback(ranks[-1].kill)
@@ -118,7 +116,6 @@ def measure(mbit: float, mib: float, training: int, rollout: int) -> dict[str, A
     return {
         "model_bytes": model,
         "mbit_per_s": mbit,
-        "training": training,
         "rollout": rollout,
         "ways": ways,
     }
@@ -131,18 +128,14 @@ def _enter(pid: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rollout: int) -> None:
+def run_rank(rank: int, place: int, folder: Path, total: int, world: int) -> None:
     """All ways of synchronising, one after the other; the last rank writes what it measured."""
     import torch
     import torch.distributed as dist
 
-    from rollpacker.policy.gradients.transfer_plan import plan_transfers
-    from rollpacker.runtime.messages.weight_broadcast import meet_pools
+    from rollpacker.runtime.worker.weight_relay import meet
 
     _enter(place)
-    world = training + rollout
-    pools = range(training), range(training, world)
-    plan = plan_transfers(total, *pools)
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{HOST}:{PORT}",
@@ -150,13 +143,11 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
         world_size=world,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    meeting = f"tcp://{HOST}:{PORT}/pools"
-    timeout = timedelta(seconds=TIMEOUT_S)
-    groups = meet_pools(meeting, rank, training=training, world=world, timeout=timeout)
-    weight_broadcast = torch.randint(256, (total,), dtype=torch.uint8, generator=torch.Generator())
+    groups = meet(f"tcp://{HOST}:{PORT}/pools", rank, world)
+    weights = torch.randint(256, (total,), dtype=torch.uint8, generator=torch.Generator())
     result: dict[str, Any] = {}
-    for name, way in ways(plan, rank, pools, groups).items():
-        model = weight_broadcast.clone() if rank < training else torch.zeros_like(weight_broadcast)
+    for name, way in ways(rank, world, groups).items():
+        model = torch.zeros_like(weights) if rank else weights.clone()
         # Before the barrier: after it, others may be sending already.
         before = received_bytes()
         dist.barrier()
@@ -164,58 +155,35 @@ def run_rank(rank: int, place: int, folder: Path, total: int, training: int, rol
         way(model)
         dist.barrier()
         seconds, after = time.monotonic() - start, received_bytes()
-        assert torch.equal(model, weight_broadcast), f"{name}: rank {rank} holds other weights"
+        assert torch.equal(model, weights), f"{name}: rank {rank} holds other weights"
         result[name] = {"seconds": seconds, "slow_bytes": after - before}
     if rank == world - 1:
         (folder / "result.json").write_text(json.dumps(result))
     dist.barrier()
 
 
-def ways(
-    plan: Any, rank: int, pools: tuple[range, range], groups: Any
-) -> dict[str, Callable[[Any], None]]:
+def ways(rank: int, world: int, groups: Any) -> dict[str, Callable[[Any], None]]:
     """How to synchronise, by name; each takes the bytes of the model, to be sent or filled in."""
-    import torch
     import torch.distributed as dist
 
-    from rollpacker.runtime.messages.weight_broadcast import receive_weights, send_weights
-
-    trains = rank in pools[0]
-    shards = [(each.start, each.stop) for each in plan.transfers if each.slow]
+    from rollpacker.runtime.worker.weight_relay import carry
 
     def planned(model: Any) -> None:
-        if trains:
-            send_weights(plan, rank, model, groups)
-        else:
-            receive_weights(plan, rank, model, groups)
+        carry(model, rank, *groups)
 
     def flat(model: Any) -> None:
-        """Every rollout rank is sent every shard."""
-        if trains:
-            start, stop = shards[rank]
-            works = [dist.isend(model[start:stop], target) for target in pools[1]]
-        else:
-            works = [dist.irecv(model[a:b], source) for source, (a, b) in enumerate(shards)]
+        """Every rollout rank is sent everything."""
+        works = [dist.irecv(model, 0)] if rank else []
+        works += [dist.isend(model, each) for each in range(1, world) if rank == 0]
         for work in works:
             assert work is not None
             work.wait()
 
     def broadcast(model: Any) -> None:
-        """The library's broadcast from the first training rank, which knows no topology."""
+        """The library's broadcast, which knows no topology."""
         dist.broadcast(model, src=0)
 
-    def all_gather(model: Any) -> None:
-        """The library's all-gather over both pools; rollout ranks have nothing to give."""
-        mine = torch.zeros(max(stop - start for start, stop in shards), dtype=torch.uint8)
-        if trains:
-            start, stop = shards[rank]
-            mine[: stop - start] = model[start:stop]
-        parts = [torch.empty_like(mine) for pool in pools for _ in pool]
-        dist.all_gather(parts, mine)
-        for source, (start, stop) in enumerate(shards):
-            model[start:stop] = parts[source][: stop - start]
-
-    return {"planned": planned, "flat": flat, "broadcast": broadcast, "all_gather": all_gather}
+    return {"planned": planned, "flat": flat, "broadcast": broadcast}
 
 
 def received_bytes() -> int:
@@ -229,16 +197,16 @@ def received_bytes() -> int:
 
 def main() -> int:
     """Measure and print."""
-    args = flags(__doc__, mbit=100.0, mib=8.0, training=2, rollout=4, json=False).parse_args()
+    args = flags(__doc__, mbit=100.0, mib=8.0, rollout=4, json=False).parse_args()
     try:
-        result = measure(args.mbit, args.mib, args.training, args.rollout)
+        result = measure(args.mbit, args.mib, args.rollout)
     except (NoNamespacesError, FileNotFoundError) as error:
         sys.stderr.write(f"{error}\n")
         return 3
     if args.json:
         print(json.dumps(result))
         return 0
-    print(f"{args.mib} MiB, {args.training} training to {args.rollout} rollout ranks,", end=" ")
+    print(f"{args.mib} MiB to {args.rollout} rollout ranks,", end=" ")
     print(f"{args.mbit} Mbit/s between the pools")
     for name, way in result["ways"].items():
         print(

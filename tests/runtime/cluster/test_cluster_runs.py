@@ -26,7 +26,6 @@ from runtime_jobs import (
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.record.checkpoint import verify
 from rollpacker.runtime.step.phase_nodes import OwnNodes, Tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
@@ -166,28 +165,21 @@ def test_what_is_lost_comes_back(shop: Workshop, what: str) -> None:
     assert journal.replay(folder / "journal.jsonl", from_journal).differences == []
 
 
-def test_no_disk_needs_to_be_shared(shop: Workshop, here: Path) -> None:
-    """Checkpoints come to the driver, and go back at a resume: another world size too."""
-    out = shop.folder / "out"
-    out.mkdir(exist_ok=True)
-    hidden = f'mount -t tmpfs none {out} && exec "$@"'
-    alone = ["unshare", "--mount", "sh", "-c", hidden, "sh"]
+@pytest.mark.parametrize("there", ["nothing", "another run's"])
+def test_a_node_that_does_not_see_the_runs_folder_is_refused(shop: Workshop, there: str) -> None:
+    config = shop.config(f"hidden-{there[:4]}", **ENGINE_AND_REPLICA)
+    out = Path(config.output)
+    out.parent.mkdir(exist_ok=True)
+    hidden = f"mount -t tmpfs none {out.parent}"
+    if there != "nothing":
+        hidden += f" && mkdir {out} && touch {out}/.nodes"
+    alone = ["unshare", "--mount", "sh", "-c", f'{hidden} && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*alone, "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
-    with pytest.raises(WorkerError):
-        struck(shop, Launcher(alone), "hidden", lambda it: it.agent(0).kill(), at=20, **SPANNED)
-    saved = checkpoints(out / "hidden")
-    assert saved
-    folder, said = struck(
-        shop, Launcher(alone), "hidden", nothing, at=20, resume=True, **ENGINE_AND_REPLICA
-    )
-    assert times_trained(folder) == ONCE, said
-    assert not [*folder.glob(".rollpacker-*")]
-    assert checkpoints(folder)[-1] > saved[-1]
-    assert [verify(folder / f"checkpoint-{step}") for step in checkpoints(folder)] == [None] * 2
-    assert {path.name for path in (folder / f"checkpoint-{checkpoints(folder)[-1]}").iterdir()} == {
-        path.name for path in (here / f"checkpoint-{checkpoints(here)[-1]}").iterdir()
-    }
+    said = r"^node \d: \S+ is not the run's there: 'output' must be on a disk that all nodes see$"
+    with on(Launcher(alone)), pytest.raises(ValueError, match=said):
+        run(config)
+    assert not [*out.glob("samples*")]
 
 
 def test_what_is_wrong_on_a_node_is_said_with_its_name(shop: Workshop) -> None:

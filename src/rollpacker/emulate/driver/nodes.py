@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollpacker.emulate.agenda import Lateness
@@ -57,18 +56,6 @@ class EmulatedNodes:
     def store(self) -> str:
         """Nobody meets."""
         return "emulated/"
-
-    async def place(self, node: int, folder: Path, /) -> Path:
-        """Where a node's workers may write."""
-        return await self._nodes.place(node, folder)
-
-    async def collect(self, node: int, place: Path, folder: Path, /) -> None:
-        """Bring what they wrote."""
-        await self._nodes.collect(node, place, folder)
-
-    async def bring(self, node: int, folder: Path, /) -> Path:
-        """Where a node's workers find what is in ``folder``."""
-        return await self._nodes.bring(node, folder)
 
     def close(self) -> None:
         """Nobody is needed any more."""

@@ -151,7 +151,7 @@ class CheckpointManager:
         loop = asyncio.get_running_loop()
 
         def write(folder: Path) -> None:
-            save = parts.pool.ask(msg.Save(folder=str(folder)), parts.pool.replicas[:1])
+            save = parts.pool.ask(msg.Save(folder=str(folder.absolute())), parts.pool.replicas[:1])
             asyncio.run_coroutine_threadsafe(save, loop).result()
             if parts.rollout.carried is not None:
                 parts.rollout.carried.save(folder, begun=dropped)

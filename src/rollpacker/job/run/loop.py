@@ -220,7 +220,7 @@ class BuiltJob:
         if start.state is not None:
             state = start.state
             assert start.path is not None
-            await parts.pool.ask(msg.Load(folder=str(start.path)), parts.pool.replicas)
+            await parts.pool.ask(msg.Load(folder=str(start.path.absolute())), parts.pool.replicas)
             parts.policy.load_state_dict(state["policy"])
             parts.problems.source.load_state_dict(state["source"])
             parts.rewards.load_state_dict(state["rewards"])

@@ -37,7 +37,7 @@ class WorkerRecovery:
         note: Callable[[str], None],
     ) -> None:
         self._pool = pool
-        self._folder = folder / ".handed-over"
+        self._folder = folder.absolute() / ".handed-over"
         self._tries = tries
         self._wait = wait
         self._note = note

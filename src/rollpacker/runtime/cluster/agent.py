@@ -8,14 +8,11 @@ themselves: the agent opens their connections, so that none of them knows the ke
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -24,7 +21,6 @@ from rollpacker.processes.open_files import allow_files
 from rollpacker.processes.shield import shielded
 from rollpacker.runtime.cluster import node_messages as node
 from rollpacker.runtime.cluster.devices import worker_devices
-from rollpacker.runtime.cluster.file_transfer import give, take
 from rollpacker.runtime.cluster.local import StartedWorker
 from rollpacker.runtime.ipc.rendezvous import enter
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
@@ -95,6 +91,12 @@ class Agent:
         """Say what there is; whether that is enough."""
         try:
             places = tuple(worker_devices(welcome.config))
+            file, held = welcome.mark
+            if not file.is_file() or file.read_text() != held:
+                raise ValueError(
+                    f"{file.parent} is not the run's there: 'output' must be on a disk that all "
+                    "nodes see"
+                )
         except ValueError as error:
             self._driver.send(msg.Died(fault=Fault(kind="user", text=str(error))))
             return False
@@ -133,10 +135,6 @@ class Agent:
                 if (worker := self._workers.get(command.worker)) is not None:
                     worker.kill()
                     worker.wait(_GONE_S)  # before another may come in its place
-            case node.Look():
-                self._say(node.Seen(marker=command.marker, there=Path(command.marker).exists()))
-            case node.MoveFolder():
-                Thread(target=self._move, args=(command,), daemon=True).start()
             case node.Until():
                 self._fence(command.stop_at)
             case msg.Stop():
@@ -158,22 +156,6 @@ class Agent:
         self._workers |= zip(ranks, command.start(command.specs, ends), strict=True)
         for end in ends:
             end.close()
-
-    def _move(self, command: node.MoveFolder) -> None:
-        folder, problem = Path(command.folder), ""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with enter(self._address, self._key, f"{self._name}/{command.key}") as end:
-                if command.out:
-                    give(end, folder)
-                    end.recv(1)  # the driver has all of it
-                    shutil.rmtree(folder, ignore_errors=True)
-                else:
-                    take(end, folder)
-        except (OSError, EOFError, ValueError) as error:
-            problem = str(error)
-        with suppress(OSError):
-            self._say(node.FolderMoved(key=command.key, problem=problem))
 
     def _leave(self) -> None:
         until = time.monotonic() + _CLOSE_S

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any
 
 from rollpacker.runtime.cluster import node_messages as messages
 from rollpacker.runtime.ipc.link import Link
@@ -57,7 +55,6 @@ class AgentLink:
         self.live = False
         self.ended: dict[int, int | None] = {}
         self.hosts: dict[int, RemoteHost] = {}
-        self.asked: dict[str, asyncio.Future[Any]] = {}
         self._ahead: float | None = None
         """Of its clock, at the least: what it said had been on its way."""
 
@@ -72,26 +69,8 @@ class AgentLink:
             stop_at = 0.0 if self._ahead is None else max(0.0, stop_at + self._ahead)
         self.link.send(messages.Until(stop_at=stop_at))
 
-    async def ask(self, key: str, command: Any) -> Any:
-        """Its answer. Raises ``OSError`` when it is gone."""
-        if not self.live:
-            raise OSError(f"node {self.name} is gone")
-        answer = self.asked[key] = asyncio.get_running_loop().create_future()
-        self.link.send(command)
-        return await answer
-
-    def answer(self, key: str, answer: Any) -> None:
-        """To what was asked."""
-        asked = self.asked.pop(key, None)
-        if asked is not None and not asked.done():  # cancelled: nobody waits any more
-            asked.set_result(answer)
-
     def lose(self) -> None:
         """It is gone, with all that was on it."""
         self.live = False
-        while self.asked:
-            asked = self.asked.popitem()[1]
-            if not asked.done():
-                asked.set_exception(OSError(f"node {self.name} is gone"))
         for host in list(self.hosts.values()):
             host.link.sever()

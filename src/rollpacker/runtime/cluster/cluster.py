@@ -7,7 +7,6 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ from rollpacker.config import RunConfig
 from rollpacker.processes.open_files import allow_files
 from rollpacker.runtime.cluster import node_messages as messages
 from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
-from rollpacker.runtime.cluster.file_transfer import give, take
 from rollpacker.runtime.cluster.local import Start, start_processes
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.ipc.channel import Host
@@ -72,6 +70,7 @@ class RunNodes:
         self._config = config
         self._start = start
         self._launcher = launcher
+        self._mark = Path(config.output).absolute() / ".nodes", secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
         self._agents = [AgentLink(n) for n in range(config.devices.nodes)]
         self._generation = 0
@@ -81,13 +80,14 @@ class RunNodes:
         self._gate: Rendezvous | None = None
         self._silence = Silence(config.cluster.heartbeat_s)
         self._watching: asyncio.Task[None] | None = None
-        self._moving: dict[str, asyncio.Future[socket.socket]] = {}
         self._store: Any = None
 
     async def gather(self) -> Sequence[Node]:
         """Start an agent on each node and wait for it."""
         if self._nodes is not None:
             return self._nodes
+        file, held = self._mark
+        file.write_text(held)
         self._gate = gate = Rendezvous(self._launcher.host, self._enter, self._loop)
         self._arriving = {agent.number: self._loop.create_future() for agent in self._agents}
         names = [agent.key for agent in self._agents]
@@ -148,8 +148,6 @@ class RunNodes:
         agent = next((agent for agent in self._agents if agent.key == key), None)
         if agent is None:  # of one that was given up
             end.close()
-        elif (moving := self._moving.pop(what, None)) is not None and not moving.done():
-            moving.set_result(end)
         elif what:
             host = agent.hosts.get(int(what)) if what.isdecimal() else None
             if host is None or not host.link.connect(end):
@@ -163,7 +161,7 @@ class RunNodes:
                 lambda: self._lose(agent),
                 lambda: self._silence.sign(agent.number),
             )
-            agent.link.send(messages.Welcome(config=self._config))
+            agent.link.send(messages.Welcome(config=self._config, mark=self._mark))
         else:
             end.close()
 
@@ -177,10 +175,6 @@ class RunNodes:
                 arriving.set_exception(ValueError(f"node {agent.name}: {report.fault.text}"))
             case messages.WorkerEnded():
                 agent.ended[report.worker] = report.code
-            case messages.Seen():
-                agent.answer(report.marker, report.there)
-            case messages.FolderMoved():
-                agent.answer(report.key, report.problem)
             case messages.AgentAlive():
                 agent.heard_clock(report.clock)
             case _:
@@ -230,54 +224,6 @@ class RunNodes:
             self._store = TCPStore(self._launcher.host, 0, is_master=True, wait_for_workers=False)
         return f"tcp://{self._store.host}:{self._store.port}/"
 
-    async def place(self, node: int, folder: Path) -> Path:
-        """That itself, or a folder on the node's own disk."""
-        if await self._sees(node, folder.parent):
-            return folder
-        assert self._nodes is not None
-        return self._nodes[node].folder / folder.name
-
-    async def collect(self, node: int, place: Path, folder: Path) -> None:
-        """Over a connection of its own."""
-        await self._move(node, place, folder, out=True)
-
-    async def bring(self, node: int, folder: Path) -> Path:
-        """That itself, or a copy."""
-        place = await self.place(node, folder)
-        if place != folder:
-            await self._move(node, place, folder, out=False)
-        return place
-
-    async def _sees(self, node: int, folder: Path) -> bool:
-        """Whether a node sees the driver's disk: one of that name may be another."""
-        marker = folder / f".rollpacker-{secrets.token_hex(8)}"
-        marker.touch()
-        try:
-            command = messages.Look(marker=str(marker))
-            return await self._agents[node].ask(str(marker), command)
-        finally:
-            marker.unlink()
-
-    async def _move(self, node: int, place: Path, folder: Path, *, out: bool) -> None:
-        agent, key = self._agents[node], f"move-{secrets.token_hex(8)}"
-        coming = self._moving[key] = self._loop.create_future()
-        command = messages.MoveFolder(key=key, folder=str(place), out=out)
-        moved = asyncio.create_task(agent.ask(key, command))
-        await asyncio.wait([coming, moved], return_when=asyncio.FIRST_COMPLETED)
-        self._moving.pop(key, None)
-        if coming.done():
-            end = coming.result()
-            carrying = asyncio.create_task(asyncio.to_thread(_carry, end, folder, out))
-            await asyncio.wait([carrying, moved], return_when=asyncio.FIRST_EXCEPTION)
-            if not carrying.done():  # the node is gone, which the thread may never see
-                with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-            await asyncio.wait([carrying, moved])
-            if not moved.exception():
-                await carrying
-        if problem := await moved:
-            raise OSError(f"node {agent.name}: {problem}")
-
     def close(self) -> None:
         """Let the agents go, with their workers."""
         if self._watching is not None:
@@ -294,16 +240,3 @@ class RunNodes:
             self._gate.close()
         self._launcher.close()
         self._store = None
-
-
-def _carry(end: socket.socket, folder: Path, out: bool) -> None:
-    """The driver's side of a move. Raises ``OSError``."""
-    with end:
-        try:
-            if out:
-                take(end, folder)
-                end.sendall(b".")
-            else:
-                give(end, folder)
-        except EOFError as error:
-            raise ConnectionResetError(f"{folder.name}: the node hung up") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.runtime.cluster.devices import Place
@@ -16,9 +17,11 @@ from rollpacker.runtime.worker.worker import WorkerSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """This is the run."""
+    """This is the run; ``mark``: a file of its folder that every node has to see, and what it holds
+    (a node's own disk may have another of that name)."""
 
     config: RunConfig
+    mark: tuple[Path, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,36 +69,3 @@ class WorkerEnded:
 
     worker: int
     code: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """Say (``Seen``) whether there is a file ``marker``: then both see the disk that it is on."""
-
-    marker: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Of an agent: whether it is there."""
-
-    marker: str
-    there: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoveFolder:
-    """Bring the driver's folder to ``folder`` on the node, or (``out``) this one to the driver's,
-    and remove it; over a connection under the name ``key``. Answered by ``FolderMoved``."""
-
-    key: str
-    folder: str
-    out: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderMoved:
-    """Of an agent: it is done; ``problem``: why not."""
-
-    key: str
-    problem: str = ""

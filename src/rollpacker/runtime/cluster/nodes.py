@@ -69,19 +69,6 @@ class Nodes(Protocol):
         """Where processes of different nodes meet: the beginning of such names (``Span``)."""
         ...
 
-    async def place(self, node: int, folder: Path, /) -> Path:
-        """Where a node's workers may write what belongs into the driver's ``folder``: that itself
-        where they see it."""
-        ...
-
-    async def collect(self, node: int, place: Path, folder: Path, /) -> None:
-        """Bring what they wrote to ``place`` into the driver's ``folder``. Raises ``OSError``."""
-        ...
-
-    async def bring(self, node: int, folder: Path, /) -> Path:
-        """Where a node's workers find what is in the driver's ``folder``. Raises ``OSError``."""
-        ...
-
     def close(self) -> None:
         """Nobody is needed any more; may be called again."""
         ...
@@ -126,17 +113,6 @@ class ThisMachine:
     def store(self) -> str:
         """Files serve."""
         return ""
-
-    async def place(self, _node: int, folder: Path, /) -> Path:
-        """The folder itself."""
-        return folder
-
-    async def collect(self, _node: int, _place: Path, _folder: Path, /) -> None:
-        """It is there."""
-
-    async def bring(self, _node: int, folder: Path, /) -> Path:
-        """It is there."""
-        return folder
 
     def close(self) -> None:
         """Remove what the run kept in shared memory."""

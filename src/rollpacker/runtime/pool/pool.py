@@ -15,7 +15,6 @@ from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.engine.base import EngineInfo, least
 from rollpacker.policy.engines.device_split import apart
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.runtime.cluster.file_transfer import for_nodes, gather_in
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
 from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg
@@ -345,18 +344,13 @@ class WorkerPool:
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
         workers = [n for r in replicas for n in self._topology.replicas[r]]
-        nodes = {self._topology.node(worker) for worker in workers}
-        given = await for_nodes(self._machines, command, nodes)
-        if not {*workers} <= self._supervisor.live:
-            raise WorkerError("a worker died before it could be asked")
         answers = self._supervisor.expect(workers)
         for worker in workers:
-            self._supervisor.send(worker, given[self._topology.node(worker)])
+            self._supervisor.send(worker, command)
         for done in await asyncio.gather(*answers):
             assert isinstance(done, msg.Done)
             if done.fault is not None:
                 raise done.fault.error()
-        await gather_in(self._machines, command, given)
 
     def _dispatch(self, number: int, report: msg.Report) -> None:
         match report:

@@ -1,75 +1,92 @@
-"""A worker's part in bringing shared weights to other nodes: one process of each node has one."""
+"""A worker's part in bringing shared weights to other nodes: one process of each node has one.
+
+The replica's node (rank 0) sends them to one other node, which broadcasts them to the rest: they
+cross the link between training and rollout nodes once. In chunks, so that what has arrived is
+spread while the rest is on its way.
+"""
 
 from __future__ import annotations
 
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rollpacker.policy.gradients.transfer_plan import TransferPlan, plan_transfers
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut, mapped, reserved
 
 if TYPE_CHECKING:
-    from rollpacker.runtime.messages.weight_broadcast import Pools
+    import torch
 
 _PATIENCE = timedelta(seconds=60)
 """For the others to come, and for each piece."""
+CHUNK = 1 << 20
+"""Bytes of a message; the same on every rank."""
 
 
 class WeightRelay:
-    """Sends or receives the bytes of a file of weights, once for a node, and once over the link
-    between the node that has them and the others (``plan_transfers``)."""
+    """Sends or receives the bytes of a file of weights."""
 
     def __init__(self) -> None:
         self._meeting = ""
-        self._pools: Pools | None = None
+        self._groups: tuple[Any, Any] | None = None
         self._got: Path | None = None
 
     def send(self, command: msg.Carry, out: WeightsOut | None) -> msg.Carried:
         """The part of the node that has them."""
-        from rollpacker.runtime.messages.weight_broadcast import send_weights
-
-        start = time.monotonic()
         assert out is not None, "weights are shared before they are carried"
-        try:
-            plan, pools = self._meet(command)
-            send_weights(plan, command.rank, mapped(out.shared.path), pools)
-        except (RuntimeError, ValueError) as error:
-            return self._failed(error, start)
-        return msg.Carried(weights=out.shared, start_s=start, end_s=time.monotonic())
+        return self._carry(command, out.shared)
 
     def receive(self, command: msg.Carry) -> msg.Carried:
         """The part of a node that needs them."""
-        from rollpacker.runtime.messages.weight_broadcast import receive_weights
+        return self._carry(command, None)
 
-        start = time.monotonic()
+    def _carry(self, command: msg.Carry, weights: SharedWeights | None) -> msg.Carried:
+        start, problem = time.monotonic(), ""
         try:
-            self._got = self._got or reserved(command.size, command.name)
-            plan, pools = self._meet(command)
-            receive_weights(plan, command.rank, mapped(self._got), pools)
+            if weights is None:
+                self._got = self._got or reserved(command.size, command.name)
+                weights = SharedWeights(self._got, command.size)
+            if self._groups is None or self._meeting != command.meeting:
+                self._groups = meet(command.meeting, command.rank, command.world)
+                self._meeting = command.meeting
+            carry(mapped(weights.path), command.rank, *self._groups)
         except (RuntimeError, ValueError) as error:
-            return self._failed(error, start)
-        weights = SharedWeights(self._got, command.size)
-        return msg.Carried(weights=weights, start_s=start, end_s=time.monotonic())
-
-    def _meet(self, command: msg.Carry) -> tuple[TransferPlan, Pools]:
-        from rollpacker.runtime.messages.weight_broadcast import meet_pools
-
-        if self._pools is None or self._meeting != command.meeting:
-            self._pools = meet_pools(
-                command.meeting, command.rank, training=1, world=command.world, timeout=_PATIENCE
-            )
-            self._meeting = command.meeting
-        return plan_transfers(command.size, [0], range(1, command.world), align=1), self._pools
-
-    def _failed(self, error: Exception, start: float) -> msg.Carried:
-        self._pools = None
-        problem = str(error).partition("\n")[0]
-        return msg.Carried(weights=None, start_s=start, end_s=time.monotonic(), problem=problem)
+            self._groups, weights, problem = None, None, str(error).partition("\n")[0]
+        end = time.monotonic()
+        return msg.Carried(weights=weights, start_s=start, end_s=end, problem=problem)
 
     def close(self) -> None:
         """Leave nothing behind."""
         if self._got is not None:
             self._got.unlink(missing_ok=True)
+
+
+def meet(meeting: str, rank: int, world: int) -> tuple[Any, Any]:
+    """Process groups of all ``world`` ranks, and of the receivers alone (None for rank 0); gloo's:
+    weights cross a network from host memory to host memory.
+
+    Raises ``RuntimeError`` when the others do not come to ``meeting`` (``store_at``).
+    """
+    import torch.distributed as dist
+
+    from rollpacker.train.mesh import store_at
+
+    store: Any = store_at(meeting, world, _PATIENCE)
+    every, rest = (dist.PrefixStore(name, store) for name in ("every", "rest"))  # pyright: ignore
+    both = dist.ProcessGroupGloo(every, rank, world, _PATIENCE)
+    return both, dist.ProcessGroupGloo(rest, rank - 1, world - 1, _PATIENCE) if rank else None
+
+
+def carry(model: torch.Tensor, rank: int, both: Any, receivers: Any) -> None:
+    """Bring the bytes of rank 0's ``model``, uint8, 1-D, into that of every other rank."""
+    import torch.distributed as dist
+
+    chunks = model.split(CHUNK)
+    work = [both.send([chunk], 1, 0) for chunk in chunks if rank == 0]
+    work += [both.recv([chunk], 0, 0) for chunk in chunks if rank == 1]
+    for place, chunk in enumerate(chunks):
+        if rank < 2:
+            work[place].wait()
+        if receivers is not None and receivers.size() > 1:
+            receivers.broadcast([chunk], dist.BroadcastOptions()).wait()  # of its first rank

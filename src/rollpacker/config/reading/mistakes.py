@@ -46,20 +46,55 @@ def _sentence(tree: type[Config], key: str, errors: Sequence[Any]) -> str:
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
         return f"'{key}': {said}" if key else said
-    said = " or ".join(dict.fromkeys(_wanted(each) for each in errors))
-    shown = repr(first["input"])
+    models, value = _models(tree, key), first["input"]
+    if "tag" in first["type"]:
+        kinds = [kind for model in models for kind in _kinds(model)]
+        key, wanted, value = f"{key}.kind", _either(kinds), value.get("kind")
+        meant = _near(value, kinds)
+    else:
+        wanted = " or ".join(dict.fromkeys(_wanted(each, models) for each in errors))
+        meant = _read_otherwise(errors, value)
+    shown = repr(value)
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
     where = f"'{key}': " if key else ""
-    return f"{where}must be {said}, got {shown}"
+    return f"{where}must be {wanted}, got {shown}{meant}"
 
 
-def _wanted(error: Any) -> str:
+def _wanted(error: Any, models: Sequence[type[Config]]) -> str:
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "keys and values"
-    if "tag" in error["type"]:
-        return f"of kind {error['ctx'].get('expected_tags', 'and name it')}"
+        return f"keys and values{_example(models, error['input'])}"
     text = error["msg"] if error["type"] == "literal_error" else error["msg"].partition(", ")[0]
     return text.removeprefix("Input should be ")
+
+
+def _example(models: Sequence[type[Config]], value: Any) -> str:
+    """The key that a bare value stands for: one that has such a value, else the required one."""
+    fields = [item for model in models for item in model.model_fields.items()]
+    having = [name for name, field in fields if value in get_args(field.annotation)]
+    meant = set(having or [name for name, field in fields if field.is_required()])
+    fits = isinstance(value, str) and len(value) <= _LONGEST and len(meant) == 1
+    return f" such as '{meant.pop()}: {value}'" if fits else ""
+
+
+def _read_otherwise(errors: Sequence[Any], value: Any) -> str:
+    """A hint where YAML took a text for something else, or a choice is spelled almost so."""
+    choices = [each["ctx"]["expected"] for each in errors if each["type"] == "literal_error"]
+    choices = "".join(choices).split("'")[1::2]
+    truth = isinstance(value, bool) and {"on", "yes", "off", "no"} & {*choices}
+    if truth or (isinstance(value, int | float) and errors[0]["type"] == "string_type"):
+        kind = "truth value" if isinstance(value, bool) else "number"
+        return f"; YAML reads it as a {kind}: put it in quotes"
+    return _near(value, choices)
+
+
+def _near(value: Any, choices: Sequence[str]) -> str:
+    near = get_close_matches(str(value), choices, 1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _either(words: Sequence[str]) -> str:
+    *others, last = map(repr, dict.fromkeys(words))
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _hint(tree: type[Config], key: str) -> str:
@@ -71,11 +106,10 @@ def _hint(tree: type[Config], key: str) -> str:
     wrong = name.lower().replace("-", "_")
     if wrong in REASONS and "rewards" in tree.model_fields:
         return f"; {REASONS[wrong]}"
-    section = ".".join(part for part in parents if not part.isdigit())
-    here = [model for path, model in models if path == section]
+    here = _models(tree, ".".join(parents))
     kinds = [kind for model in here if name in model.model_fields for kind in _kinds(model)]
     if kinds:
-        return f"; for it set {section}.kind={' or '.join(kinds)}"
+        return f"; for it set {'.'.join([*parents, 'kind'])}={' or '.join(kinds)}"
     siblings = [each for model in here for each in model.model_fields]
     close = get_close_matches(wrong, siblings, 1, 0.75)
     close = close or [each for each in siblings if each.startswith(wrong) and len(wrong) > 3]
@@ -87,6 +121,12 @@ def _hint(tree: type[Config], key: str) -> str:
     )
     near = [*dict.fromkeys(next((paths for paths in found if paths), ()))][:3]
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _models(tree: type[Config], key: str) -> list[type[Config]]:
+    """The models that may stand at a dotted key."""
+    section = ".".join(part for part in key.split(".") if not part.isdigit())
+    return [model for path, model in _sections(tree) if path.partition("[")[0] == section]
 
 
 def _sections(node: Any, path: str = "") -> Iterator[tuple[str, type[Config]]]:

@@ -1,10 +1,13 @@
-"""What a child of the driver keeps from programs that it starts."""
+"""What a child of the driver keeps from programs that it starts, and what ends with it."""
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
+
+from rollpacker.processes.children import kill_child
 
 PARENT = """
 import ctypes, os, sys
@@ -44,3 +47,42 @@ def test_its_environment_is_read_by_none_of_its_user(how: str, said: str) -> Non
         check=False,
     )
     assert done.stdout.strip() == said, done.stderr
+
+
+LEADER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
+
+
+def test_what_it_has_started_ends_with_it_even_when_it_is_over() -> None:
+    pipe = subprocess.PIPE
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER], stdin=pipe, stdout=pipe, start_new_session=True
+    )
+    leader.wait(60)
+    assert kill_child(leader) == "exited with code 0"
+    assert leader.stdout is not None
+    assert leader.stdout.read() == b""  # its helper had the other end
+
+
+@dataclass
+class Over:
+    """A child that was waited for."""
+
+    pid: int
+
+    def poll(self) -> int:
+        return 0
+
+    def wait(self, _timeout: float = 0) -> int:
+        return 0
+
+    def kill(self) -> None:
+        pass
+
+
+def test_the_next_process_of_its_number_lives() -> None:
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert kill_child(Over(stranger.pid)) == "exited with code 0"
+    stranger.communicate(b"on\n", timeout=60)
+    assert stranger.returncode == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -80,12 +81,22 @@ def open_as(name: str) -> None:
 
 def kill_child(child: Child) -> str:
     """End a process and what it started, and say how it ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if child.pid:  # 0 would be our own group
+    # A number is free once its process was waited for and its group is empty: a process that has
+    # it then is a stranger.
+    if child.pid and (child.poll() is None or not _exists(child.pid)):  # 0 would be our own group
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     child.kill()
     code = child.wait()
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
 
 
 def die_with(parent: int) -> None:

@@ -38,8 +38,8 @@ TEXTS: dict[str, pl.DataType] = {
     "completion": pl.String(),
     "answer": pl.String(),
 }
-"""The prompt as the model saw it, special tokens included, the response without them, and the
-problem's reference answer."""
+"""The prompt as the model saw it, special tokens included, the response without what ends
+it, and the problem's reference answer."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ class HostTrainer:
         problems: prompts, and the order in which they are drawn.
         rewards: grades responses.
         params: how responses are sampled.
-        tokenizer: decodes what is written.
+        tokenizer: decodes prompts.
+        read: decodes responses, as the host's rewards are given them.
         progress: told what the user should know.
     """
 
@@ -55,6 +56,7 @@ class HostTrainer:
     rewards: Graders
     params: SamplingParams
     tokenizer: Any
+    read: Callable[[Sequence[int]], str]
     progress: Progress
 
 
@@ -94,7 +96,7 @@ class HostedJob:
             last_step=self._counters.step - 1,
             max_length=cap,
             progress=host.progress,
-            texts=Texts(host.tokenizer, host.problems.rows),
+            texts=Texts(host.tokenizer, host.read, host.problems.rows),
             trackers=(),
         )
         self._updates = Updates(

@@ -48,7 +48,7 @@ class GradeRequest:
     Args:
         attempt: what is graded.
         prompt: the prompt as the user gave it: text or chat messages.
-        completion: the decoded response, special tokens removed, or what decodes it when it is
+        completion: the decoded response without what ends it, or what decodes it when it is
             first asked for (``text``); a pool with a tokenizer has its processes fill it in.
         completion_ids: its token ids; a list where rewards see it.
         row: the columns of the data row (``answer`` and any others).

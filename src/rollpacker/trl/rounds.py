@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,7 @@ class Rounds:
             rewards=self._rewards,
             params=self._params,
             tokenizer=trainer.processing_class,
+            read=partial(trainer.processing_class.decode, skip_special_tokens=True),
             progress=LoggingProgress(),
         )
         self._job = HostedJob(self._config, host)

@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
+from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
 
@@ -272,7 +273,9 @@ def test_with_a_tokenizer_responses_are_decoded_where_they_are_graded(code):
     tokenizer = Tokenizer(WordLevel({word: place for place, word in enumerate(words)}))
     tokenizer.add_special_tokens(["<end>"])
     pool = GradingPool(
-        [RewardConfig(function=f"{code}:act")], GradingConfig(retries=0), tokenizer=tokenizer
+        [RewardConfig(function=f"{code}:act")],
+        GradingConfig(retries=0),
+        read=ResponseText(tokenizer, frozenset([60_000])),
     )
     wanted = [
         GradeRequest(

@@ -20,6 +20,8 @@ from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
 from rollpacker.runtime.attempts.detokenizer import Texts
 
+MARK = "7"
+"""A special token that the model writes, as others write ``<think>``."""
 JUDGES = """
 def length(completions, **_):
     return [float(len(c)) for c in completions]
@@ -33,6 +35,9 @@ def letters(completions, log_extra=None, **_):
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> Workshop:
     made = Workshop(tmp_path_factory.mktemp("samples"))
+    tokenizer = AutoTokenizer.from_pretrained(made.model)
+    tokenizer.add_special_tokens({"additional_special_tokens": [MARK]})
+    tokenizer.save_pretrained(made.model)
     (made.folder / "two.py").write_text(JUDGES)
     return made
 
@@ -51,7 +56,9 @@ def copy(folder, tmp_path) -> Path:
 
 
 def test_every_response_has_its_text_and_each_reward(shop, folder):
+    """Of special tokens too, but for the end: a reward of the format may wait for them."""
     frame, tokenizer = table(folder), AutoTokenizer.from_pretrained(shop.model)
+    assert frame["completion"].str.contains(MARK).any()
     assert set(frame["state"]) >= {"kept", "aborted"}
     for row in frame.iter_rows(named=True):
         ids, text = row["completion_ids"], row["completion"]
@@ -61,7 +68,9 @@ def test_every_response_has_its_text_and_each_reward(shop, folder):
             assert text is None
             continue
         assert len(ids) == row["tokens"]
-        assert text == tokenizer.decode(ids, skip_special_tokens=True)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace(MARK, "")
+        assert text.count(MARK) == ids.count(tokenizer.convert_tokens_to_ids(MARK))
+        assert tokenizer.eos_token not in text
         assert row["truncated"] == {"stop": False, "length": True}.get(row["finish_reason"])
         if row["reward"] is not None:
             letters = None if len(text) % 2 else 1.0
@@ -135,7 +144,7 @@ def test_of_a_long_answer_the_start_is_kept() -> None:
             ("odd", {(1, 2): 3, "a": Path("b")}),
         )
     }
-    texts = Texts(SimpleNamespace(decode=str), rows)
+    texts = Texts(SimpleNamespace(decode=str), str, rows)
     answers = {name: texts.answer(SimpleNamespace(prompt=name)) for name in (*rows, "gone")}
     assert answers["tests"].startswith('[{"stdin": "1\\n", "stdout": "éé')
     assert len(answers["tests"]) < 500

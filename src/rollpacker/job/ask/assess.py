@@ -91,7 +91,7 @@ async def _answer(
     rewards = Rewards(
         used,
         config.grading,
-        card.tokenizer,
+        card.read,
         rows=problems.rows.values(),
         deterministic=config.deterministic,
         environment=config.environment,
@@ -138,7 +138,7 @@ def _result(
     answers: dict[PromptId, list[GradedAnswer]] = defaultdict(list)
     for attempt in evaluator.graded():
         assert attempt.output is not None
-        text = card.tokenizer.decode(attempt.output.tokens.tolist(), skip_special_tokens=True)
+        text = card.read(attempt.output.tokens.tolist())
         answers[attempt.prompt].append(
             GradedAnswer(vote=vote(text), right=evaluator.is_right(attempt))
         )

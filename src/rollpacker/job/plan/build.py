@@ -143,7 +143,7 @@ async def build(
             max_length=cap,
             context=card.context if longest + problems.longest >= card.context else None,
             progress=progress,
-            texts=Texts(card.tokenizer, problems.rows),
+            texts=Texts(card.tokenizer, card.read, problems.rows),
             trackers=trackers,
         )
         params = sampling_params(config, card, cap)
@@ -168,7 +168,7 @@ def _rewards(
     return Rewards(
         config.rewards,
         config.grading,
-        card.tokenizer,
+        card.read,
         rows=rows,
         deterministic=config.deterministic,
         max_steps=steps,

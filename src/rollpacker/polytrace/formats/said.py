@@ -29,7 +29,7 @@ class Said:
     Args:
         step: of training.
         prompt: the same for all responses to it.
-        said: token ids where the log has them, else the text without special tokens.
+        said: token ids where the log has them, else the text.
     """
 
     step: int

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from rollpacker.hub import model_arguments
 from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgePlan
+from rollpacker.response_text import ResponseText
 from rollpacker.reward.judge.decode import greedy, logit_differences
 from rollpacker.reward.judge.measure import free_bytes, measure
 from rollpacker.reward.judge.options import JudgeOptions
@@ -41,6 +42,7 @@ class ModelAsker:
         device = _device(options.device)
         loaded, self._tokenizer = _load(options)
         self._stop = _stop_ids(loaded, self._tokenizer)
+        self._read = ResponseText.of(self._tokenizer, self._stop)
         self.max_tokens = _context(loaded, options)
         self._chat = _chat(options.chat, template, self._tokenizer)
         self._answers = _answer_tokens(options, template, self._tokenizer)
@@ -82,8 +84,7 @@ class ModelAsker:
                 stop=self._stop,
                 max_new_tokens=self._options.max_new_tokens,
             )
-        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [self._parse(text) for text in texts]
+        return [self._parse(self._read(each)) for each in ids]
 
 
 def difference_score(difference: float, options: JudgeOptions) -> float | None:

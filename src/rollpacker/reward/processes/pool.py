@@ -13,11 +13,11 @@ import asyncio
 import pickle
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.processes.supervised import CHECK_S, SupervisedPool
+from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob, GradingProcess, Loaded, start
@@ -44,7 +44,7 @@ class GradingPool(SupervisedPool[GradingProcess]):
         config: processes and retries.
         join: whether responses may share a call, as rewards with ``batch`` ask for.
         columns: for each reward, those of the rows that it applies to; None if not known.
-        tokenizer: with it the processes decode what they grade; None: requests have their text.
+        read: with it the processes decode what they grade; None: requests have their text.
 
     Raises ``ValueError`` when two rewards have one name.
     """
@@ -56,7 +56,7 @@ class GradingPool(SupervisedPool[GradingProcess]):
         *,
         join: bool = True,
         columns: Sequence[Collection[str]] | None = None,
-        tokenizer: Any = None,
+        read: ResponseText | None = None,
     ) -> None:
         super().__init__(
             "rewards: grading processes",
@@ -69,7 +69,7 @@ class GradingPool(SupervisedPool[GradingProcess]):
         self._functions: list[Loaded] = [
             (r.function, r.options, c) for r, c in zip(rewards, known, strict=True)
         ]
-        self._tokenizer = pickle.dumps(tokenizer)
+        self._reader = pickle.dumps(read)
         self._ledger = ScoreLedger(rewards)
         self._waiting = Waiting(rewards, self._ledger, config.retries, join=join)
         self._grouped = any(r.needs_group for r in rewards)
@@ -207,7 +207,7 @@ class GradingPool(SupervisedPool[GradingProcess]):
     # -- processes
 
     def _new(self) -> GradingProcess:
-        return start(self._functions, self._tokenizer, self._loaded)
+        return start(self._functions, self._reader, self._loaded)
 
     def _missing(self) -> int:
         return self._count - len(self._members)

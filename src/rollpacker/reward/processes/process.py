@@ -102,14 +102,14 @@ def _preloaded(functions: Sequence[Loaded]) -> list[str]:
     return ["rollpacker.reward.processes.worker", "tokenizers", *sorted(built_in)]
 
 
-def start(functions: Sequence[Loaded], tokenizer: bytes, checked: bool) -> GradingProcess:
+def start(functions: Sequence[Loaded], read: bytes, checked: bool) -> GradingProcess:
     """Start a process that loads these functions and then takes jobs; ``channel.flush`` may have to
     follow.
 
-    ``tokenizer`` is pickled: what decodes responses, or None. ``checked`` says that such a process
+    ``read`` is pickled: a ``ResponseText``, or None. ``checked`` says that such a process
     has found its sandbox to hold on this machine.
     """
     popen, ours = fork_child("rollpacker.reward.processes.worker", _preloaded(functions))
     channel = Channel(ours)
-    channel.send(frame(pickle.dumps((list(functions), tokenizer, checked))))
+    channel.send(frame(pickle.dumps((list(functions), read, checked))))
     return GradingProcess(popen=popen, channel=channel, started=time.monotonic())

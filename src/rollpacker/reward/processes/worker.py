@@ -10,22 +10,21 @@ import contextlib
 import pickle
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rollpacker.core.types import AttemptId
 from rollpacker.errors import told, way
 from rollpacker.processes.children import die_with
 from rollpacker.processes.shield import take_no_notice
+from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.processes.driver import Driver
 from rollpacker.reward.processes.process import JOB, Loaded
 from rollpacker.reward.processes.rows import ABOUT_A_ROW, KeptRows, Row
-
-Decode = Callable[..., str]
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -37,10 +36,10 @@ def main(descriptor: int, parent: int) -> None:
     with gone, socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)
         functions: list[Loaded]
-        functions, tokenizer, driver.checked = pickle.loads(driver.next() or b"")
+        functions, pickled, driver.checked = pickle.loads(driver.next() or b"")
         try:
             scorers = _scorers(functions, driver)
-            decode = getattr(pickle.loads(tokenizer), "decode", None)
+            read: ResponseText | None = pickle.loads(pickled)
         except BaseException as error:  # the user's module may even exit
             text = str(error) if isinstance(error, ValueError) else told(error)
             driver.reply({"fatal": text})
@@ -51,7 +50,7 @@ def main(descriptor: int, parent: int) -> None:
             if payload.startswith(ABOUT_A_ROW):
                 rows.take(payload)
             else:
-                _grade(driver, scorers, decode, rows, payload)
+                _grade(driver, scorers, read, rows, payload)
 
 
 def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer]:
@@ -67,7 +66,7 @@ def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer
 def _grade(
     driver: Driver,
     scorers: Mapping[int, Scorer],
-    decode: Decode | None,
+    read: ResponseText | None,
     rows: KeptRows,
     payload: bytes,
 ) -> None:
@@ -75,7 +74,7 @@ def _grade(
     driver.begin(job)
     start = time.perf_counter()
     try:
-        functions, requests = _job(payload, decode, rows)
+        functions, requests = _job(payload, read, rows)
         for function in functions:
             start = time.perf_counter()
             scored = scorers[function](requests)
@@ -100,13 +99,8 @@ def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
     return reply
 
 
-def _text(decode: Decode, ids: list[int]) -> Callable[[], str]:
-    """Decodes once, when the first function asks for it: one that reads token ids never does."""
-    return cache(lambda: decode(ids, skip_special_tokens=True))
-
-
 def _job(
-    payload: bytes, decode: Decode | None, rows: KeptRows
+    payload: bytes, read: ResponseText | None, rows: KeptRows
 ) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
     large: dict[int, Row] = {}
@@ -114,7 +108,8 @@ def _job(
         GradeRequest(
             attempt=AttemptId(attempt),
             prompt=prompt,
-            completion=_text(decode, ids) if decode else completion,
+            # Once, when a function asks for it: one that reads token ids never does.
+            completion=cache(partial(read, ids)) if read else completion,
             completion_ids=ids,
             row=_found(row, rows, large) if isinstance(row, int) else row,
             timeouts_s=timeouts,

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
+from rollpacker.response_text import backend
 from rollpacker.runtime.attempts.attempts import Trajectory
 
 _ANSWER = 400
 """Characters of an answer that are kept."""
-
-
-def backend(tokenizer: Any) -> Any:
-    """What decodes: the wrapper of transformers costs more than the decoding itself."""
-    return getattr(tokenizer, "backend_tokenizer", tokenizer)
 
 
 class Texts:
@@ -24,11 +20,18 @@ class Texts:
 
     Args:
         tokenizer: of transformers.
+        read: decodes responses, as rewards are given them.
         rows: the problems.
     """
 
-    def __init__(self, tokenizer: Any, rows: Mapping[PromptId, Row]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        read: Callable[[Sequence[int]], str],
+        rows: Mapping[PromptId, Row],
+    ) -> None:
         self._decode = backend(tokenizer).decode
+        self._response = read
         self._rows = rows
         self._prompts: dict[PromptId, str] = {}
 
@@ -52,7 +55,7 @@ class Texts:
         """The response, as the rewards were given it; None of an attempt that gave nothing back."""
         if attempt.output is None:
             return None
-        return self._decode(attempt.output.tokens.tolist(), skip_special_tokens=True)
+        return self._response(attempt.output.tokens.tolist())
 
     def answer(self, attempt: Trajectory) -> str | None:
         """The problem's reference answer; of a long one, such as a program's tests, its start."""

@@ -17,11 +17,11 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.columns.messages import is_blank
 from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.detokenizer import backend
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
 
 
@@ -31,7 +31,7 @@ class Rewards:
     Args:
         rewards: the functions.
         config: how they are run.
-        tokenizer: decodes responses, in the grading processes.
+        read: decodes responses, in the grading processes.
         rows: all that will be graded: which columns functions can ask for. Without any, a function
             that asks for another fails when it is called.
         deterministic: timeouts of programs change between steps only, and responses share no
@@ -48,7 +48,7 @@ class Rewards:
         self,
         rewards: Sequence[RewardConfig],
         config: GradingConfig,
-        tokenizer: Any,
+        read: ResponseText | None,
         *,
         rows: Collection[Row] = (),
         deterministic: bool = False,
@@ -71,7 +71,7 @@ class Rewards:
             config,
             join=not deterministic,
             columns=columns,
-            tokenizer=backend(tokenizer),
+            read=read,
         )
         self._ready: list[Trajectory] = []
         self._loop: asyncio.AbstractEventLoop | None = None

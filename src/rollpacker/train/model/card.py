@@ -8,6 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from rollpacker.config import ModelConfig
+from rollpacker.response_text import ResponseText
 from rollpacker.train.model.loading import load_tokenizer, source
 
 
@@ -32,6 +33,11 @@ class Card:
     kv_heads: int
     stop_token_ids: tuple[int, ...]
     generation: Any = None
+
+    @property
+    def read(self) -> ResponseText:
+        """Decodes responses."""
+        return ResponseText.of(self.tokenizer, self.stop_token_ids)
 
 
 def read_card(config: ModelConfig) -> Card:

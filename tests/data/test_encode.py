@@ -52,6 +52,25 @@ def test_strings_take_the_chat_template_when_there_is_one():
     assert encode("one two", chat=True) == "<user> one two <end> <assistant>"
 
 
+def test_a_text_that_is_rendered_already_is_taken_as_it_is():
+    """A second rendering would put the prompt into a turn within a turn, with two beginnings."""
+    rendered = "<user> one <end> <assistant>"
+    special = tokenizer()
+    special.add_special_tokens({"additional_special_tokens": ["<user>", "<system>"]})
+    for tok in (tokenizer(), special):
+        for text in (rendered, f"<bos> {rendered}"):
+            assert encode(text, tok) == f"<bos> {rendered}"
+            assert encode(text, tok, chat=False) == f"<bos> {rendered}"
+        assert encode("one <user>", tok) == "<user> one <user> <end> <assistant>"
+    assert encode("<bos> one", tokenizer(None)) == "<bos> one"
+    both = [row("one", "a"), row(rendered, "b"), row(CHAT, "c")]
+    encoded = encode_prompts(both, tokenizer(), DataConfig(path="x"), 100, 1)
+    assert [len(ids) for ids in encoded.tokens.values()] == [4, 5, 5]
+    for key, value in (("chat", True), ("system_prompt", "be"), ("prompt_template", "Q {prompt}")):
+        with pytest.raises(DataError, match=f"row 'r': .* with '<user>': remove data.{key}"):
+            encode(rendered, **{key: value})
+
+
 def test_messages_system_prompt_and_shots():
     assert encode(CHAT) == "<user> one two <end> <assistant>"
     shots = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "three"}]

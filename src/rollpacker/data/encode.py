@@ -32,6 +32,7 @@ class Encoded:
     skipped: tuple[PromptId, ...]
 
 
+_MARK = "said5d41402a"
 _LEAST_RESPONSE = 16
 """Tokens that a prompt must leave for its response when no length is configured."""
 
@@ -53,12 +54,15 @@ def encode_prompts(
     """
     kwargs, complete = chat_template_kwargs or {}, Complete()
     _check_settings(config, tokenizer, kwargs)
-    texts = [_text(row, tokenizer, config, kwargs, complete) for row in rows]
+    openings = _openings(tokenizer, kwargs) if _uses_chat(tokenizer, config) else ()
+    own = [_is_rendered(row, openings, config) for row in rows]
+    texts = [
+        _bare(row, config) if rendered else _text(row, tokenizer, config, kwargs, complete)
+        for row, rendered in zip(rows, own, strict=True)
+    ]
     for row, text in zip(rows, texts, strict=True):
         whole_text(text, f"row '{row.id}': its prompt")
-    # A chat template writes special tokens of its own.
-    special = not _uses_chat(tokenizer, config)
-    ids = tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []
+    ids = _ids(texts, own, tokenizer, chat=_uses_chat(tokenizer, config))
     needed = max_response or min(_LEAST_RESPONSE, max_context - 1)
     tokens: dict[PromptId, NDArray[np.int32]] = {}
     overlong: dict[PromptId, int] = {}
@@ -92,6 +96,55 @@ def _too_long(overlong: Mapping[PromptId, int], context: int, max_response: int)
             f"rollout.max_completion_length from {max_response}, or {skip}"
         )
     return f"{start} leaves no room for a response in the context of {context}: {skip}"
+
+
+def _openings(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """How texts begin that the chat template has rendered."""
+    turns = [{"role": "user", "content": _MARK}]
+    try:
+        text: str = tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
+    except Exception:  # a template that wants other turns refuses the rows by itself
+        return ()
+    before = text.partition(_MARK)[0]
+    marks = [each.content for each in tokenizer.added_tokens_decoder.values() if each.special]
+    bos = tokenizer.bos_token or ""
+    found = bos, *(mark for mark in marks if mark in before), before.removeprefix(bos).strip()
+    return tuple(filter(None, found))
+
+
+def _is_rendered(row: Row, openings: Sequence[str], config: DataConfig) -> bool:
+    """Whether a prompt is a text that a chat template has rendered: it is taken as it is.
+
+    Raises ``DataError`` where more is asked for.
+    """
+    prompt = row.prompt if isinstance(row.prompt, str) else ""
+    opening = next((each for each in openings if prompt.startswith(each)), None)
+    if opening is None:
+        return False
+    for key in ("chat", "system_prompt", "shots", "prompt_template"):
+        if getattr(config, key):
+            raise DataError(
+                f"row '{row.id}': a chat template has rendered its prompt already, which begins "
+                f"with {opening!r}: remove data.{key}"
+            )
+    return True
+
+
+def _ids(texts: Sequence[str], own: Sequence[bool], tokenizer: Any, *, chat: bool) -> list[Any]:
+    """Token ids of texts. A chat template writes special tokens of its own, and a text that begins
+    with the token that begins texts must not have it twice."""
+    bos = tokenizer.bos_token
+    found: dict[int, Any] = {}
+    for special in (False, True):
+        batch = [
+            place
+            for place, text in enumerate(texts)
+            if ((own[place] or not chat) and not (bos and text.startswith(bos))) == special
+        ]
+        if batch:
+            those = tokenizer([texts[i] for i in batch], add_special_tokens=special)["input_ids"]
+            found.update(zip(batch, those, strict=True))
+    return [found[place] for place in range(len(texts))]
 
 
 def _uses_chat(tokenizer: Any, config: DataConfig) -> bool:

@@ -106,6 +106,10 @@ def test_an_unknown_key_in_a_union_names_a_key_of_the_chosen_kind() -> None:
         ({"rollout__top_p": 2}, ("'rollout.top_p'", "equal to 1", "got 2")),
         ({"rollout__tail_batching__mode": "fast"}, ("mode'", "'exact'", "'auto'", "'fast'")),
         ({"model": "m"}, ("'model'", "got 'm'")),
+        (
+            {"train__lr_scheduler_type": "cosine", "rollout__dynamic_sampling__enabled": True},
+            ("train.lr_scheduler_type=cosine ends with the last step", "set 'steps'"),
+        ),
         ({"rewards": []}, ("'rewards'", "at least 1")),
         ({"train__learning_rate": "1e-3x"}, ("'train.learning_rate'", "number")),
         ({"engine": {"kind": "fake", "lengths": [1, "x"]}}, ("'engine.lengths.1'", "'x'")),

@@ -204,6 +204,17 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _decays_to_an_end(self) -> RunConfig:
+        kind, sampling = self.train.lr_scheduler_type, self.rollout.dynamic_sampling
+        if kind != "constant" and sampling.enabled and not self.steps:
+            raise ValueError(
+                f"train.lr_scheduler_type={kind} ends with the last step, and with "
+                "rollout.dynamic_sampling nobody knows for how many steps the data last: set "
+                "'steps'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _comparable(self) -> RunConfig:
         kind = self.train.sampler_correction.kind
         if kind != "none" and not self.rollout.full_softmax:

@@ -99,6 +99,17 @@ def test_a_step_with_fewer_groups_says_so(shop: Workshop) -> None:
 
 
 @pytest.mark.wide
+def test_data_that_end_early_say_so(shop: Workshop) -> None:
+    """Six of eleven prompts tell responses apart: one step and a half of four."""
+    keys = {"epochs": 1, "rewards": reward(shop, "flat", first=6), **sampling(max_draws=9)}
+    _, said = run(shop.config("early", **keys))
+    assert "only 2 of 4 groups are trained on" in said
+    assert "give it more data" in said
+    assert "max_draws" not in said, "no draw is left to be made"
+    assert "the data ended after 2 of 3 steps: 6 prompts were trained on" in said
+
+
+@pytest.mark.wide
 def test_without_dynamic_sampling_the_end_says_it_too(shop: Workshop) -> None:
     folder, said = run(shop.config("flat", steps=2, rewards=reward(shop, "flat")))
     assert "WARNING step 0: all advantages are zero" in said

@@ -308,6 +308,17 @@ class BuiltJob:
         left = not trained or await leave(self._phases)
         if left and not self.stopping.interrupted:
             await self._evaluate_the_end(trained)
+        planned, ended = total_steps(self._config, parts.problems), count.epochs
+        if (
+            trained
+            and not self._config.steps
+            and ended >= self._config.epochs
+            and count.step < planned
+        ):
+            parts.log.progress.note(
+                f"the data ended after {count.step} of {planned} steps: "
+                f"{count.prompts_trained} prompts were trained on, the others were left out"
+            )
         if trained and (lesson := count.lesson()):
             parts.log.progress.note(lesson)
         self._summary["mux"] = self._phases.stats

@@ -261,11 +261,12 @@ class StepWarnings:
         return lines
 
     def unfilled(
-        self, step: int, groups: int, wanted: int, dropped: int, reward: float
+        self, step: int, groups: int, wanted: int, dropped: int, reward: float, used_up: bool
     ) -> list[str]:
         """A line where dynamic sampling has ended a step with fewer groups than it ``wanted``.
 
         ``dropped`` groups had equal rewards, of mean ``reward`` (not finite: no reward applies).
+        ``used_up``: the epoch has no other prompts.
         """
         if groups >= wanted or not dropped or not self._due("unfilled"):
             return []
@@ -273,10 +274,11 @@ class StepWarnings:
             f"only {groups} of {wanted} groups are trained on" if groups else "nothing is trained"
         )
         mean = f" (mean {reward:.3g})" if math.isfinite(reward) else ""
+        more = "give it more data" if used_up else "raise 'rollout.dynamic_sampling.max_draws'"
         return [
             f"WARNING step {step}: {what}: dynamic sampling has dropped {dropped} groups, whose "
             f"rewards are equal{mean}; check 'rewards', take problems of another difficulty, or "
-            "raise 'rollout.dynamic_sampling.max_draws'"
+            f"{more}"
         ]
 
     def _due(self, kind: str) -> bool:

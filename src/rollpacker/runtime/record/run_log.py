@@ -181,15 +181,16 @@ class RunLog:
         if self._agreement is not None and (line := self._agreement.check(metrics)):
             lines.append(line)
         if self._rollout.dynamic_sampling.enabled:
-            metrics |= self._filtered(record, lines)
+            metrics |= self._filtered(record, lines, float(metrics["epoch"]))
         return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
 
-    def _filtered(self, record: StepRecord, lines: list[str]) -> Metrics:
+    def _filtered(self, record: StepRecord, lines: list[str], epoch: float) -> Metrics:
         """Metrics of dynamic sampling; what is to be said of it goes to ``lines``."""
         filtered, wanted = record.filtered(), self._rollout.prompts_per_step
         equal = sum(reason == NO_VARIANCE for reason in record.dropped.values())
         mean = filtered.get("dropped_reward", math.nan)
-        lines += self._warnings.unfilled(record.step, len(record.trained), wanted, equal, mean)
+        trained, used_up = len(record.trained), epoch.is_integer()
+        lines += self._warnings.unfilled(record.step, trained, wanted, equal, mean, used_up)
         return {f"dynamic_sampling/{name}": value for name, value in filtered.items()}
 
     def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:

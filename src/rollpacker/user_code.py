@@ -71,16 +71,17 @@ def _load(file: Path) -> Any:
 def _executed(file: Path) -> Any:
     # Its neighbours can be imported, but never shadow a library.
     sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Two files of one name are two modules: pickle and dataclasses look a class up by its module's.
+    name = file.stem if file.stem not in sys.modules else f"{file.stem}_{len(_LOADED)}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    own = sys.modules.setdefault(file.stem, module) is module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        if own:
-            del sys.modules[file.stem]
+        del sys.modules[name]
         raise
     return module
 
@@ -136,6 +137,11 @@ class Parameters:
             parameters = inspect.signature(target).parameters.values()
         except (TypeError, ValueError):
             raise ValueError(f"{key}: '{function}' has no readable signature") from None
+        if by_place := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
+            raise ValueError(
+                f"{key}: '{function}' takes '{by_place[0]}' by its place alone, and values are "
+                "given by name: remove the '/' from its parameters"
+            )
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p for p in parameters if p.kind in by_name]
         self._function = function

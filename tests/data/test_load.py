@@ -266,7 +266,9 @@ def test_bad_tasks_and_functions(tmp_path):
     )
     file = tmp_path / "mine.py"
     file.write_text("def boom():\n    raise KeyError('x')\ndef seven():\n    return 7\n")
-    assert message(f"{file}:nothing") == f"data.path: '{file}' has no function 'nothing'"
+    assert message(f"{file}:nothing") == (
+        f"data.path: '{file}' has no function 'nothing'; it has boom, seven"
+    )
     assert message(f"{file}:boom") == f"data.path: {file}:boom: KeyError: 'x'"
     assert message(f"{file}:seven") == (
         f"data.path: {file}:seven: TypeError: expected rows, it returned int"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_files_of_the_same_name_are_not_the_same(folder: Path) -> None:
         write(folder / name / "found_twin.py", f"def f():\n    return {value}\n")
     assert find(f"{folder / 'a' / 'found_twin.py'}:f")() == 1
     assert find(f"{folder / 'b' / 'found_twin.py'}:f")() == 2
+
+
+def test_files_of_one_name_have_classes_of_their_own(folder: Path) -> None:
+    """Pickle found the first one's class for the second's."""
+    for name in ("c", "d"):
+        (folder / name).mkdir()
+        source = f"class Thing:\n    where = '{name}'\ndef make():\n    return Thing()\n"
+        write(folder / name / "found_pair.py", source)
+    made = [find(f"{folder / name / 'found_pair.py'}:make")() for name in ("c", "d")]
+    assert [pickle.loads(pickle.dumps(each)).where for each in made] == ["c", "d"]
 
 
 def test_a_file_that_was_edited_is_loaded_anew(folder: Path) -> None:

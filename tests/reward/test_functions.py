@@ -117,6 +117,7 @@ def no_score(solution_str, ground_truth): return {"acc": 1.0}
 def missing(completions, colour): return [1.0]
 def verl_missing(solution_str, judge): return 1.0
 def strange(a, b): return 1.0
+def placed(completions, /, **kwargs): return [1.0 for _ in completions]
 """
 
 
@@ -299,6 +300,7 @@ def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, messa
         ("{}:zzz", "has no function 'zzz'; it has trl, trl_exact"),
         ("{}:trl_exat", "has no function 'trl_exat': did you mean 'trl_exact'?"),
         ("{}:a_number", "rewards: 'a_number' in '{}' is no function but a int"),
+        ("{}:placed", "takes 'completions' by its place alone, and values are given by name"),
         ("{}:strange", "has neither TRL's signature (prompts, completions, completion_ids"),
     ],
 )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from rollpacker.data.files import (
     read_file,
 )
 from rollpacker.errors import one_line
+from rollpacker.user_code import find
 
 _PROCEDURAL_SIZE = 1000
 
@@ -255,8 +253,11 @@ def _reasoning_gym(task: str, config: DataConfig) -> list[Record]:
 
 
 def _call(place: str, name: str, config: DataConfig) -> list[Record]:
-    function = _import(place, name)
     source = f"{place}:{name}"
+    try:
+        function = find(source, "data.path")
+    except ValueError as error:
+        raise DataError(str(error)) from None
     try:
         records = _of_frame(function(**config.options))
         if not isinstance(records, Iterable) or isinstance(records, str | bytes | Mapping):
@@ -273,29 +274,3 @@ def _of_frame(rows: Any) -> Any:
     if hasattr(rows, "to_dicts"):
         return rows.to_dicts()
     return rows.to_dict("records") if hasattr(rows, "iterrows") else rows
-
-
-def _import(place: str, name: str) -> Callable[..., Any]:
-    try:
-        if place.endswith(".py"):
-            module = _import_file(Path(place).expanduser())
-        else:
-            module = importlib.import_module(place)
-    except Exception as error:  # importing runs the user's code
-        raise DataError(f"data.path: cannot import '{place}': {one_line(error)}") from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise DataError(f"data.path: '{place}' has no function '{name}'")
-    return function
-
-
-def _import_file(file: Path) -> Any:
-    if not file.is_file():
-        raise FileNotFoundError(f"no file '{file}'")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)
-    spec.loader.exec_module(module)
-    return module

@@ -1,11 +1,13 @@
 """Settings of the data in real runs, and what a run says of data that it can do little with."""
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from runtime_jobs import Workshop, run, times_trained, write_model
 
 from rollpacker import config
@@ -13,7 +15,9 @@ from rollpacker.data.held_out import hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.checks import check
+from rollpacker.job.plan.problems import load_data
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.train.model.card import read_card
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,23 @@ def test_a_run_on_parts_of_files(shop: Workshop, rows: Path) -> None:
     assert result["problems"] == len(held_out)
     after = json.loads((folder / "summary.json").read_text())["after"]
     assert result["accuracy"] == after["eval/sampled_accuracy"]
+
+
+@pytest.mark.parametrize(("excluded", "said"), [(False, "3 of its 5"), (True, None)])
+def test_problems_that_are_measured_and_trained_on_are_counted(
+    shop: Workshop, rows: Path, excluded: bool, said: str | None
+) -> None:
+    held = shop.folder / "held.jsonl"
+    held.write_text("".join(f'{{"prompt": " {i:04d}", "answer": "1"}}\n' for i in range(9, 14)))
+    data = {"path": str(rows / "part-*"), "missing": "skip"}
+    if excluded:
+        data["exclude"] = str(held)
+    config = shop.config("measured", data=data, eval={"data": {"path": str(held)}})
+    shown = io.StringIO()
+    load_data(config, read_card(config.model), Progress(Console(file=shown, width=200)))
+    warning = f"WARNING eval.data: {said} prompts are trained on too: data.exclude"
+    assert (warning in shown.getvalue()) == bool(said)
+    assert ("trained on too" in shown.getvalue()) == bool(said)
 
 
 KINDS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo")

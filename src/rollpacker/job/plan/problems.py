@@ -10,7 +10,7 @@ from rollpacker.config import DataConfig, RunConfig, longest_response
 from rollpacker.core.types import Prompt
 from rollpacker.data.base import Row
 from rollpacker.data.encode import chat, encode_prompts, told
-from rollpacker.data.held_out import hold_out
+from rollpacker.data.held_out import asked, hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
 from rollpacker.runtime.attempts.problems import Problems
@@ -49,7 +49,14 @@ def load_data(
         problems = _problems(reading, config.data, loaded.rows)
         if config.eval is None or config.eval.data is None:
             return problems, None
-        return problems, _load(reading, config.eval.data)
+        held_out = _load(reading, config.eval.data)
+        trained = {asked(row.prompt) for row in problems.rows.values()}
+        if both := sum(asked(row.prompt) in trained for row in held_out.rows.values()):
+            progress.note(
+                f"WARNING eval.data: {both} of its {len(held_out.rows)} prompts are trained on "
+                "too: data.exclude leaves them out of the training"
+            )
+        return problems, held_out
     rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
     progress.note(
         f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"

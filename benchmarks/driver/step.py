@@ -39,6 +39,7 @@ from benchmarks.driver.stand_ins import CAP, Simulated, StandIns, problems_of, t
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.build import assemble, rollout_settings
+from rollpacker.response_text import ResponseText
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.record.metrics import TailMetrics
@@ -175,11 +176,12 @@ def config_of(folder: Path, mode: str, args: argparse.Namespace, attempts: int) 
 async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str, Any]) -> None:
     """Build the run, make one step and fill ``out``."""
     tokenizer, corpus = tokenizer_and_corpus()
+    read = ResponseText.of(tokenizer, ())
     problems = problems_of(2 * config.rollout.prompts_per_step, corpus)
     clock = Simulated()
     pool = StandIns(config, meter, clock, corpus)
     rewards = Rewards(
-        config.rewards, config.grading, tokenizer, rows=problems.rows.values(), max_steps=1
+        config.rewards, config.grading, read, rows=problems.rows.values(), max_steps=1
     )
     rewards.start(asyncio.get_running_loop())
     progress = Progress(Console(file=open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
@@ -189,7 +191,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         last_step=-1,
         max_length=CAP,
         progress=progress,
-        texts=Texts(tokenizer, problems.rows),
+        texts=Texts(tokenizer, read, problems.rows),
         trackers=(),
     )
     params = SamplingParams(max_tokens=CAP)

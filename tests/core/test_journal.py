@@ -226,6 +226,24 @@ def test_a_line_torn_by_a_crash_is_ignored_and_cut_off_by_the_next_writer(tmp_pa
         assert path.read_bytes() == whole[:last]
 
 
+@pytest.mark.parametrize("torn", [0, 1, 1 << 16, 200_000])
+@pytest.mark.parametrize("kept", [b"", b"{}\n", b"{}\n" * 100_000])
+def test_a_torn_line_of_any_length_is_cut_off(tmp_path: Path, kept: bytes, torn: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(kept + b"x" * torn)
+    journal.JournalWriter(path).close()
+    assert path.read_bytes() == kept
+
+
+def test_of_a_long_journal_only_the_end_is_read_at_a_start(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with path.open("wb") as file:
+        file.seek(1 << 40)  # a hole: nobody could read it
+        file.write(b"\n{}\n{")
+    journal.JournalWriter(path).close()
+    assert path.stat().st_size == (1 << 40) + 4
+
+
 def test_a_bad_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write_run(path, Echo(), MOMENTS)

@@ -155,12 +155,18 @@ def _number(path: Path) -> int:
 
 
 def _cut_torn_line(path: Path) -> None:
+    """Only the file's end is read, in blocks: a journal may have gigabytes."""
     if not path.exists():
         return
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if end < len(data):
-        with path.open("r+b") as file:
+    with path.open("r+b") as file:
+        start = size = file.seek(0, SEEK_END)
+        end = 0
+        while start and not end:
+            start = max(0, start - _BUFFER)
+            file.seek(start)
+            block = file.read(_BUFFER)
+            end = start + block.rfind(b"\n") + 1 if b"\n" in block else 0
+        if end < size:
             file.truncate(end)
 
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_REPLACEMENT = "\ufffd"
+_TORN = 3
+"""Characters that part of one may be decoded as, at either end of a window: of four bytes."""
 
 
 class StopWatcher:
     """Watches one response for any of its stop strings.
 
-    Tokens are decoded in windows: a window is closed when its text ends on a whole character and
-    is longer than any stop string, so each token is decoded a bounded number of times.
+    Tokens are decoded in windows: of one that is several times as long as any stop string only the
+    last characters are kept, so each token is decoded a bounded number of times.
 
     Args:
         tokenizer: decodes.
@@ -28,30 +29,23 @@ class StopWatcher:
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        self._longest = max(len(s) for s in stop)
+        self._kept = max(map(len, stop)) + 2 * _TORN
         self._start = start
-        self._read = 0
         self.seen = 0
 
     def found(self, tokens: NDArray[np.int32]) -> bool:
         """Whether a stop string ends within the tokens that are new since the last call."""
         self.seen = len(tokens)
         window = self._tokenizer.decode(tokens[self._start :].tolist())
-        text = window[max(0, self._read - self._longest + 1) :]
-        if any(s in text for s in self._stop):
+        if any(s in window for s in self._stop):
             return True
-        if not window.endswith(_REPLACEMENT):
-            self._advance(tokens, window)
+        if len(window) >= 4 * self._kept + 64:
+            self._advance(tokens)
         return False
 
-    def _advance(self, tokens: NDArray[np.int32], window: str) -> None:
+    def _advance(self, tokens: NDArray[np.int32]) -> None:
         """Keep as many tokens as a stop string may still need and forget those before."""
-        self._read = len(window)
-        if self._read < 4 * self._longest + 64:
-            return
-        tail = len(tokens)
-        text = ""
-        while len(text) < self._longest or text.startswith(_REPLACEMENT):
-            tail -= 1
-            text = self._tokenizer.decode(tokens[tail:].tolist())
-        self._start, self._read = tail, len(text)
+        start = len(tokens)
+        while len(self._tokenizer.decode(tokens[start:].tolist())) < self._kept:
+            start -= 1
+        self._start = start

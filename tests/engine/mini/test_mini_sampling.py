@@ -187,6 +187,36 @@ def test_watcher_finds_what_the_whole_text_holds(stop):
         assert found == expected
 
 
+class Bytes:
+    """A tokenizer of bytes, of which some are no character."""
+
+    def __init__(self):
+        self.decoded = 0
+
+    def decode(self, tokens: list[int]) -> str:
+        self.decoded += len(tokens)
+        return bytes(tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize("stop", ["b", "ab", "é", "b🦙é", "a" * 30])
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"\xe2" * 100 + b"c",
+        b"\xe2" * 1000,
+        b"\xf0\x9f" * 150 + "🦙".encode() * 40,
+        "🦙ñ".encode() * 30 + b"\xb1" * 70 + b"\xf0\x9f\xa6",
+    ],
+    ids=["one character behind many", "no character", "torn ones", "stray ends"],
+)
+def test_watcher_comes_through_bytes_that_are_no_characters(before, stop):
+    tokens = [*before, *b"x", *stop.encode(), *b"yz"]
+    tokenizer = Bytes()
+    found = watched_length(tokenizer, stop, tokens)
+    assert found == len(before) + 1 + len(stop.encode())
+    assert tokenizer.decoded <= 350 * len(tokens)  # of those windows, however many came before
+
+
 def test_watcher_looks_behind_the_turns_before():
     tokenizer = Letters()
     tokens = np.array([0, 1, 2, 3, 0, 1, 2, 0], np.int32)

@@ -157,6 +157,18 @@ def test_a_wait_ends_with_the_step():
     assert "waiting" not in text(shown).split("╭")[-1]
 
 
+def test_who_is_waited_for_is_said_now_and_then_however_many_there_are():
+    shown = console(False)
+    progress = Progress(shown)
+    for left in range(500, 0, -1):
+        progress.waiting(f"the response of attempt 3 and {left} more")
+        progress.evaluating("sampled", 500 - left, 500)
+    lines = text(shown).splitlines()
+    assert lines[0] == "waiting for the response of attempt 3 and 500 more"
+    assert lines[1] == "evaluating, 0 of 500 (sampled)"
+    assert len(lines) == 2
+
+
 def test_notes_stay_above_the_view_and_are_taken_literally():
     shown = console(True)
     progress = run(shown)

@@ -338,19 +338,22 @@ def test_a_whole_file_that_lacks_columns_is_damaged(tmp_path):
 def test_full_disk_is_said_once_and_loses_nothing(tmp_path, monkeypatch):
     said = []
     log = run(tmp_path, 0, 0, said)
+    tried = []
 
     def full(path, data):
+        tried.append(pl.read_parquet(data).height)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, "replace_file", full)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         add(log, step + 10, step)
         log.flush()
+    assert tried == [1, 1, 1]  # rows that have waited are not encoded again with the new ones
     assert len(said) == 1
     assert "No space left" in said[0]
     monkeypatch.undo()
     log.close()
-    assert steps(tmp_path) == [0, 0, 0, 0, 1, 2]
+    assert steps(tmp_path) == [0, 0, 0, 0, 1, 2, 3]
 
 
 def test_a_row_is_cheap(tmp_path, calls):

@@ -56,9 +56,8 @@ class Progress:
         self._began = time.monotonic()
         self._round: tuple[str, int, int, int, int, int, int] | None = None
         self._waiting: str | None = None
-        self._said = ("", -_REPEAT_S)
+        self._said = dict.fromkeys(("waiting", "evaluating"), -_REPEAT_S)
         self._evaluating: tuple[str, int, int] | None = None
-        self._evaluating_said = -_REPEAT_S
         self._accuracy: dict[str, tuple[float, int]] = {}
         self._last: dict[str, float] = {}
         self._rewards: tuple[float, ...] = ()
@@ -123,9 +122,14 @@ class Progress:
             total: answers of the whole evaluation.
         """
         self._evaluating = (kind, done, total)
-        if self._live is None and time.monotonic() - self._evaluating_said >= _REPEAT_S:
-            self._evaluating_said = time.monotonic()
-            self._print(f"evaluating, {done} of {total} ({kind})")
+        self._say_now_and_then("evaluating", f", {done} of {total} ({kind})")
+
+    def _say_now_and_then(self, what: str, more: str) -> None:
+        """A line where there is no view, whose words change at every look."""
+        now = time.monotonic()
+        if self._live is None and now - self._said[what] >= _REPEAT_S:
+            self._said[what] = now
+            self._print(what + more)
 
     def evaluated(self, kind: str, result: Mapping[str, float], step: int | None) -> None:
         """An evaluation has ended.
@@ -155,12 +159,8 @@ class Progress:
     def waiting(self, text: str | None) -> None:
         """Name what the run is waiting for (attempt, prompt, worker or reward); None clears it."""
         self._waiting = text
-        if text is None or self._live is not None:
-            return
-        now = time.monotonic()
-        if text != self._said[0] or now - self._said[1] >= _REPEAT_S:
-            self._said = (text, now)
-            self._print(f"waiting for {text}")
+        if text is not None:
+            self._say_now_and_then("waiting", f" for {text}")
 
     def step(self, metrics: Metrics) -> None:
         """A step has ended, with the result of ``step_metrics``."""

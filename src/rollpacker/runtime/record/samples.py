@@ -127,6 +127,8 @@ class SampleLog:
         self._rows: list[tuple[object, ...]] = []
         self._extras: list[Mapping[str, str]] = []
         self._bytes = 0
+        self._unwritten: list[bytes] = []
+        """Parts, encoded once, for which the disk had no room."""
         self._flush_s, self._flushed_s = flush_s, time.monotonic()
         self._told = self._forgot = False
         table.mend(folder, say)
@@ -174,27 +176,27 @@ class SampleLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered rows as one part. Call it before each checkpoint."""
-        if not self._rows:
-            return
-        part = self._folder / sample_columns.PARTS / f"part-{self._next:06d}.parquet"
-        data = self._encode()
-        # Also after a failure: not at each row from now on.
+        """Write the buffered rows as one part, after those that did not fit. Call it before each
+        checkpoint."""
+        if self._rows:
+            self._unwritten.append(self._encode())
+            self._rows.clear()
+            self._extras.clear()
         self._bytes, self._flushed_s = 0, time.monotonic()
-        try:
-            part.parent.mkdir(exist_ok=True)
-            replace_file(part, data)
-        except OSError as error:
-            if not self._told:
-                self._say(f"{part}: cannot be written ({error}); rows are kept in memory")
-            self._told = True
-            return
-        self._told = False
-        self._rows.clear()
-        self._extras.clear()
-        self._next += 1
-        self._size += len(data)
-        self._keep_small()
+        while self._unwritten:
+            part = self._folder / sample_columns.PARTS / f"part-{self._next:06d}.parquet"
+            try:
+                part.parent.mkdir(exist_ok=True)
+                replace_file(part, self._unwritten[0])
+            except OSError as error:
+                if not self._told:
+                    self._say(f"{part}: cannot be written ({error}); rows are kept in memory")
+                self._told = True
+                return
+            self._told = False
+            self._next += 1
+            self._size += len(self._unwritten.pop(0))
+            self._keep_small()
 
     def _encode(self) -> bytes:
         columns = dict(zip(self._schema, zip(*self._rows, strict=True), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.train.algorithms import build
+from rollpacker.train.base import Update
 
 MODEL = make_model()
 SHAPED = CONFIGS | {"dapo_overlong": DAPOConfig(overlong_buffer=30, overlong_penalty=0.5)}
@@ -131,3 +134,31 @@ def test_ratios_of_later_updates_are_one_where_the_weights_stand_still(full_soft
         assert sample.old_logprobs.shape == sample.tokens.shape
         if sample.loss_mask is not None:
             assert not sample.old_logprobs[~sample.loss_mask].any()
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_reward_that_overflows_ends_the_run_by_its_name_and_prompt(name):
+    groups = group_batch(MODEL, SHAPED[name])
+    huge = replace(groups[1].samples[2], reward=1e200, rewards={"math": 1.0, "mine": 1e200})
+    groups[1] = replace(groups[1], samples=(*groups[1].samples[:2], huge, *groups[1].samples[3:]))
+    said = rf"prompt {huge.prompt} has a reward of 1e\+200 \(reward 'math': 1, reward 'mine': 1e"
+    with pytest.raises(ValueError, match=said):
+        _accepted(groups, SHAPED[name])
+
+
+def test_updates_that_come_to_nothing_end_the_run_and_name_the_largest_advantage():
+    config = GRPOConfig()
+    replica = _OneReplica(None)
+    updates = replica.updates = _updates(replica, config, most_skipped=3)
+    groups = group_batch(MODEL, config)
+    for group in groups:
+        updates.accept([_Done(sample) for sample in group.samples])
+    skipped = {"applied": False, "grad_norm": math.nan, "learning_rate": 0.1, "metrics": {}}
+    for count in (1, 2, 3):
+        update = Update(**skipped, skipped=count)
+        updates._decision = do.ApplyUpdate(step=0, update=0, last=True)
+        ends = pytest.raises(ValueError, match="3 updates in a row had a loss or gradient that is")
+        with contextlib.nullcontext() if count < 3 else ends as raised:
+            updates.applied(ReplicaId(0), msg.Applied(update=update, checksum=0, **NOW))
+    largest = max(groups, key=lambda group: np.abs(group.advantages).max())
+    assert f"of prompt {largest.prompt}" in str(raised.value)

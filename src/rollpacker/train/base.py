@@ -13,10 +13,6 @@ RATIO = "sampler/ratio"
 are metrics."""
 
 
-class NotFiniteError(RuntimeError):
-    """Updates come to nothing, one after the other; the message says what to change."""
-
-
 SampleId = tuple[PromptId, int]
 """A sample of a step: its prompt and its index in the group."""
 
@@ -64,6 +60,7 @@ class Update:
         applied: false when loss or gradient was not finite and the update was skipped.
         grad_norm: before clipping.
         learning_rate: of this update.
+        skipped: updates in a row that were skipped, this one among them.
         metrics: means by TRL's names (``loss``, ``kl``, ``clip_ratio/region_mean`` ...), and
             ``trained_tokens/*`` and ``sampler/*``: over the tokens that have a gradient.
     """
@@ -72,3 +69,4 @@ class Update:
     grad_norm: float
     learning_rate: float
     metrics: dict[str, float]
+    skipped: int = 0

@@ -19,7 +19,7 @@ from rollpacker.checkpoint_names import CheckpointNames, Layout, stored
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.core.types import Group, Sample
 from rollpacker.train import algorithms
-from rollpacker.train.base import NotFiniteError, Partial, SampleId, Update
+from rollpacker.train.base import Partial, SampleId, Update
 from rollpacker.train.losses import NO_EXTREMES, SUMS, batch_loss, measured, metrics
 from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
@@ -235,9 +235,7 @@ class Trainer(ABC):
         Collective: every process of every replica calls it with the same ``total``. Clears the
         sums. Raises ``RuntimeError`` in every member when one cannot reach the other replicas; then
         nothing has changed but the sums (NCCL ends the process). The normaliser is 0 where every
-        response is masked: then so are the sums. Raises ``NotFiniteError`` after
-        ``max_skipped_updates`` updates in a row that were skipped because the loss or the gradient
-        was not finite.
+        response is masked: then so are the sums.
         """
         self._reduce()
         sums = self._optimizer.sums
@@ -252,13 +250,13 @@ class Trainer(ABC):
             self._updates += 1
         self._skipped = 0 if applied else self._skipped + 1
         sums.zero_()
-        if self._skipped >= self._config.max_skipped_updates:
-            raise NotFiniteError(
-                f"{self._skipped} updates in a row had a loss or gradient that is not finite; "
-                "lower train.learning_rate or start from an earlier checkpoint"
-            )
-        found = metrics(total, self.algorithm, self._config)
-        return Update(applied=applied, grad_norm=norm, learning_rate=rate, metrics=found)
+        return Update(
+            applied=applied,
+            grad_norm=norm,
+            learning_rate=rate,
+            metrics=metrics(total, self.algorithm, self._config),
+            skipped=self._skipped,
+        )
 
     def _reduce(self) -> None:
         if self.world is None:

@@ -166,15 +166,27 @@ def test_not_for_ever(shop: Workshop) -> None:
 
 def test_restarts_are_counted_from_the_newest_checkpoint() -> None:
     restarts = Restarts(2)
-    assert not restarts.again(-1)
+    lost = WorkerError("worker 0 died: exit code -9")
+    assert not restarts.again(-1, lost)
     restarts.begin()
-    assert [restarts.again(step) for step in (-1, -1, -1, 3, 3, 3, 2, 4)] == [
+    assert [restarts.again(step, lost) for step in (-1, -1, -1, 3, 3, 3, 2, 4)] == [
         *(True, True, False),
         *(True, True, False),
         *(False, True),
     ]
     assert str(restarts) == "the run starts again from checkpoint-4 (1 of cluster.restarts=2)"
-    assert not Restarts(0).again(5)
+    assert not Restarts(0).again(5, lost)
+
+
+def test_what_code_raises_again_is_not_tried_a_third_time() -> None:
+    restarts = Restarts(9)
+    restarts.begin()
+    one, other = (WorkerError(f"worker {n} died: Traceback: line {n}") for n in (1, 2))
+    same = WorkerError("worker 7 died: Traceback: line 1; no engine is left")
+    tried = [restarts.again(*each) for each in ((-1, one), (-1, other), (-1, one), (3, one))]
+    assert tried == [True] * 4
+    assert not restarts.again(3, one)
+    assert restarts.again(3, same)
 
 
 class Pool:

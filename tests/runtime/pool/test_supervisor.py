@@ -18,6 +18,8 @@ from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.ipc.link import Link
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.worker.worker import WorkerSpec
 
@@ -111,6 +113,19 @@ def test_one_that_was_put_down_is_lost_at_once() -> None:
     async def talk(crew: Supervisor, _machine: Machine, _heard: list[Any], lost: list[str]) -> None:
         crew.put_down(0, "it gave no sign of life")
         assert lost == ["worker 0 died: it gave no sign of life"]
+        assert not crew.live
+
+    with_crew(talk)
+
+
+def test_a_mistake_of_the_users_ends_all_that_is_waited_for() -> None:
+    """Another worker in its place would come to the same."""
+
+    async def talk(crew: Supervisor, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+        machine.end.send(msg.Died(fault=Fault(kind="user", text="set another key")))
+        with pytest.raises(ValueError, match=r"^set another key$"):
+            await Breaker().run(asyncio.sleep(60))
+        assert not lost
         assert not crew.live
 
     with_crew(talk)

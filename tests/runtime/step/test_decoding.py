@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId
 from rollpacker.engine.base import Output, SamplingParams
 from rollpacker.policy.engines.fleet import by_number
@@ -103,6 +105,41 @@ def test_what_is_aborted_on_its_way_to_another_engine_has_the_tokens_of_the_firs
     sender.take(attempt.engine, msg.Aborted(outputs=[half]))
     sender.abort(attempt)
     assert (attempt.verdict, attempt.tokens, attempt.drafts) == ("aborted", 3, half.drafts)
+
+
+def test_a_move_to_an_engine_that_dies_meanwhile_ends_where_it_began(tmp_path: Path) -> None:
+    """As the policy has it then: it is no failure of the prompt's."""
+    engines, posted = Engines(), list[Any]()
+    mover, record = decoding(engines, tmp_path, lockstep=True)
+    mover._post = posted.append
+    mover.send()
+    attempt = record.attempts[AttemptId(0)]
+    mover.migrate(
+        do.MigrateAttempts(attempts=(attempt.id,), source=EngineId(0), target=EngineId(1))
+    )
+    mover.send()
+    engines.engines = (EngineId(0), *engines.engines[2:])
+    mover.take(EngineId(0), msg.Aborted(outputs=[output(attempt.id, "abort")]))
+    mover.send()
+    assert posted == [ev.AttemptMigrated(attempt=attempt.id, engine=EngineId(0), tokens=2)]
+    assert engines.told[EngineId(0)][-1].requests[0].attempt == attempt.id
+
+
+def test_a_token_without_a_probability_ends_the_step(tmp_path: Path) -> None:
+    taker, _ = decoding(Engines(), tmp_path, lockstep=True)
+    broken = replace(output(AttemptId(0), "stop"), logprobs=np.array([-1.0, np.nan], np.float32))
+    with pytest.raises(ValueError, match="step 0: a token of prompt p has no probability"):
+        taker.take(EngineId(0), msg.Finished(outputs=[broken]))
+
+
+def output(attempt: AttemptId, reason: Any) -> Output:
+    return Output(
+        attempt=attempt,
+        tokens=np.zeros(2, np.int32),
+        logprobs=np.zeros(2, np.float32),
+        finish_reason=reason,
+        weights_version=0,
+    )
 
 
 def test_in_lockstep_all_of_it_is_sent_at_once(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def assemble(
         and not (tail.carries and stale != "ratio"),
         weigh=policy.censoring_weights if tail.censoring_weights else None,
         stale=stale,
+        most_skipped=config.train.max_skipped_updates,
     )
     rollout = Rollout(
         config,

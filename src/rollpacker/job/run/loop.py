@@ -107,7 +107,7 @@ def _run(order: _Order, resume: bool) -> bool:
         order.progress.note(f"WARNING {error}")
         return False
     except (WorkerError, NoRoomError) as error:
-        if not order.restarts.again(newest_step(folder)):
+        if not order.restarts.again(newest_step(folder), error):
             raise
         order.progress.note(f"WARNING {error}; {order.restarts}")
         return False

@@ -173,16 +173,22 @@ class Restarts:
         self._used = 0
         self._newest = -1
         self._begun = False
+        self._raised = ""
 
     def begin(self) -> None:
         """The first step is near: a run that fails before has a mistake in it."""
         self._begun = True
 
-    def again(self, newest: int) -> bool:
-        """Whether to start again; ``newest``: step of the newest checkpoint, -1 without one."""
+    def again(self, newest: int, error: Exception) -> bool:
+        """Whether to start again after ``error``: not where code has raised the same as before it.
+
+        ``newest``: step of the newest checkpoint, -1 without one.
+        """
         if newest > self._newest:
-            self._newest, self._used = newest, 0
-        if not self._begun or self._used >= self._limit:
+            self._newest, self._used, self._raised = newest, 0, ""
+        before, self._raised = self._raised, str(error).partition("Traceback")[2]
+        repeats = before and before == self._raised
+        if not self._begun or repeats or self._used >= self._limit:
             return False
         self._used += 1
         return True

@@ -210,10 +210,12 @@ class Supervisor:
         lived = number in self.live
         self._leave(number)
         text = f"worker {number} died: {why}"
+        user = fault.error() if fault is not None and fault.kind == "user" else None
         waiting = self._answers.pop(number, None)
         if waiting is not None and not waiting.done():
-            user = fault is not None and fault.kind == "user"
-            waiting.set_exception(fault.error() if fault and user else WorkerError(text))
+            waiting.set_exception(user or WorkerError(text))
+        if lived and user is not None:
+            raise user  # others in its place would come to the same: whatever is waited for ends
         if lived:
             self._lose(number, text)
         else:

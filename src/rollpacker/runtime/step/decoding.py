@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -232,6 +233,12 @@ class Decoding:
                 f"attempt {attempt.id} was sampled by weights {output.weights_version} "
                 f"in step {self._record.step}"
             )
+        if not math.isfinite(float(output.logprobs.sum())):
+            raise ValueError(
+                f"step {self._record.step}: a token of prompt {attempt.prompt} has no probability: "
+                "weights or activations of the model are not finite; lower train.learning_rate, or "
+                "resume from an earlier checkpoint"
+            )
         if attempt.stage is TrajectoryStage.STOPPING:
             attempt.output = output
             return self.aborted(attempt)
@@ -293,9 +300,10 @@ class Decoding:
         return self._continue(attempt, output, attempt.target)
 
     def _continue(self, attempt: Trajectory, output: Output, target: EngineId) -> ev.Event:
-        """A migrating attempt has left its old engine: hand it to the new one."""
+        """A migrating attempt has left its old engine: hand it to the new one, or, where that has
+        died meanwhile, back to the old one, where the policy has it still."""
         if target not in self._workers.engines:
-            return self._failed(attempt.id, f"worker {target} died")
+            target = attempt.engine
         attempt.move(target, self._clock(), output)
         self._outbox.add(attempt)
         put_in = 0 if attempt.conversation is None else attempt.conversation.put_in

@@ -25,6 +25,8 @@ from rollpacker.train.algorithms import Algorithm, Rewarded
 from rollpacker.train.base import Partial, SampleId
 
 NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
+_LARGEST = 1e19
+"""Reward that can be trained on: gradients grow with it, and float32 holds their squares."""
 
 
 class Updates:
@@ -41,6 +43,7 @@ class Updates:
         mask_truncated: responses that were cut off are left out of the loss.
         weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
         stale: what is done about tokens of earlier weights (``tail_batching.stale_tokens``).
+        most_skipped: updates in a row that may come to nothing (``train.max_skipped_updates``).
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Updates:
         mask_truncated: bool = False,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
         stale: StaleTokens = "fresh",
+        most_skipped: int = 1,
     ) -> None:
         self._workers = workers
         self._algorithm = algorithm
@@ -63,6 +67,7 @@ class Updates:
         self._mask_truncated = mask_truncated
         self._weigh = weigh
         self._stale: StaleTokens = stale
+        self._most_skipped = most_skipped
         self._checksums = True
         self._waiting: list[tuple[ReplicaId | None, Callable[[], None]]] | None = None
 
@@ -115,8 +120,16 @@ class Updates:
         return self.applying or bool(self._record.updates)
 
     def accept(self, attempts: Sequence[Trajectory]) -> None:
-        """A group is complete."""
+        """A group is complete. Raises ``ValueError`` on a reward that nothing can be learned from,
+        which would come again."""
         samples = tuple(map(self._sample, attempts))
+        for sample in samples:
+            if abs(sample.reward or 0.0) > _LARGEST:
+                raise ValueError(
+                    f"step {self._record.step}: prompt {sample.prompt} has a reward of "
+                    f"{sample.reward:.3g} ({_scores(sample)}), too large to train on; scale or "
+                    "clip it"
+                )
         rewarded = self._algorithm.reward(
             np.array([sample.reward for sample in samples], np.float64),
             np.array([sample.sampled for sample in samples], np.int64),
@@ -243,13 +256,33 @@ class Updates:
         if len(sums) > 1:
             raise WorkerError(f"the workers' weights differ after step {self._record.step}")
         self._checksums = False
-        self._record.updates.append(self._applied[min(self._applied)].update)
+        update = self._applied[min(self._applied)].update
+        self._record.updates.append(update)
+        if update.skipped >= self._most_skipped:
+            raise ValueError(self._diverged(update.skipped))
         decision, self._decision = self._decision, None
         self._dividing = False
         assert decision is not None
         self._partials.clear()
         self._applied.clear()
         self._on_applied(decision.update, decision.last)
+
+    def _diverged(self, skipped: int) -> str:
+        """Why the run ends, and what may have done it: another start would come to the same."""
+        largest, sample = max(
+            (
+                (abs(float(advantage)), sample)
+                for group in self.groups
+                for sample, advantage in zip(group.samples, group.advantages, strict=True)
+            ),
+            key=lambda each: each[0],
+        )
+        return (
+            f"step {self._record.step}: {skipped} updates in a row had a loss or gradient that is "
+            f"not finite; the largest advantage is {largest:.3g}, of prompt {sample.prompt} "
+            f"({_scores(sample)}); lower train.learning_rate, or resume from an earlier "
+            "checkpoint"
+        )
 
     def check_next(self) -> None:
         """Compare the workers' weights after the next update."""
@@ -273,6 +306,10 @@ class Updates:
                 end_s=self._clock.at(end_s),
             )
         )
+
+
+def _scores(sample: Sample) -> str:
+    return ", ".join(f"reward '{name}': {score:.3g}" for name, score in sample.rewards.items())
 
 
 def share_out(

@@ -14,7 +14,6 @@ from rollpacker.runtime.worker.colocated_worker import ColocatedWorker
 from rollpacker.runtime.worker.engine_worker import engine_worker
 from rollpacker.runtime.worker.train_worker import replica_worker
 from rollpacker.runtime.worker.worker import Role, Send, Server, WorkerSpec
-from rollpacker.train.base import NotFiniteError
 
 
 def main(channel: WorkerChannel, spec: WorkerSpec) -> None:
@@ -51,8 +50,6 @@ def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
         raise
     except ValueError as error:
         return Fault(kind="user", text=str(error))
-    except NotFiniteError as error:
-        return Fault(kind="crash", text=str(error))
     except Exception:
         return Fault(kind="crash", text=traceback.format_exc())
     return None

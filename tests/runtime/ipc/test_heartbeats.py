@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,50 @@ def test_one_that_says_that_it_lives_may_be_built_for_long() -> None:
         assert host.killed is None
         host.ready()
         await starting
+        pool.close()
+
+    run(main(), loop)
+
+
+def at(done: int, longest_s: float | None = 0.02, at: str = "a decode step") -> msg.Beat:
+    return msg.Beat(at=at, done=done, longest_s=longest_s)
+
+
+@pytest.mark.parametrize(
+    ("beats", "patience_s"),
+    [
+        pytest.param(lambda n: at(min(n, 7)), 180.0 + 7 * BEAT_S, id="one that hangs"),
+        pytest.param(lambda n: at(0, 30.0), 300.0, id="after long steps"),
+        pytest.param(lambda n: at(0, None), 1800.0, id="the first of its kind"),
+        pytest.param(lambda n: at(n), None, id="one that goes on"),
+        pytest.param(lambda n: at(3, 0.02, ""), None, id="one that waits"),
+        pytest.param(lambda n: at(3, 1.0, "ab"[n % 2]), None, id="one that changes its work"),
+    ],
+)
+def test_work_that_does_not_end_is_noticed_whatever_its_heartbeat(
+    beats: Callable[[int], msg.Beat], patience_s: float | None
+) -> None:
+    """Patience is ten times what such work has ever taken, three minutes at the least."""
+    loop = Loop()
+    host = Script(loop)
+
+    async def main() -> None:
+        host.ready()
+        pool = WorkerPool(config(), max_length=8, total_updates=1, nodes=Alone(host))
+        await pool.start()
+        losses: list[str] = []
+        with pool.listen(Listener(ignore, ignore, lambda loss: losses.append(loss.text))):
+            for count in range(1000):
+                if losses:
+                    break
+                host.worker.send(beats(count))
+                await asyncio.sleep(BEAT_S)
+        if patience_s is None:
+            assert not losses
+        else:
+            assert losses[0].startswith("worker 0 died: it hangs: a decode step has not ended for")
+            assert host.killed is not None
+            assert 0.0 <= host.killed - patience_s <= 2 * BEAT_S
         pool.close()
 
     run(main(), loop)

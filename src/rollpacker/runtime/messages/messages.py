@@ -212,7 +212,17 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The process lives."""
+    """The process lives.
+
+    Args:
+        at: what it is at, in words; empty while it waits for a command.
+        done: pieces of work that it has ended.
+        longest_s: that one of this kind took at the most; None where it has ended none.
+    """
+
+    at: str = ""
+    done: int = 0
+    longest_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

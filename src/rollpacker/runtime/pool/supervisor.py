@@ -173,7 +173,7 @@ class Supervisor:
             case msg.Died():
                 self._forget(number, report.fault.text, report.fault)
             case msg.Beat():
-                pass
+                self._silence.work(number, report.at, report.done, report.longest_s)
             case msg.Noted():
                 if report.text not in self._noted:
                     self._noted.add(report.text)
@@ -182,15 +182,17 @@ class Supervisor:
                 self._hear(number, report)
 
     async def _watch(self) -> None:
-        """Kill whoever has stopped to give signs of life: its link closes, and that is told."""
+        """Kill whoever has stopped to give signs of life, or hangs: its link closes, and that is
+        told."""
         while True:
             await asyncio.sleep(self._silence.every_s)
             if self.frozen:
                 for number in self.live | self._coming:
                     self._silence.begin(number)
                 continue
-            for number in self._silence.look(self.live | self._coming, self._starting):
-                self.put_down(number, "it gave no sign of life")
+            lost = self._silence.look(self.live | self._coming, self._starting)
+            for number, why in lost.items():
+                self.put_down(number, why)
 
     def _gone(self, number: int, host: Host) -> None:
         """Its link has closed; how it ended may take some seconds to see."""

@@ -13,7 +13,7 @@ from rollpacker.config import FSDPTrainerConfig, RunConfig
 from rollpacker.engine.configured import build_engine
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.engine_worker import EngineWorker, measured
-from rollpacker.runtime.worker.train_worker import train_worker, trainer_of
+from rollpacker.runtime.worker.train_worker import TrainWorker, train_worker, trainer_of
 from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec, prepared
 
 
@@ -38,13 +38,23 @@ class ColocatedWorker:
         self.commands: Commands = {**self._engine.commands, **self._trainer.commands}
         send(msg.Ready(info=info))
 
+    @property
+    def _next(self) -> EngineWorker | TrainWorker:
+        """Decode first: whoever waits for the tail waits for all."""
+        return self._engine if self._engine.busy() else self._trainer
+
+    @property
+    def at(self) -> str:
+        """What it is at."""
+        return self._next.at
+
     def busy(self) -> bool:
         """Whether either has something to do."""
-        return self._engine.busy() or self._trainer.busy()
+        return self._next.busy()
 
-    def work(self) -> None:
-        """Decode first: whoever waits for the tail waits for all."""
-        (self._engine if self._engine.busy() else self._trainer).work()
+    def work(self) -> bool:
+        """A step of it."""
+        return self._next.work()
 
     def close(self) -> None:
         """Leave nothing behind."""

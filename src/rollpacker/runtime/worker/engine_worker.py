@@ -37,6 +37,8 @@ class EngineWorker:
         lockstep: wait after each report of finished attempts until told to proceed.
     """
 
+    at = "a decode step"
+
     def __init__(
         self,
         engine: Engine,
@@ -58,6 +60,7 @@ class EngineWorker:
         self._newest: msg.LoadWeights | None = None
         self._carrier = WeightRelay()
         self._times = StepTimes()
+        self._tokens = 0
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
@@ -83,8 +86,8 @@ class EngineWorker:
         """Whether there is something to decode, and leave to do so."""
         return self._engine.busy() and not self._held
 
-    def work(self) -> None:
-        """One decode step."""
+    def work(self) -> bool:
+        """One decode step. Whether it gave a token, or an end."""
         before, alone = time.process_time(), time.thread_time()
         outputs = self._engine.step()
         alone = time.thread_time() - alone
@@ -97,6 +100,8 @@ class EngineWorker:
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
+        tokens, self._tokens = self._tokens, stats.generated_tokens + stats.prefill_tokens
+        return bool(outputs) or tokens != self._tokens
 
     def _begin_step(self, _command: msg.BeginStep | None = None) -> None:
         self._before = self._engine.stats()
@@ -176,6 +181,8 @@ class EngineWorker:
 class FollowingWorker:
     """A process of an engine that another one leads: does the same, and says nothing of it."""
 
+    at = ""
+
     def __init__(self, engine: Engine, lead: Connection) -> None:
         self._engine = engine
         self._lead = lead
@@ -185,7 +192,7 @@ class FollowingWorker:
         """It waits for its lead, not for the driver."""
         return True
 
-    def work(self) -> None:
+    def work(self) -> bool:
         """All that the lead does. Raises ``EOFError`` when it is gone."""
         follow(self._engine, self._lead)
         raise EOFError

@@ -37,6 +37,8 @@ class TrainWorker:
         alone: no other process has a part of its replica.
     """
 
+    at = "the gradients of a group"
+
     def __init__(
         self, trainer: Trainer, send: Send, *, crowded: bool = False, alone: bool = True
     ) -> None:
@@ -82,10 +84,11 @@ class TrainWorker:
         """Whether there are gradients to sum."""
         return bool(self._tasks)
 
-    def work(self) -> None:
+    def work(self) -> bool:
         """The next gradients."""
         self._trainer.warm.load()
         self._accumulate(self._tasks.popleft())
+        return True
 
     def _accumulate(self, task: msg.Accumulate) -> None:
         start = time.monotonic()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
@@ -22,6 +24,7 @@ Send = Callable[[msg.Report], None]
 """Takes a report to the driver."""
 Commands = Mapping[type, Callable[[Any], None]]
 """What to do for each kind of command."""
+_T = TypeVar("_T")
 _LEAVING_S = 30.0
 """In which a worker whose driver is gone ends what it is at."""
 
@@ -79,12 +82,18 @@ class Role(Protocol):
 
     commands: Commands
 
+    @property
+    def at(self) -> str:
+        """What its work is at, in words; empty where that is another process's to end."""
+        ...
+
     def busy(self) -> bool:
         """Whether there is work between commands."""
         ...
 
-    def work(self) -> None:
-        """Do a piece of it, as short as may be: commands wait meanwhile."""
+    def work(self) -> bool:
+        """Do a piece of it, as short as may be: commands wait meanwhile. Whether it came to
+        anything."""
         ...
 
     def close(self) -> None:
@@ -126,7 +135,10 @@ class Server:
     def __init__(self, channel: WorkerChannel, heartbeat_s: float) -> None:
         self._channel = channel
         self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
-        self._beating = Heartbeat(channel, heartbeat_s)
+        self._at = ""
+        self._done = 0
+        self._longest_s: dict[str, float] = {}
+        self._beating = Heartbeat(channel, heartbeat_s, self._beat)
         self.send: Send = self._beating.send
         """Tell the driver. Raises ``OSError`` when it is gone."""
         # Always reading: two processes that both wait for the other to read would do so for ever.
@@ -142,17 +154,32 @@ class Server:
         finally:
             self._beating.stopped.set()
 
+    def _beat(self) -> msg.Beat:
+        at = self._at
+        return msg.Beat(at=at, done=self._done, longest_s=self._longest_s.get(at))
+
     def _serve(self, role: Role) -> None:
         while True:
             if role.busy() and self._inbox.empty():
-                role.work()
+                self._done += self._time(role.at, role.work)
                 continue
+            self._at = ""
             command = self._inbox.get()
             if command is None:
                 raise EOFError
             if isinstance(command, msg.Stop):
                 return
-            role.commands[type(command)](command)
+            act = role.commands[type(command)]
+            self._time(f"the command {type(command).__name__}", partial(act, command))
+            self._done += 1
+
+    def _time(self, what: str, act: Callable[[], _T]) -> _T:
+        """Do it; heartbeats say meanwhile that it is being done."""
+        self._at, began = what, time.monotonic()
+        result = act()
+        took = time.monotonic() - began
+        self._longest_s[what] = max(self._longest_s.get(what, 0.0), took)
+        return result
 
     def _listen(self) -> None:
         try:

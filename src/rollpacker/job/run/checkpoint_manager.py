@@ -13,6 +13,7 @@ from rollpacker.job.plan.build import Parts
 from rollpacker.job.plan.checks import races
 from rollpacker.job.plan.resume import code_of
 from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.record.counters import Counters
@@ -33,9 +34,10 @@ class CheckpointManager:
         self._parts = parts
         self._checkpoints = checkpoints
         self._begun: dict[str, Any] | None = None
+        self._committing: asyncio.Task[None] | None = None
         self._code = code_of(config)  # as it is imported, not as it may be edited meanwhile
         self.saved = -1
-        """Step of the newest checkpoint of the run."""
+        """Step of the newest checkpoint of the run that is durable."""
         self.slowest_s = 0.0
         """Seconds of the slowest checkpoint so far."""
 
@@ -75,10 +77,11 @@ class CheckpointManager:
         if not beaten or not counters.step:
             return
         step = counters.step
+        await self.settle()
         best = {"step": step, "checkpoint": f"checkpoint-{step}"}
         best |= {"metric": metric, "value": result[metric]}
         if self.saved != step:
-            await self.save(counters, summary | {"best": best})
+            await self.keep(counters, summary | {"best": best})
         if self.saved == step:
             summary["best"] = best
             self._mark(best)
@@ -131,10 +134,25 @@ class CheckpointManager:
             "counters": counters.state_dict(),
         }
 
+    async def settle(self) -> None:
+        """Wait until what was saved is durable, or given up."""
+        if self._committing is not None:
+            await self._committing
+
+    async def keep(
+        self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
+    ) -> None:
+        """A checkpoint of this step that is durable, if there is none."""
+        await self.settle()
+        if self.saved < counters.step:
+            await self.save(counters, summary, dropped=dropped)
+            await self.settle()
+
     async def save(
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
-        """Write a checkpoint; training goes on without it when the disk is full.
+        """Write a checkpoint, which becomes durable while training goes on; it goes on without it
+        when the disk is full.
 
         With ``dropped`` it is of the state that the step in flight has begun with. Emulated
         devices have nothing to keep.
@@ -143,6 +161,7 @@ class CheckpointManager:
         if parts.emulation is not None:
             self.saved = counters.step
             return
+        await self.settle()
         parts.log.flush()
         parts.updates.check_next()
         state = self._begun if dropped else self._state(counters)
@@ -158,11 +177,19 @@ class CheckpointManager:
 
         step, began = counters.step, time.monotonic()
         try:
-            await asyncio.to_thread(self._checkpoints.save, step, write, state)
+            await asyncio.to_thread(self._checkpoints.write, step, write, state)
         except (CheckpointError, WorkerError) as error:
             if not parts.pool.replicas:
                 raise WorkerError(f"{error}; no replica is left") from error
             parts.log.progress.note(f"WARNING {error}; the run goes on without it")
+        else:
+            self._committing = spawn(self._commit(step, began))
+
+    async def _commit(self, step: int, began: float) -> None:
+        try:
+            await asyncio.to_thread(self._checkpoints.commit, step)
+        except CheckpointError as error:
+            self._parts.log.progress.note(f"WARNING {error}; the run goes on without it")
         else:
             self.saved = step
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)

@@ -279,8 +279,7 @@ class BuiltJob:
 
     async def _give_up(self) -> None:
         """Keep what there is of a run that goes on without training. Raises ``ValueError``."""
-        if self._manager.saved < self._counters.step:
-            await self._manager.save(self._counters, self._summary)
+        await self._manager.keep(self._counters, self._summary)
         self._write_summary()
         raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
@@ -298,8 +297,7 @@ class BuiltJob:
     async def _finish(self, first: int, dropped: bool) -> None:
         """Keep what is new, evaluate when all is done, and say how it ended."""
         parts, count = self._parts, self._counters
-        if count.step > self._manager.saved:
-            await self._manager.save(count, self._summary, dropped=dropped)
+        await self._manager.keep(count, self._summary, dropped=dropped)
         if dropped:
             self._manager.keep_graded(parts.rollout.record)
         else:

@@ -1,7 +1,8 @@
 """Checkpoints that survive a kill at any moment, and that are believed only when every byte is.
 
-A checkpoint is written beside its final name, flushed, listed in a ``MANIFEST`` (size and BLAKE2b
-of every file) and renamed. Resume takes the newest one whose manifest verifies.
+A checkpoint is written beside its final name. Then, while training goes on, it is flushed, read
+once for a ``MANIFEST`` (size and BLAKE2b of every file) and renamed: before that it is none. Resume
+takes the newest one whose manifest verifies.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ class Checkpoints:
         self.problems: list[str] = []
         self._keep = keep
         self._verified: set[int] = set()
+        self._states: dict[int, str] = {}
         self._clean()
         marker = self.marker()
         self._best = None if marker is None else marker["step"]
@@ -73,14 +76,13 @@ class Checkpoints:
         found, self.problems = search(self.folder)
         if found is not None:
             self._verified.add(found.step)
+            self._states[found.step] = _digest((found.path / _STATE).read_bytes())
         return found
 
     def fingerprint(self, step: int) -> str | None:
-        """Digest of a verified checkpoint, of every byte of it; None when there is none."""
-        if step not in self._verified:
-            return None
-        manifest = (self.folder / f"{_NAME}{step}" / _MANIFEST).read_bytes()
-        return hashlib.blake2b(manifest, digest_size=16).hexdigest()
+        """Of the checkpoint that was written for a step, or verified: of its state, which no other
+        one has, since its clock is in it; None when there is none."""
+        return self._states.get(step)
 
     def marker(self) -> dict[str, Any] | None:
         """What ``keep_best`` was given last; None when there is none that can be read."""
@@ -109,7 +111,12 @@ class Checkpoints:
         self._best = None if marker is None else int(marker["step"])
 
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        """Write ``checkpoint-<step>``, then delete what is older than the kept ones.
+        """``write`` and ``commit``."""
+        self.write(step, write, state)
+        return self.commit(step)
+
+    def write(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
+        """Write what is to be ``checkpoint-<step>``, after the one before was committed.
 
         Args:
             step: names the checkpoint; one of the same step is replaced.
@@ -119,26 +126,39 @@ class Checkpoints:
         Raises:
             CheckpointError: disk full or failing; nothing that was there before has changed.
         """
-        final = self.folder / f"{_NAME}{step}"
-        temporary = self.folder / f"{_TEMPORARY}{final.name}"
-        try:
+        encoded = json.dumps(state, indent=1).encode()
+        with self._whole(step) as (temporary, _):
             temporary.mkdir()
             write(temporary)
             # With the configuration, whose options may be secrets.
-            write_file(temporary / _STATE, json.dumps(state, indent=1).encode(), mode=0o600)
+            write_file(temporary / _STATE, encoded, mode=0o600)
+        self._states[step] = _digest(encoded)
+
+    def commit(self, step: int) -> Path:
+        """Make it durable and give it its name, then delete what is older than the kept ones.
+
+        Raises ``CheckpointError`` as ``write`` does.
+        """
+        with self._whole(step) as (temporary, final):
             _seal(temporary)
             self._publish(temporary, final)
+        self._verified.add(step)
+        self._retire()
+        return final
+
+    @contextmanager
+    def _whole(self, step: int) -> Iterator[tuple[Path, Path]]:
+        """The folder that becomes a checkpoint, and its name then; where that fails nothing of it
+        is left."""
+        final = self.folder / f"{_NAME}{step}"
+        try:
+            yield self.folder / f"{_TEMPORARY}{final.name}", final
         except BaseException as error:
+            self._states.pop(step, None)
             self._clean()
             if isinstance(error, OSError) or disk_full(error):
                 raise CheckpointError(_explain(final, error)) from error
             raise
-        problem = verify(final)
-        if problem:
-            raise CheckpointError(f"{final}: {problem} right after writing; older ones are kept")
-        self._verified.add(step)
-        self._retire()
-        return final
 
     def _publish(self, temporary: Path, final: Path) -> None:
         replaced = self.folder / f"{_REPLACED}{final.name}"
@@ -222,9 +242,13 @@ def _sizes(found: Entry, listed: Entry) -> str:
 def _seal(folder: Path) -> None:
     """Flush every file and folder, with the manifest last."""
     names = _files(folder)
-    for name in sorted(names):
-        sync(folder / name)
-    write_file(folder / _MANIFEST, _encode(_entries(folder, names)))
+    # The disk writes while the digests are computed.
+    with ThreadPoolExecutor(1) as pool:
+        flushed = [pool.submit(sync, folder / name) for name in sorted(names)]
+        entries = _entries(folder, names)
+        for each in flushed:
+            each.result()
+    write_file(folder / _MANIFEST, _encode(entries))
     for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
         sync(inner)
     sync(folder)
@@ -251,6 +275,10 @@ def _read_manifest(path: Path) -> dict[str, Entry]:
 def _files(folder: Path) -> set[str]:
     paths = (path for path in folder.rglob("*") if not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in paths} - {_MANIFEST}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _entries(folder: Path, names: set[str]) -> dict[str, Entry]:

@@ -112,11 +112,15 @@ def kept(folder: Path) -> pl.DataFrame:
 
 async def whole(trainer: Trainer, state: dict[str, Any] | None, rounds: int) -> dict[str, Any]:
     await trainer.job.begin(state)
-    for _ in range(rounds):
+    await whole_rounds(trainer, rounds)
+    return trainer.job.state_dict()
+
+
+async def whole_rounds(trainer: Trainer, count: int) -> None:
+    for _ in range(count):
         record = await trainer.job.round()
         assert len(record.kept) == 6
         await trainer.finish()
-    return trainer.job.state_dict()
 
 
 @pytest.mark.parametrize("mode", ["exact", "race"])
@@ -172,3 +176,63 @@ def test_what_breaks_in_a_round_is_raised_and_nothing_is_left_in_the_engine(tmp_
         asyncio.run(whole(trainer, None, 1))
     trainer.job.close()
     assert not trainer.job._host.engine.busy()
+    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
+
+
+@pytest.mark.parametrize("mode", ["exact", "race"])
+def test_after_a_round_that_failed_the_next_one_is_the_same_again(
+    tmp_path: Path, mode: str
+) -> None:
+    class IllJudge(Lengths):
+        def grade(self, attempts, rows, *, training=True) -> None:
+            self.graded = getattr(self, "graded", 0) + len(attempts)
+            self.broken = "the judge is ill" if self.graded > 8 else None
+            super().grade(attempts, rows, training=training)
+
+    async def through(trainer: Trainer, *, ill: bool) -> None:
+        await whole(trainer, None, 1)
+        if ill:
+            trainer.job._host.rewards.__class__ = IllJudge
+            with pytest.raises(ValueError, match="the judge is ill"):
+                await whole_rounds(trainer, 9)
+            trainer.job._host.rewards.__class__ = Lengths
+            trainer.job._host.rewards.broken = None
+        await whole_rounds(trainer, 4 - trainer.job.step)
+        trainer.job.close()
+
+    for name, ill in (("straight", False), ("ill", True)):
+        asyncio.run(through(Trainer(tmp_path / name, mode), ill=ill))
+    assert kept(tmp_path / "ill").equals(kept(tmp_path / "straight"))
+    assert journal.replay(tmp_path / "ill" / "journal.jsonl", from_journal).differences == []
+
+
+@pytest.mark.parametrize("breaks", ["folder", "measured", "published"])
+def test_a_begin_that_fails_is_what_the_host_sees(tmp_path: Path, breaks: str) -> None:
+    trainer = Trainer(tmp_path / "run", "exact")
+    host = trainer.job._host
+
+    if breaks == "folder":
+        (tmp_path / "run").write_text("a file")
+    else:
+        object.__setattr__(host, "engine", Ill(host.engine, breaks))
+
+    def begin() -> None:
+        try:
+            asyncio.run(trainer.job.begin(None))
+        finally:
+            trainer.job.close()
+
+    with pytest.raises((OSError, RuntimeError), match=r"File exists|the real error"):
+        begin()
+
+
+class Ill:
+    """An engine that fails as a round begins for the first time."""
+
+    def __init__(self, engine: MiniEngine, at: str) -> None:
+        self._engine, self._at = engine, at
+
+    def __getattr__(self, name: str) -> Any:
+        if name == {"measured": "info", "published": "load_weights"}[self._at]:
+            raise RuntimeError("the real error")
+        return getattr(self._engine, name)

@@ -75,8 +75,10 @@ class HostedJob:
         self._host = host
         self._folder = Path(config.output)
         self._counters = Counters()
+        self._files = contextlib.ExitStack()
         self._round = contextlib.ExitStack()
         self._before: dict[str, Any] | None = None
+        self._failed = False
 
     async def begin(self, state: Mapping[str, Any] | None) -> None:
         """Measure the engine and open the run's files, as ``state_dict`` left them or anew."""
@@ -87,8 +89,7 @@ class HostedJob:
             self._counters = Counters(**state["counters"])
         self._workers = InProcess(host.engine, host.weights, lockstep=config.deterministic)
         cap = host.params.max_tokens
-        settings = rollout_settings(config, host.problems, self._workers, cap, hosted=True)
-        self._policy = RolloutPolicy(settings)
+        self._settings = rollout_settings(config, host.problems, self._workers, cap, hosted=True)
         self._clock = Clock(0.0 if state is None else state["clock_s"])
         self._log = RunLog(
             self._folder,
@@ -99,14 +100,23 @@ class HostedJob:
             texts=Texts(host.tokenizer, host.read, host.problems.rows),
             trackers=(),
         )
+        self._files.callback(self._log.close)
         self._updates = Updates(
             self._workers,
             algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
             max_length=cap,
             clock=self._clock,
         )
+        self._plan(state)
+        await Breaker().run(publish(self._workers, self._counters.step))
+        self._files.callback(self._leave)
+
+    def _plan(self, state: Mapping[str, Any] | None) -> None:
+        """What decides of the rounds from here on, and what performs it."""
+        host = self._host
+        self._policy = RolloutPolicy(self._settings)
         self._rollout = Rollout(
-            config,
+            self._config,
             self._policy,
             workers=self._workers,
             problems=host.problems,
@@ -120,7 +130,6 @@ class HostedJob:
         if state is not None:
             self._policy.load_state_dict(state["policy"])
             host.problems.source.load_state_dict(state["source"])
-        await Breaker().run(publish(self._workers, self._counters.step))
         self._log.journal.meta(self._policy.journal_head())
 
     @property
@@ -139,7 +148,8 @@ class HostedJob:
         return self._before is not None
 
     async def round(self) -> StepRecord:
-        """Sample and grade a round's groups from the weights in place.
+        """Sample and grade a round's groups from the weights in place. After one that has failed
+        the next one begins where that began.
 
         Raises ``WorkerError`` when the engine fails, ``ValueError`` when rewards do.
         """
@@ -152,8 +162,22 @@ class HostedJob:
             await Breaker().run(self._rollout.generate())
         except BaseException:
             self._round.close()
+            self._take_back(self._before)
             raise
+        self._failed = False
         return self._rollout.record
+
+    def _take_back(self, before: dict[str, Any]) -> None:
+        """A round has failed: as if it had never begun."""
+        self._failed, self._before = True, None
+        self._forget()
+        self._plan(before)
+
+    def _forget(self) -> None:
+        """Nobody wants what is being decoded and graded: the next round has the same numbers."""
+        self._host.engine.abort(list(self._rollout.record.attempts))
+        for attempt in list(self._host.rewards.pending()):
+            self._host.rewards.cancel(attempt)
 
     async def finish(self, update: HostUpdate) -> Metrics:
         """The host has trained on the round: load its weights, and write the step."""
@@ -203,10 +227,16 @@ class HostedJob:
         }
 
     def close(self) -> None:
-        """Close the run's files; the engine stays its host's."""
+        """Close the run's files, as far as they are open; the engine stays its host's."""
         self._round.close()
-        self._host.engine.abort(list(self._rollout.record.attempts))
+        self._files.close()
+
+    def _leave(self) -> None:
+        self._forget()
         self._log.graded.clear()
-        self._log.close()
-        summary = self._counters.summary() | {"workers": 1, "interrupted": self.open}
-        replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())
+        summary = self._counters.summary() | {
+            "workers": 1,
+            "interrupted": self.open or self._failed,
+        }
+        with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
+            replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.record.metrics import OFTEN, Metrics
 from rollpacker.runtime.step.step import StepRecord
+
+_ENDS = 10
+_SURE = 3.0
+"""Standard errors by which a run's ends must differ."""
 
 
 @dataclass(slots=True)
@@ -36,6 +42,9 @@ class Counters:
     true_tokens: float = 0.0
     untaught: int = 0
     """Steps whose groups had no advantages, or that had no groups."""
+    first_rewards: list[float] = field(default_factory=list[float])
+    last_rewards: list[float] = field(default_factory=list[float])
+    """Mean rewards of the first ``_ENDS`` steps that had some, and of the last."""
 
     def state_dict(self) -> dict[str, Any]:
         """All of them, as JSON."""
@@ -60,18 +69,35 @@ class Counters:
         """What only the metrics of that step tell."""
         if kept_vs_true:  # else all that was kept lately is empty
             self.true_tokens += sum(attempt.tokens for attempt in record.kept) / kept_vs_true
+        if math.isfinite(reward := float(metrics.get("reward", math.nan))):
+            self.first_rewards = [*self.first_rewards, reward][:_ENDS]
+            self.last_rewards = [*self.last_rewards, reward][-_ENDS:]
         self.decode_steps += int(metrics["engine/steps"])
         self.generated_tokens += int(metrics["engine/generated_tokens"])
         self.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
         self.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
 
     def lesson(self) -> str | None:
-        """What is to be said at the end of steps that taught nothing."""
+        """What is to be said at the end of steps that taught nothing, or the wrong thing."""
         if self.untaught < OFTEN * max(self.step, 1):
-            return None
+            return self._worse()
         return (
             f"WARNING {self.untaught} of {self.step} steps taught nothing: no group had rewards "
             "that differ; check 'rewards', or take problems of another difficulty"
+        )
+
+    def _worse(self) -> str | None:
+        """Whether it ends worse than it began, by more than its steps differ."""
+        first, last = self.first_rewards, self.last_rewards
+        if self.step < 2 * _ENDS or len(first) < _ENDS:
+            return None
+        noise = math.sqrt((statistics.variance(first) + statistics.variance(last)) / _ENDS)
+        before, after = statistics.fmean(first), statistics.fmean(last)
+        if before - after <= _SURE * noise:
+            return None
+        return (
+            f"WARNING the run ends worse than it began: a mean reward of {after:.3g} in its last "
+            f"{_ENDS} steps, of {before:.3g} in its first; lower train.learning_rate"
         )
 
     def summary(self) -> dict[str, Any]:

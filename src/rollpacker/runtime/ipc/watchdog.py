@@ -13,37 +13,52 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 
 
-def send(pids: list[int], number: int) -> None:
-    """A signal to processes, of which some may have ended; their numbers may be others' by now."""
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
+class Watched:
+    """Processes that were told, each by a descriptor of its own: its number may be another's when
+    it has ended."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+
+    def follow(self, pids: list[int]) -> None:
+        """These from now on."""
+        for pid in self._ends.keys() - set(pids):
+            os.close(self._ends.pop(pid))
+        for pid in set(pids) - self._ends.keys():
+            with suppress(ProcessLookupError):
+                self._ends[pid] = os.pidfd_open(pid)
+
+    def send(self, number: int) -> None:
+        """A signal to those that have not ended."""
+        for end in self._ends.values():
+            with suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(end, number)
 
 
 def watch(source: int) -> None:
     """Follow what comes in on the file descriptor ``source`` until it is closed."""
-    pids: list[int] = []
+    watched = Watched()
     stop_at: float | None = None
     pending = b""
     while True:
         left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
         if not select.select([source], [], [], left)[0]:
-            send(pids, signal.SIGSTOP)
+            watched.send(signal.SIGSTOP)
             stop_at = None
             continue
         data = os.read(source, 65536)
         if not data:
-            send(pids, signal.SIGKILL)
+            watched.send(signal.SIGKILL)
             return
         *lines, pending = (pending + data).split(b"\n")
         for told in map(json.loads, lines):
-            pids, stop_at = told["pids"], told["stop_at"]
+            watched.follow(told["pids"])
+            stop_at = told["stop_at"]
             if stop_at is None or stop_at > time.monotonic():
-                send(pids, signal.SIGCONT)
+                watched.send(signal.SIGCONT)
 
 
 if __name__ == "__main__":

@@ -161,17 +161,13 @@ class HostedJob:
             self._round.enter_context(self._rollout.step(self.step))
             await Breaker().run(self._rollout.generate())
         except BaseException:
+            before, self._before, self._failed = self._before, None, True
             self._round.close()
-            self._take_back(self._before)
+            self._forget()
+            self._plan(before)
             raise
         self._failed = False
         return self._rollout.record
-
-    def _take_back(self, before: dict[str, Any]) -> None:
-        """A round has failed: as if it had never begun."""
-        self._failed, self._before = True, None
-        self._forget()
-        self._plan(before)
 
     def _forget(self) -> None:
         """Nobody wants what is being decoded and graded: the next round has the same numbers."""
@@ -234,9 +230,7 @@ class HostedJob:
     def _leave(self) -> None:
         self._forget()
         self._log.graded.clear()
-        summary = self._counters.summary() | {
-            "workers": 1,
-            "interrupted": self.open or self._failed,
-        }
+        cut = self.open or self._failed
+        summary = self._counters.summary() | {"workers": 1, "interrupted": cut}
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
             replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())

@@ -180,10 +180,8 @@ class Restarts:
         self._begun = True
 
     def again(self, newest: int, error: Exception) -> bool:
-        """Whether to start again after ``error``: not where code has raised the same as before it.
-
-        ``newest``: step of the newest checkpoint, -1 without one.
-        """
+        """Whether to start again: not where code has raised the same ``error`` twice; ``newest``:
+        step of the newest checkpoint, -1 without one."""
         if newest > self._newest:
             self._newest, self._used, self._raised = newest, 0, ""
         before, self._raised = self._raised, str(error).partition("Traceback")[2]

@@ -242,12 +242,10 @@ def _sizes(found: Entry, listed: Entry) -> str:
 def _seal(folder: Path) -> None:
     """Flush every file and folder, with the manifest last."""
     names = _files(folder)
-    # The disk writes while the digests are computed.
-    with ThreadPoolExecutor(1) as pool:
-        flushed = [pool.submit(sync, folder / name) for name in sorted(names)]
+    with ThreadPoolExecutor(1) as pool:  # the disk writes while the digests are computed
+        flushing = pool.map(sync, [folder / name for name in sorted(names)])
         entries = _entries(folder, names)
-        for each in flushed:
-            each.result()
+        _ = [*flushing]  # which raises what went wrong
     write_file(folder / _MANIFEST, _encode(entries))
     for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
         sync(inner)

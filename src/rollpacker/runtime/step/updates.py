@@ -123,13 +123,9 @@ class Updates:
         """A group is complete. Raises ``ValueError`` on a reward that nothing can be learned from,
         which would come again."""
         samples = tuple(map(self._sample, attempts))
-        for sample in samples:
-            if abs(sample.reward or 0.0) > _LARGEST:
-                raise ValueError(
-                    f"step {self._record.step}: prompt {sample.prompt} has a reward of "
-                    f"{sample.reward:.3g} ({_scores(sample)}), too large to train on; scale or "
-                    "clip it"
-                )
+        largest = max(samples, key=_size)
+        if _size(largest) > _LARGEST:
+            raise self._overflown("a reward is too large to train on", largest)
         rewarded = self._algorithm.reward(
             np.array([sample.reward for sample in samples], np.float64),
             np.array([sample.sampled for sample in samples], np.int64),
@@ -259,7 +255,9 @@ class Updates:
         update = self._applied[min(self._applied)].update
         self._record.updates.append(update)
         if update.skipped >= self._most_skipped:
-            raise ValueError(self._diverged(update.skipped))
+            what = f"{update.skipped} updates in a row had a loss or gradient that is not finite"
+            every = (sample for group in self.groups for sample in group.samples)
+            raise self._overflown(f"{what}; of the rewards", max(every, key=_size))
         decision, self._decision = self._decision, None
         self._dividing = False
         assert decision is not None
@@ -267,21 +265,13 @@ class Updates:
         self._applied.clear()
         self._on_applied(decision.update, decision.last)
 
-    def _diverged(self, skipped: int) -> str:
-        """Why the run ends, and what may have done it: another start would come to the same."""
-        largest, sample = max(
-            (
-                (abs(float(advantage)), sample)
-                for group in self.groups
-                for sample, advantage in zip(group.samples, group.advantages, strict=True)
-            ),
-            key=lambda each: each[0],
-        )
-        return (
-            f"step {self._record.step}: {skipped} updates in a row had a loss or gradient that is "
-            f"not finite; the largest advantage is {largest:.3g}, of prompt {sample.prompt} "
-            f"({_scores(sample)}); lower train.learning_rate, or resume from an earlier "
-            "checkpoint"
+    def _overflown(self, what: str, largest: Sample) -> ValueError:
+        """Why the run ends, with the reward that may have done it: it would do so again."""
+        scores = (f"reward '{name}': {score:.3g}" for name, score in largest.rewards.items())
+        return ValueError(
+            f"step {self._record.step}: {what}: the largest is {_size(largest):.3g}, of prompt "
+            f"{largest.prompt} ({', '.join(scores)}); scale it, or lower train.learning_rate and "
+            "resume from an earlier checkpoint"
         )
 
     def check_next(self) -> None:
@@ -308,8 +298,8 @@ class Updates:
         )
 
 
-def _scores(sample: Sample) -> str:
-    return ", ".join(f"reward '{name}': {score:.3g}" for name, score in sample.rewards.items())
+def _size(sample: Sample) -> float:
+    return abs(sample.reward or 0.0)
 
 
 def share_out(

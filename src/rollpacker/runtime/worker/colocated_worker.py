@@ -52,7 +52,7 @@ class ColocatedWorker:
         """Whether either has something to do."""
         return self._next.busy()
 
-    def work(self) -> bool:
+    def work(self) -> bool | None:
         """A step of it."""
         return self._next.work()
 

@@ -192,7 +192,7 @@ class FollowingWorker:
         """It waits for its lead, not for the driver."""
         return True
 
-    def work(self) -> bool:
+    def work(self) -> None:
         """All that the lead does. Raises ``EOFError`` when it is gone."""
         follow(self._engine, self._lead)
         raise EOFError

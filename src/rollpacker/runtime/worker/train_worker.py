@@ -84,11 +84,10 @@ class TrainWorker:
         """Whether there are gradients to sum."""
         return bool(self._tasks)
 
-    def work(self) -> bool:
+    def work(self) -> None:
         """The next gradients."""
         self._trainer.warm.load()
         self._accumulate(self._tasks.popleft())
-        return True
 
     def _accumulate(self, task: msg.Accumulate) -> None:
         start = time.monotonic()

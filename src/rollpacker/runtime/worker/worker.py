@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
@@ -24,7 +24,6 @@ Send = Callable[[msg.Report], None]
 """Takes a report to the driver."""
 Commands = Mapping[type, Callable[[Any], None]]
 """What to do for each kind of command."""
-_T = TypeVar("_T")
 _LEAVING_S = 30.0
 """In which a worker whose driver is gone ends what it is at."""
 
@@ -91,9 +90,9 @@ class Role(Protocol):
         """Whether there is work between commands."""
         ...
 
-    def work(self) -> bool:
-        """Do a piece of it, as short as may be: commands wait meanwhile. Whether it came to
-        anything."""
+    def work(self) -> bool | None:
+        """Do a piece of it, as short as may be: commands wait meanwhile. False: it came to
+        nothing."""
         ...
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class Server:
     def _serve(self, role: Role) -> None:
         while True:
             if role.busy() and self._inbox.empty():
-                self._done += self._time(role.at, role.work)
+                self._do(role.at, role.work)
                 continue
             self._at = ""
             command = self._inbox.get()
@@ -169,17 +168,15 @@ class Server:
                 raise EOFError
             if isinstance(command, msg.Stop):
                 return
-            act = role.commands[type(command)]
-            self._time(f"the command {type(command).__name__}", partial(act, command))
-            self._done += 1
+            act = partial(role.commands[type(command)], command)
+            self._do(f"the command {type(command).__name__}", act)
 
-    def _time(self, what: str, act: Callable[[], _T]) -> _T:
-        """Do it; heartbeats say meanwhile that it is being done."""
+    def _do(self, what: str, act: Callable[[], bool | None]) -> None:
+        """Do a piece of work; heartbeats say meanwhile at what it is."""
         self._at, began = what, time.monotonic()
-        result = act()
+        self._done += act() is not False
         took = time.monotonic() - began
         self._longest_s[what] = max(self._longest_s.get(what, 0.0), took)
-        return result
 
     def _listen(self) -> None:
         try:

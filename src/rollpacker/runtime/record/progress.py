@@ -56,7 +56,7 @@ class Progress:
         self._began = time.monotonic()
         self._round: tuple[str, int, int, int, int, int, int] | None = None
         self._waiting: str | None = None
-        self._said = dict.fromkeys(("waiting", "evaluating"), -_REPEAT_S)
+        self._said: dict[str, float] = {}
         self._evaluating: tuple[str, int, int] | None = None
         self._accuracy: dict[str, tuple[float, int]] = {}
         self._last: dict[str, float] = {}
@@ -127,7 +127,7 @@ class Progress:
     def _say_now_and_then(self, what: str, more: str) -> None:
         """A line where there is no view, whose words change at every look."""
         now = time.monotonic()
-        if self._live is None and now - self._said[what] >= _REPEAT_S:
+        if self._live is None and now - self._said.get(what, -_REPEAT_S) >= _REPEAT_S:
             self._said[what] = now
             self._print(what + more)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.runtime.ipc.watchdog import Watched
+from rollpacker.runtime.ipc.watchdog import follow, send
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
 
 LAST = Path("/proc/sys/kernel/ns_last_pid")
@@ -47,8 +47,8 @@ def test_processes_run_until_their_time_is_over_and_end_with_the_driver() -> Non
 
 def test_whoever_has_the_number_of_one_that_ended_is_left_alone() -> None:
     before = sleeping()
-    watched = Watched()
-    watched.follow([before.pid])
+    ends: dict[int, int] = {}
+    follow(ends, [before.pid])
     before.kill()
     before.wait()
     after = None
@@ -64,7 +64,7 @@ def test_whoever_has_the_number_of_one_that_ended_is_left_alone() -> None:
         after.wait()
     else:
         pytest.skip("the number was taken")
-    watched.follow([after.pid])
-    watched.send(signal.SIGKILL)
+    follow(ends, [after.pid])
+    send(ends, signal.SIGKILL)
     os.kill(after.pid, signal.SIGTERM)
     assert after.wait() == -signal.SIGTERM

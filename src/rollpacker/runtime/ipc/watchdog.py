@@ -16,49 +16,43 @@ import time
 from contextlib import suppress
 
 
-class Watched:
-    """Processes that were told, each by a descriptor of its own: its number may be another's when
-    it has ended."""
+def follow(ends: dict[int, int], pids: list[int]) -> None:
+    """Watch these only, each by a descriptor: its number may be another's when it has ended."""
+    for pid in ends.keys() - set(pids):
+        os.close(ends.pop(pid))
+    for pid in set(pids) - ends.keys():
+        with suppress(ProcessLookupError):
+            ends[pid] = os.pidfd_open(pid)
 
-    def __init__(self) -> None:
-        self._ends: dict[int, int] = {}
 
-    def follow(self, pids: list[int]) -> None:
-        """These from now on."""
-        for pid in self._ends.keys() - set(pids):
-            os.close(self._ends.pop(pid))
-        for pid in set(pids) - self._ends.keys():
-            with suppress(ProcessLookupError):
-                self._ends[pid] = os.pidfd_open(pid)
-
-    def send(self, number: int) -> None:
-        """A signal to those that have not ended."""
-        for end in self._ends.values():
-            with suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(end, number)
+def send(ends: dict[int, int], number: int) -> None:
+    """A signal to those that have not ended."""
+    for end in ends.values():
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(end, number)
 
 
 def watch(source: int) -> None:
     """Follow what comes in on the file descriptor ``source`` until it is closed."""
-    watched = Watched()
+    ends: dict[int, int] = {}
     stop_at: float | None = None
     pending = b""
     while True:
         left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
         if not select.select([source], [], [], left)[0]:
-            watched.send(signal.SIGSTOP)
+            send(ends, signal.SIGSTOP)
             stop_at = None
             continue
         data = os.read(source, 65536)
         if not data:
-            watched.send(signal.SIGKILL)
+            send(ends, signal.SIGKILL)
             return
         *lines, pending = (pending + data).split(b"\n")
         for told in map(json.loads, lines):
-            watched.follow(told["pids"])
+            follow(ends, told["pids"])
             stop_at = told["stop_at"]
             if stop_at is None or stop_at > time.monotonic():
-                watched.send(signal.SIGCONT)
+                send(ends, signal.SIGCONT)
 
 
 if __name__ == "__main__":

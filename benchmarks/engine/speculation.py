@@ -112,10 +112,10 @@ def one_round(
         engine.speculate(told.rule())
     engine.submit(requests)
     outputs: list[Output] = []
-    rows, began = engine.stats().rows, cpu
+    rows, began = engine.stats().rows, wall
     while engine.busy():
         outputs += engine.step()
-        ran, now = engine.stats().rows - rows, time.process_time()
+        ran, now = engine.stats().rows - rows, time.perf_counter()
         if told is not None and ran:
             told.times.add(ran, now - began)
         rows, began = rows + ran, now

@@ -88,13 +88,13 @@ class EngineWorker:
 
     def work(self) -> bool:
         """One decode step. Whether it gave a token, or an end."""
-        before, alone = time.process_time(), time.thread_time()
+        cpu, start = time.process_time(), time.perf_counter()
         outputs = self._engine.step()
-        alone = time.thread_time() - alone
-        self._decode_cpu_s += time.process_time() - before
+        seconds = time.perf_counter() - start
+        self._decode_cpu_s += time.process_time() - cpu
         stats = self._engine.stats()
         if stats.rows > self._rows:
-            self._times.add(stats.rows - self._rows, alone)
+            self._times.add(stats.rows - self._rows, seconds)
             self._rows = stats.rows
         self._peak_kv = max(self._peak_kv, stats.kv_used)
         if outputs:

@@ -12,7 +12,7 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -306,19 +306,9 @@ class BuiltJob:
         left = not trained or await leave(self._phases)
         if left and not self.stopping.interrupted:
             await self._evaluate_the_end(trained)
-        planned, ended = total_steps(self._config, parts.problems), count.epochs
-        if (
-            trained
-            and not self._config.steps
-            and ended >= self._config.epochs
-            and count.step < planned
-        ):
-            parts.log.progress.note(
-                f"the data ended after {count.step} of {planned} steps: "
-                f"{count.prompts_trained} prompts were trained on, the others were left out"
-            )
-        if trained and (lesson := count.lesson()):
-            parts.log.progress.note(lesson)
+        if trained:
+            for line in self._last_words():
+                parts.log.progress.note(line)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._manager.saved < count.step:
@@ -331,6 +321,19 @@ class BuiltJob:
                 f"stopped by {self._signals.taken.name}: checkpoint-{count.step} holds all "
                 f"{count.step} steps; go on with --resume auto"
             )
+
+    def _last_words(self) -> Iterator[str]:
+        """What is to be said of all steps together."""
+        parts, count, config = self._parts, self._counters, self._config
+        planned = total_steps(config, parts.problems)
+        if not config.steps and count.epochs >= config.epochs and count.step < planned:
+            yield (
+                f"the data ended after {count.step} of {planned} steps: {count.prompts_trained} "
+                "prompts were trained on, the others were left out"
+            )
+        yield from parts.log.warnings.counted()
+        if lesson := count.lesson():
+            yield lesson
 
     async def _evaluate_the_end(self, trained: bool) -> None:
         """On nodes to decode on, if it takes any."""

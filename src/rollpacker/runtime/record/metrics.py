@@ -204,7 +204,7 @@ def without_learning(metrics: Metrics) -> Metrics:
 class StepWarnings:
     """Loud lines on steps that cannot teach much.
 
-    Each kind is said at its 1st, 2nd, 4th, 8th ... step. One step whose rewards are equal is
+    Each kind is said once, and how often it was at the end. One step whose rewards are equal is
     no reason to worry: that nothing is learned is said where it is one step in ten.
 
     Args:
@@ -283,8 +283,20 @@ class StepWarnings:
 
     def _due(self, kind: str) -> bool:
         self._counts[kind] += 1
-        count = self._counts[kind]
-        return count & (count - 1) == 0
+        return self._counts[kind] == 1
+
+    def counted(self) -> list[str]:
+        """Lines for the end, on what was said once; ``Counters.lesson`` has equal rewards."""
+        again = {
+            "clipped": "more than half of the completions were cut off",
+            "unscored": "no reward function applied to some of the completions",
+            "unfilled": "dynamic sampling found fewer groups than a step has",
+        }
+        return [
+            f"WARNING in {self._counts[kind]} of {self._steps} steps {what}"
+            for kind, what in again.items()
+            if self._counts[kind] > 1
+        ]
 
 
 class MetricsLog:

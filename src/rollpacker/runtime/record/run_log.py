@@ -112,7 +112,7 @@ class RunLog:
         cut_jsonl(folder / "workers.jsonl", last_step)
         self._tasks = AppendFile(folder / "workers.jsonl")
         self._emulated = config.devices.emulate is not None
-        self._warnings = StepWarnings(max_length, context)
+        self.warnings = StepWarnings(max_length, context)
         self._agreement = AgreementAlarm.of(config)
         self._rollout = config.rollout
         self._clashes: set[str] = set()
@@ -177,7 +177,7 @@ class RunLog:
         metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
         metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
         metrics["start_s"] = record.start_s
-        lines = self._warnings.check(record.step, groups, without_program(graded))
+        lines = self.warnings.check(record.step, groups, without_program(graded))
         if self._agreement is not None and (line := self._agreement.check(metrics)):
             lines.append(line)
         if self._rollout.dynamic_sampling.enabled:
@@ -190,7 +190,7 @@ class RunLog:
         equal = sum(reason == NO_VARIANCE for reason in record.dropped.values())
         mean = filtered.get("dropped_reward", math.nan)
         trained, used_up = len(record.trained), epoch.is_integer()
-        lines += self._warnings.unfilled(record.step, trained, wanted, equal, mean, used_up)
+        lines += self.warnings.unfilled(record.step, trained, wanted, equal, mean, used_up)
         return {f"dynamic_sampling/{name}": value for name, value in filtered.items()}
 
     def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:

@@ -1,8 +1,9 @@
 """Picture of one step in three modes: what each device does.
 
-    python -m benchmarks.driver.emulated --gpus 16 --calibration paper-7b-8k --workload paper-8k \\
-        --factor 10 --steps 1 --modes off exact race --out RUNS
-    python docs/gen_modes_picture.py RUNS
+It draws the runs of a demo that had the machine to itself:
+
+    rollpacker demo --out RUNS
+    python docs/gen_modes_picture.py RUNS/emulated
 """
 
 from __future__ import annotations

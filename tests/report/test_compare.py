@@ -54,6 +54,17 @@ def test_modes_stand_beside_each_other(made, tmp_path):
     assert len(data["figures"]["learning"]["data"]) == 2 * len(MODES)
 
 
+@pytest.mark.parametrize("honest", [True, False])
+def test_steps_of_an_emulation_are_drawn_where_it_kept_up(made, tmp_path, honest) -> None:
+    cluster = {
+        "off": {"run": str(made["off"]), "honest": True},
+        "exact": {"run": str(made["exact"]), "honest": honest},
+    }
+    runs = {mode: made[mode] for mode in ("off", "exact")}
+    out = write_comparison(runs, summary() | {"cluster": cluster}, tmp_path / "demo.html")
+    assert ("off: everybody waits" in out.read_text(encoding="utf-8")) == honest
+
+
 def test_packing_bound_and_speedup_may_be_unknown(made, tmp_path):
     lean = {key: summary()[key] for key in ("before", "modes", "recommended_mode")}
     out = write_comparison({m: made[m] for m in ("off", "exact")}, lean, tmp_path / "demo.html")

@@ -111,7 +111,7 @@ def demo(
 
     Example: rollpacker demo --out runs/demo
     """
-    from rollpacker.demo.cluster import NOTE, TITLE, cluster_table
+    from rollpacker.demo.cluster import TITLE, cluster_table, remarks
     from rollpacker.demo.contention import warning
     from rollpacker.demo.run import DEMO, QUICK, free_folder, run_demo, table
 
@@ -130,8 +130,8 @@ def demo(
     if noise := warning(summary["other_load"]):
         console.print(noise)
     _print_table(cluster_table(summary["cluster"]), TITLE)
-    print_plain(NOTE)
-    print_plain(summary["scope"])
+    for line in (*remarks(summary["cluster"]), summary["scope"]):
+        print_plain(line)
     console.print(f"report: {summary['report']}")
 
 

@@ -54,8 +54,8 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         summary: ``before`` (accuracies before training), ``modes`` (results by mode),
             ``speedup`` (``wall``, ``decode_steps``), ``recommended_mode`` and, where known,
             ``packing_bound`` (``speedup``: the most that perfect packing of the baseline's work
-            onto the workers could win in wall time), ``cluster`` (``run``, the folder of a run on
-            emulated devices, by mode).
+            onto the workers could win in wall time), ``cluster`` (by mode ``run``, the folder of a
+            run on emulated devices, and whether it is ``honest``; shown where all of them are).
         out: the HTML file to write.
 
     Raises ``ReportError`` (a ``ValueError``) with one line when a run cannot be read or the
@@ -76,13 +76,14 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         if (runs[name] / "report.html").exists()
     }
     whole = replace(_page(modes, summary), links=links)
-    if cluster := summary.get("cluster"):
+    cluster = summary.get("cluster", {})
+    if cluster and all(each["honest"] for each in cluster.values()):
         whole = replace(whole, sections=[emulated_step(cluster), *whole.sections])
     return page.write_page(whole, out)
 
 
 def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
-    """The first step of runs on emulated devices, by mode (``run``: the folder)."""
+    """The last step of runs on emulated devices, by mode (``run``: the folder)."""
     gantts = {mode: Gantt(load_run(Path(each["run"]))) for mode, each in cluster.items()}
     text = (
         "What the modes are for. Driver, policies, grading and this page are those of every run; "

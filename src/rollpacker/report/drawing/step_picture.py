@@ -10,7 +10,7 @@ import numpy as np
 from rollpacker.report.drawing.gantt_data import STATES, Gantt
 
 TITLES = {
-    "off": "off: everybody waits for the last response, then for the rewards",
+    "off": "off: everybody waits for the last response",
     "exact": "exact: nothing is discarded; rewards and gradients do not wait for the tail",
     "race": "race, a short round: the first to finish are kept, the others wait for a long round",
 }
@@ -101,8 +101,8 @@ def panel(mode: str, chart: Mapping[str, Any], y: float, pixel_s: float) -> Iter
 
 
 def step_picture(gantts: Mapping[str, Gantt]) -> str:
-    """The first step of each mode's run, on one time axis; of ``off``, ``exact`` and ``race``."""
-    charts = {mode: gantt.chart(0) for mode, gantt in gantts.items()}
+    """The last step of each mode's run, on one time axis; of ``off``, ``exact`` and ``race``."""
+    charts = {mode: gantt.chart(max(gantt.windows)) for mode, gantt in gantts.items()}
     pixel_s = max(chart["end"] for chart in charts.values()) / SCALE
     devices = max(len(chart["workers"]) for chart in charts.values())
     height = 20 + ROW * devices

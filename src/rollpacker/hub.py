@@ -39,24 +39,36 @@ def check_model(path: str) -> None:
 def model_arguments(path: str) -> dict[str, str | bool]:
     """Arguments of ``from_pretrained`` for a folder, or for the name of a model on the hub.
 
-    Without a connection, a model that was loaded before is taken from the cache. Raises
-    ``ValueError``, to be put behind the key, when there is no such model.
+    Without a connection, a model that was loaded before is taken from the cache. Code that comes
+    with a model is never run, nor is anybody asked whether to. Raises ``ValueError``, to be put
+    behind the key, when there is no such model.
     """
     check_model(path)
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        return {"pretrained_model_name_or_path": str(folder), "local_files_only": True}
+    local = folder.is_dir()
     try:
-        online = answers(path, "model")
+        online = not local and answers(path, "model")
     except ValueError as error:
         raise ValueError(f"{_MISSING}, and {error}") from None
-    if online:
-        return {"pretrained_model_name_or_path": path}
-    if isinstance(try_to_load_from_cache(path, "config.json"), str):
-        return {"pretrained_model_name_or_path": path, "local_files_only": True}
-    raise ValueError(
-        f"{_MISSING}, and the hub, which may have a model of that name, cannot be reached"
-    )
+    if not local and not online and folder_here(path) is None:
+        raise ValueError(
+            f"{_MISSING}, and the hub, which may have a model of that name, cannot be reached"
+        )
+    name = str(folder) if local else path
+    found = {"pretrained_model_name_or_path": name, "trust_remote_code": False}
+    return found if online else found | {"local_files_only": True}
+
+
+def folder_here(path: str) -> Path | None:
+    """A model's folder, in the cache for a name on the hub, which is not asked; None where there is
+    none."""
+    if path and Path(path).is_dir():
+        return Path(path)
+    try:
+        found = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def config_folder(path: str) -> str:

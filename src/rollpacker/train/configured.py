@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import FSDPTrainerConfig, RunConfig
+from rollpacker.train.model.loading import source
 
 if TYPE_CHECKING:
     from rollpacker.train.trainer import Trainer
@@ -39,6 +40,12 @@ def build_trainer(
 
     Raises ``ValueError`` for what cannot be trained.
     """
+    apart = config.engine.kind == "vllm" and not model.config.tie_word_embeddings
+    if apart and source(config.model.path)[1].tie_word_embeddings:
+        raise ValueError(
+            f"model.path={config.model.path}: its lm_head is not its embeddings, and vLLM would "
+            "drop it: set tie_word_embeddings to false in its config.json, or engine.kind=mini"
+        )
     arguments: dict[str, Any] = {
         "temperature": config.rollout.temperature,
         "max_length": max_length,

@@ -19,7 +19,9 @@ from rollpacker.job.plan.checks import (
     check_engine,
     check_length,
     check_size,
+    check_tokenizer,
     check_used,
+    check_written,
     races,
     stale_tokens,
 )
@@ -119,6 +121,7 @@ async def build(
         cap = max_completion_length(config, card, problems)
         longest = longest_response(config.environment, cap)
         said = check_used(config.rollout.tail_batching), check_size(config, problems)
+        said = *said, check_written(config, card), check_tokenizer(card, problems, held_out)
         for line in chain(*said, check_ends(config, card), notes(card.generation, config.rollout)):
             progress.note(line)
         steps = total_steps(config, problems)

@@ -12,6 +12,7 @@ from rollpacker.engine.mini.shape import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.model.card import Card
+from rollpacker.train.state.both_forms import older_fields
 
 
 def races(config: RunConfig) -> bool:
@@ -209,6 +210,42 @@ def check_used(tail: TailBatchingConfig) -> list[str]:
         f"in {' or '.join(map(repr, modes))}"
         for key, modes in tail.unused.items()
     ]
+
+
+def check_written(config: RunConfig, card: Card) -> list[str]:
+    """What to say where checkpoints will differ from the one that the run begins with."""
+    said: list[str] = []
+    before, now = str(card.config.dtype).removeprefix("torch."), config.model.dtype
+    if before not in ("None", now):
+        said.append(
+            f"model.dtype={now}: the run's checkpoints are in {now}; model.path is in {before}"
+        )
+    if older_fields(card.config.to_dict()) is None:
+        said.append(
+            "model.path: transformers 4 has no fields for its rope_parameters (config.json): load "
+            "the run's checkpoints with transformers 5 only"
+        )
+    return said
+
+
+def check_tokenizer(card: Card, *problems: Problems | None) -> list[str]:
+    """What to say of a tokenizer that is larger than the model.
+
+    Raises ``ValueError`` where prompts hold a token that the model does not have.
+    """
+    rows = card.config.vocab_size
+    beyond = [number for number in card.tokenizer.get_vocab().values() if number >= rows]
+    if not beyond:
+        return []
+    most = max(int(each.max()) for part in problems if part for each in part.tokens.values())
+    token = card.tokenizer.convert_ids_to_tokens(most if most >= rows else min(beyond))
+    said = f"model.path: its tokenizer has '{token}', which is beyond the model's vocab_size={rows}"
+    if most >= rows:
+        raise ValueError(
+            f"{said}, and prompts hold it: take the tokenizer that the model was trained with, or "
+            "add rows to the model (resize_token_embeddings)"
+        )
+    return [f"{said}: no response can hold it"]
 
 
 _SAID = "said5d41402a"

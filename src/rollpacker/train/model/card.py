@@ -24,6 +24,7 @@ class Card:
         kv_heads: those of keys and values; 0 likewise.
         stop_token_ids: ids that end a response.
         generation: its generation configuration; None where it has none.
+        config: that of its text model, of transformers.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Card:
     kv_heads: int
     stop_token_ids: tuple[int, ...]
     generation: Any = None
+    config: Any = None
 
     @property
     def read(self) -> ResponseText:
@@ -61,6 +63,7 @@ def card_of(model: Any, tokenizer: Any, generation: GenerationConfig | None, pat
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         stop_token_ids=_stop_token_ids(generation, text, tokenizer),
         generation=generation,
+        config=text,
     )
 
 

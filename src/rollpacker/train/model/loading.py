@@ -27,6 +27,8 @@ _ADAPTERS = (
     "checkpoint, which has them merged, or what peft's merge_and_unload and save_pretrained write"
 )
 
+_CODE = "it needs code of its own (auto_map), which is not run: take one that transformers has"
+
 _BY_LENGTH = ("dynamic", "longrope")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,7 +47,17 @@ def load_model(
         model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=_DTYPES[config.dtype])
     if has_adapters(model):
         raise ValueError(f"model.path={config.path}: {_ADAPTERS}")
+    settle_head(model)
     return model.to(device).eval(), load_tokenizer(config, place)
+
+
+def settle_head(model: Any) -> None:
+    """Let the configuration say so where the weights have a head of their own, which engines and
+    readers of checkpoints would drop else."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is not embeddings.weight:
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def load_tokenizer(config: ModelConfig, place: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -110,6 +122,12 @@ def _check_architecture(config: Any, path: str) -> None:
             "release of transformers does not know them"
         )
     text = config.get_text_config()
+    for part in (config, text):
+        if quantized := getattr(part, "quantization_config", None):
+            raise ValueError(
+                f"model.path={path}: quantized weights ({dict(quantized).get('quant_method')}, "
+                "quantization_config) cannot be trained: take the checkpoint that they come from"
+            )
     for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
         first = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if rope.get("rope_type") in _BY_LENGTH and first < text.max_position_embeddings:
@@ -134,4 +152,5 @@ def _in_one_line(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"model.path={path}: {first_line(error)}") from error
+        said = _CODE if "trust_remote_code" in str(error) else first_line(error)
+        raise ValueError(f"model.path={path}: {said}") from error

@@ -18,6 +18,8 @@ from transformers import AutoConfig
 
 from rollpacker.checkpoint_names import Layout
 from rollpacker.errors import first_line
+from rollpacker.hub import folder_here
+from rollpacker.train.state import both_forms
 from rollpacker.train.state.export import write_weights
 
 if TYPE_CHECKING:
@@ -56,10 +58,11 @@ def save_model(
     # fully_shard makes a class of its own.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(str(folder))
+    both_forms.rewrite(folder / "config.json", both_forms.with_older_fields)
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.save_pretrained(str(folder))
     write_weights(folder, layout, weights)
-    tokenizer.save_pretrained(str(folder))
+    both_forms.write_beside(folder, tokenizer, folder_here(tokenizer.name_or_path))
 
 
 def _usual_type(layout: Layout) -> torch.dtype:

@@ -28,7 +28,24 @@ longest sequence beside one (`dynamic`, `longrope`); the line says what to set.
 
 `mini` runs dense Qwen2, Qwen3 and Llama; others need vLLM, where the table says that it runs them.
 LoRA adapts all linear layers but the head; of experts neither router nor feed-forward layers.
-Checkpoints have the names, types and shapes that `save_pretrained` gives the family.
+
+Refused before anything is loaded are quantized weights (`quantization_config`), models that need
+code of their own (`auto_map`), and prompts with a token that the model does not have. Where the
+weights hold a head beside the embeddings, `tie_word_embeddings: true` does not count: the head is
+trained, and checkpoints say `false`. With vLLM such a model is refused.
+
+## Checkpoints
+
+They have the names and shapes that `save_pretrained` gives the family, and the type `model.dtype`.
+What lies beside the weights in `model.path` is copied: the tokenizer, its chat template,
+`generation_config.json`. transformers 5 and 4.57 load the same model and tokenizer from them:
+`config.json` has the fields of both releases, such as `rope_parameters` beside `rope_theta`,
+`rope_scaling` and `rope_local_base_freq`. `make test-transformers4` compares the two releases on
+checkpoints of ten runs, among them Llama 3's rope, YaRN, linear rope, tied embeddings, LoRA,
+experts and bfloat16: log-probabilities differ by less than 1e-5. A run says at its start when
+release 4 has no fields for its rope; its older vLLM releases (up to 0.19), verl and ms-swift would
+read another model. transformers 4.57 refuses checkpoints of `granitemoehybrid`, whose layers it
+calls otherwise.
 
 Do not train `gpt_neox`, `ernie4_5_moe` and `bloom` with vLLM, which computes something else than
 transformers does. A run of the first two says in its first step that [sampler and trainer

@@ -15,7 +15,7 @@ class ModelConfig(Config):
     path: str
     """Folder or hub name of a causal language model with tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of weights in forward and backward; bfloat16 keeps float32 master weights."""
+    """Type of weights in forward, backward and checkpoints; bfloat16 keeps float32 masters."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA [adapters](adapters.md) on linear layers; 0 trains all weights. Checkpoints hold
     the merged model, and the adapters in ``adapter/``."""

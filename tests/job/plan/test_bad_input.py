@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_jobs import Workshop, write_byte_model, write_model, write_wide_model
-from transformers import GPT2Config, GPT2LMHeadModel
+from runtime_jobs import Workshop, run, write_byte_model, write_model, write_wide_model
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rollpacker.cli import main
 
@@ -151,6 +151,26 @@ def test_another_architecture(fails: Fails, tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     said = fails(model__path=str(tmp_path))
     assert "engine.kind=mini runs llama, qwen2, qwen3 models" in said
+
+
+def test_a_tokenizer_that_is_larger_than_the_model(
+    fails: Fails, shop: Workshop, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path))
+    tokenizer.add_tokens(["<spare>", "000"])
+    tokenizer.save_pretrained(tmp_path)
+    said = fails(model__path=str(tmp_path))
+    assert "its tokenizer has '000', which is beyond the model's vocab_size=18, and prompts" in said
+    assert "resize_token_embeddings" in said
+    tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path))
+    tokenizer.add_tokens("<spare>")
+    tokenizer.save_pretrained(tmp_path)
+    settings = {"model__path": str(tmp_path), "model__dtype": "bfloat16", "steps": 1}
+    said = run(shop.config("larger", "off", **settings))[1]
+    assert "'<spare>', which is beyond the model's vocab_size=18: no response can hold it" in said
+    assert (
+        "model.dtype=bfloat16: the run's checkpoints are in bfloat16; model.path is in fl" in said
+    )
 
 
 def test_no_model(fails: Fails, tmp_path: Path) -> None:

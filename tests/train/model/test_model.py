@@ -10,7 +10,16 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import FAMILIES, make_model
 from transformers import GenerationConfig
 
-from rollpacker.config import ModelConfig, RolloutConfig, TrainConfig
+from rollpacker.config import (
+    MiniEngineConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainConfig,
+    VllmEngineConfig,
+    parse,
+)
+from rollpacker.engine.mini import MiniEngine
+from rollpacker.train.configured import build_trainer
 from rollpacker.train.model.card import read_card
 from rollpacker.train.model.generation import NEUTRAL, OURS, notes
 from rollpacker.train.model.loading import load_model, require_chat_template
@@ -125,6 +134,44 @@ def test_adapters_are_no_model(whole, folder, tmp_path):
     place = folder if whole else tmp_path / "adapter"
     adapted.save_pretrained(str(place))
     assert "holds adapters, not a whole model" in _error(place)
+
+
+def test_what_cannot_be_trained_is_named_before_it_is_loaded(folder):
+    """No weights are there, and nobody is asked whether foreign code may run."""
+    (folder / "model.safetensors").unlink()
+    _edit(folder, quantization_config={"quant_method": "fp8"})
+    assert "quantized weights (fp8, quantization_config) cannot be trained" in _error(folder)
+    _edit(folder, model_type="own", auto_map={"AutoConfig": "own.Config"})
+    assert "code of its own (auto_map), which is not run" in _error(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_head_of_its_own_that_the_configuration_ties(family, rank, tmp_path, tokenizer):
+    """The weights decide: the engine has it, and checkpoints say so."""
+    model = make_model(family)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    _edit(tmp_path, tie_word_embeddings=True)
+    config = {"model": {"path": str(tmp_path), "lora_rank": rank}, "data": {"path": "d"}}
+    config = parse(config | {"rewards": [{"function": "math"}]})
+    decoded, trained = (load_model(config.model, "cpu")[0] for _ in range(2))
+    given = {"max_length": 8, "total_updates": 1}
+    trainer = build_trainer(config, trained, tokenizer, **given)
+    engine = MiniEngine(decoded, config=MiniEngineConfig(max_running=2, kv_tokens=64))
+    engine.load_weights(trainer.weights(), 1)
+    assert torch.equal(decoded.lm_head.weight, model.lm_head.weight)
+    trainer.save(tmp_path / "checkpoint")
+    written = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is False
+    again, _ = load_model(ModelConfig(path=str(tmp_path / "checkpoint")), "cpu")
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    with pytest.raises(ValueError, match=r"vLLM would drop it: set tie_word_embeddings to false"):
+        build_trainer(
+            config.model_copy(update={"engine": VllmEngineConfig()}), trained, tokenizer, **given
+        )
 
 
 def test_a_missing_tokenizer_is_named(folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -59,11 +60,14 @@ def older_fields(config: dict[str, Any]) -> dict[str, Any] | None:
     older = {key: value for key, value in config.items() if key != "rope_parameters"} | fields
     names = _ALSO.get(config["model_type"], {})
     fields |= {old: older[new] for old, new in names.items() if new in older}
-    try:  # release 5 still reads them, and changes them: it is asked whether they say the same
-        same = not rope or AutoConfig.for_model(**deepcopy(older | fields)).rope_parameters == rope
-    except (KeyError, ValueError):
-        return None
-    return fields if same else None
+    if not rope:
+        return fields
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        try:  # release 5 still reads them, and changes them: it is asked whether they say the same
+            read = AutoConfig.for_model(**deepcopy(older | fields))
+        except (KeyError, ValueError):
+            return None
+    return fields if read.rope_parameters == rope else None
 
 
 def write_beside(folder: Path, tokenizer: Any, source: Path | None) -> None:

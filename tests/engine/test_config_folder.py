@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rollpacker import hub
-from rollpacker.hub import config_folder
+from rollpacker.hub import config_folder, folder_here
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -33,5 +33,7 @@ def test_a_folder_below_the_home(tmp_path, monkeypatch):
 
 def test_a_model_in_the_cache_without_a_connection(cached):
     assert config_folder("some/model") == str(cached)
+    assert (folder_here("some/model"), folder_here("some/other")) == (cached, None)
+    assert (folder_here(str(cached)), folder_here("")) == (cached, None)
     with pytest.raises(ValueError, match="cannot be reached"):
         config_folder("some/other")

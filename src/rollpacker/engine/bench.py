@@ -52,7 +52,7 @@ def run(
 def _prompt_ids(model_path: str, prompt: str) -> list[int]:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_path)(prompt)["input_ids"]
+    return AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)(prompt)["input_ids"]
 
 
 def _load(model_path: str, dtype: str) -> Any:

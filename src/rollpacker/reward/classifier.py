@@ -57,6 +57,9 @@ class Classifier:
         return self._tokenizer.apply_chat_template([*request.prompt, answer], tokenize=False)
 
 
+_HERE: Any = {"local_files_only": True, "trust_remote_code": False}  # which would be asked for
+
+
 class _Options(NamedTuple):
     device: str = "cpu"
     dtype: str = "float32"
@@ -74,7 +77,7 @@ def from_checkpoint(function: str, options: Mapping[str, Any]) -> Classifier:
     logging.set_verbosity_error()
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, dtype=chosen.dtype, local_files_only=True
+            folder, num_labels=1, dtype=chosen.dtype, **_HERE
         )
     except Exception as error:  # whatever a damaged checkpoint makes of transformers
         raise ValueError(f"rewards: cannot load '{function}': {one_line(error)}") from error
@@ -96,7 +99,7 @@ def from_module(function: str, module: Any, options: Mapping[str, Any]) -> Class
 def _made(function: str, model: Any, chosen: _Options, folder: str | Path) -> Classifier:
     place = chosen.tokenizer or folder
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(place, **_HERE)
     except Exception as error:
         raise ValueError(
             f"rewards: '{function}' has no tokenizer in '{place}' (options.tokenizer): "

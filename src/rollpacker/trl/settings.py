@@ -125,7 +125,8 @@ def _check_model(given: Given) -> None:
             check_generation(GenerationConfig.from_pretrained(str(place)), _OF_TRL)
         if config is not None:
             with contextlib.suppress(OSError, ValueError):  # TRL's trainer says it better
-                tied = AutoConfig.from_pretrained(model).tie_word_embeddings
+                here = AutoConfig.from_pretrained(model, trust_remote_code=False)
+                tied = here.tie_word_embeddings
     elif isinstance(model, torch.nn.Module):
         check_generation(getattr(model, "generation_config", None), _OF_TRL)
         check_active(model)

@@ -122,12 +122,11 @@ def _check_architecture(config: Any, path: str) -> None:
             "release of transformers does not know them"
         )
     text = config.get_text_config()
-    for part in (config, text):
-        if quantized := getattr(part, "quantization_config", None):
-            raise ValueError(
-                f"model.path={path}: quantized weights ({dict(quantized).get('quant_method')}, "
-                "quantization_config) cannot be trained: take the checkpoint that they come from"
-            )
+    if quantized := getattr(config, "quantization_config", None):
+        raise ValueError(
+            f"model.path={path}: quantized weights ({dict(quantized).get('quant_method')}, "
+            "quantization_config) cannot be trained: take the checkpoint that they come from"
+        )
     for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
         first = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if rope.get("rope_type") in _BY_LENGTH and first < text.max_position_embeddings:

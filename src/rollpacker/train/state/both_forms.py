@@ -37,12 +37,9 @@ _BESIDE = (
 
 def with_older_fields(config: dict[str, Any]) -> dict[str, Any]:
     """A ``config.json`` with the fields of both releases, in its parts too."""
-    parts = {key: with_older_fields(part) for key, part in config.items() if _is_config(part)}
-    return config | parts | (older_fields(config) or {})
-
-
-def _is_config(part: Any) -> bool:
-    return isinstance(part, dict) and "model_type" in part
+    parts = {key: part for key, part in config.items() if isinstance(part, dict)}
+    older = {key: with_older_fields(part) for key, part in parts.items() if "model_type" in part}
+    return config | older | (older_fields(config) or {})
 
 
 def older_fields(config: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.sandbox import Sandbox, read_tests
+from rollpacker.sandbox import Sandbox, StdinTest, read_tests
 
 LISTS = [[1, 2], [3, 4]]
 KODCODE = {
@@ -69,7 +69,7 @@ SYNTHETIC = {
             "language": "python",
             "test_cases": [
                 {"type": "function_call", "fn_name": "total", "input": [[1, 2]], "output": [3]},
-                {"type": "stdin_stdout", "fn_name": None, "input": "", "output": "ready"},
+                {"type": "function_call", "fn_name": "total", "input": [[4, 5]], "output": [9]},
             ],
         }
     ),
@@ -97,7 +97,7 @@ TOTAL = "def total(values):\n    return {}\nif __name__ == '__main__':\n    prin
         (
             APPS_CALL,
             "class Solution:\n    def total(self, values): return sum(values)",
-            "class Solution:\n    def total(self, values): return [sum(values)]",
+            "class Solution:\n    def total(self, values): return [[sum(values)]]",
             False,
         ),
         (LIVE_CALL, ADD_ALL.format("+"), ADD_ALL.format("-"), False),
@@ -132,10 +132,15 @@ def test_pickled_private_tests_are_refused_with_the_way_to_convert_them() -> Non
     assert len(read_tests({**LIVE_CALL, "private_test_cases": converted})) == 2
 
 
-def test_integers_too_long_to_read_say_so() -> None:
-    data = '{"fn_name": "f", "inputs": [[1]], "outputs": [[%s]]}' % ("9" * 5000)
-    with pytest.raises(ValueError, match=r"input_output: .*digits.*: leave this row out"):
-        read_tests({"input_output": data})
+def test_long_integers(sandbox: Sandbox) -> None:
+    data = '{"fn_name": "f", "inputs": [[%d]], "outputs": [%s]}'
+    tests = read_tests({"input_output": data % (5000, "9" * 5000)})
+    tests.append(StdinTest(stdin="9" * 5000, stdout="9" * 5000))
+    program = "def f(x): return 10**x - 1\nif __name__ == '__main__': print(int(input()))"
+    assert sandbox.run(program, tests, 2.0).verdict == "pass"
+    assert sandbox.run(program.replace("- 1", "- 2"), tests, 2.0).verdict == "fail"
+    with pytest.raises(ValueError, match=r"input_output: .*30,000 digits: leave this row out"):
+        read_tests({"input_output": data % (5000, "9" * 30_000)})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_integers_too_long_to_read_say_so() -> None:
     [
         ({"input_output": '{"fn_name": "f", "inputs": [3], "outputs": [3]}'}, "must be a list"),
         ({"input_output": "{"}, "input_output: not JSON"),
-        ({"verification_info": "{}"}, "expected 'test_cases'"),
+        ({"verification_info": "{}"}, "verification_info: a test has the keys"),
         ({"test": ["assert x"]}, "expected Python source"),
     ],
 )

@@ -16,6 +16,7 @@ PAIRS = {"inputs": ["1 2\n", ["3 4", ""]], "outputs": ["3\n", ["7"]]}
 STDIN = [StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3 4\n", stdout="7")]
 CALLS = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}
 CALL = [CallTest(call="add", args=[1, 2], expected=3)]
+WRAPPED = [CallTest(call="add", args=[1, 2], expected=3, or_list=True)]
 CASES = [
     {"input": "1 2\n", "output": "3\n", "testtype": "stdin"},
     {"input": "1\n2", "output": "3", "testtype": "functional"},
@@ -28,7 +29,21 @@ CASES = [
         ({"tests": [{"stdin": "1 2\n", "stdout": "3\n"}]}, STDIN[:1]),
         ({"input_output": json.dumps(PAIRS)}, STDIN),
         ({"input_output": PAIRS, "answer": "x"}, STDIN),
-        ({"input_output": json.dumps(CALLS)}, CALL),
+        ({"input_output": json.dumps(CALLS)}, WRAPPED),
+        (
+            {
+                "verification_info": [
+                    {"fn_name": "f", "input": [n], "output": [*range(n)]} for n in (1, 2)
+                ]
+            },
+            [CallTest(call="f", args=[n], expected=[*range(n)]) for n in (1, 2)],
+        ),
+        (
+            {"ground_truth": {"assert_case": ["assert f(1)"], "inputs": [""], "outputs": [None]}},
+            [AssertTest(asserts="assert f(1)")],
+        ),
+        ({"assert_case": '["assert f(1)"]'}, [AssertTest(asserts="assert f(1)")]),
+        ({"asserts": "assert f(1)"}, [AssertTest(asserts="assert f(1)")]),
         ({"answer": json.dumps(PAIRS)}, STDIN),
         ({"answer": [{"call": "add", "args": [1, 2], "expected": 3}]}, CALL),
         (
@@ -136,7 +151,7 @@ def test_rows(row: dict[str, Any], tests: list[Any]) -> None:
         ),
         ({"input_output": {"inputs": 3, "outputs": 3}}, "^input_output: .* must be lists, got 3$"),
         ({"public_tests": {"input": ["1"], "output": []}}, "^public_tests: 1 inputs and 0 outputs"),
-        ({"test_list": [3]}, "^test_list: expected a list of asserts as text"),
+        ({"test_list": [3]}, "^test_list: .* a list with 3$"),
         (
             {"official_tests": [{"input": "1", "output": "1"}], "generated_checker": "print(1)"},
             "^generated_checker: its programs are judged by more than their output",
@@ -218,7 +233,7 @@ def calls(data: dict[str, Any], **columns: Any) -> list[CallTest]:
         ("List", [[1]], [[1]]),
         ("int", [[1]], [1]),
         ("int", ["[1]"], [1]),
-        ("TreeNode", [[1]], [1]),
+        ("TreeNode", [[1]], [[1]]),
     ],
 )
 def test_the_starter_code_says_how_deep_results_are(
@@ -273,7 +288,8 @@ def test_the_column_is_named() -> None:
 def test_the_starter_code_says_what_returns_nothing(starter: str | None, in_place: bool) -> None:
     data = {"fn_name": "f", "inputs": [[[1, 2]]], "outputs": [[[2, 1]]]}
     (test,) = read_tests({"input_output": data, "starter_code": starter})
-    assert test == CallTest(call="f", args=[[1, 2]], expected=[2, 1], in_place=in_place)
+    assert isinstance(test, CallTest)
+    assert (test.args, test.expected, test.in_place) == ([[1, 2]], [2, 1], in_place)
 
 
 def test_methods_of_a_solution_class_are_found(sandbox: Sandbox) -> None:

@@ -131,7 +131,7 @@ class Grade:
         rewards: every function's score by name; None where it is not applicable, and nothing
             where it was not called to the end.
         error: why there is no reward.
-        seconds: time that the functions took.
+        seconds: time that the functions took; of a call for several responses, an equal share.
         runs: what became of the response's program, by the name of the reward that ran it.
         extra: columns that the functions logged for the samples table.
         metrics: numbers that the functions logged, by metric.

@@ -93,6 +93,8 @@ def _inner(column: str, value: Any) -> Any:
 
 def _tests(column: str, data: Any, row: Row) -> list[Test]:
     if isinstance(data, Mapping):
+        if data.get("assert_case"):  # verl
+            return _tests(column, read_json(column, data["assert_case"]), row)
         if {"inputs", "outputs"} & data.keys():
             return _pairs(column, data, row)
         if isinstance(data.get("functional"), str):  # code-r1
@@ -105,6 +107,11 @@ def _tests(column: str, data: Any, row: Row) -> list[Test]:
         data = [data]
     if not isinstance(data, list):
         raise ValueError(f"{column}: {_LAYOUTS}; got {data!r:.60}")
+    calls = [each for each in data if isinstance(each, Mapping) and each.get("fn_name")]
+    if calls and len(calls) == len(data) and all("output" in each for each in calls):  # SYNTHETIC-1
+        inputs, outputs = ([each.get(key) for each in calls] for key in ("input", "output"))
+        pairs = {"inputs": inputs, "outputs": outputs, "fn_name": calls[0]["fn_name"]}
+        return _pairs(column, pairs, row)
     return [_one(column, each, row) for each in data]
 
 
@@ -223,8 +230,6 @@ def _case(column: str, case: Mapping[str, Any], row: Row) -> Test:
         raise ValueError("metadata: a functional test needs 'func_name'")
     if isinstance(given, str) and isinstance(result, str):
         [result] = decoded(column, [result])
-    if case.get("fn_name") and isinstance(result, list) and len(result) == 1:
-        result = result[0]  # as in APPS, where SYNTHETIC-1 has it from
     return _call(column, name, given, result, row)
 
 
@@ -275,21 +280,7 @@ def _input_output(column: str, row: Row) -> list[Test]:
     return _tests(column, data, {"fn_name": name, **row})
 
 
-def _synthetic(column: str, row: Row) -> list[Test]:
-    info = read_json(column, row[column])
-    if not isinstance(info, Mapping) or "test_cases" not in info:
-        raise ValueError(f"{column}: expected 'test_cases', got {info!r:.60}")
-    return _tests(column, info, row)
-
-
 # -- asserts
-
-
-def _assert_list(column: str, row: Row) -> list[Test]:
-    data = read_json(column, row[column])
-    if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
-        raise ValueError(f"{column}: expected a list of asserts as text, got {data!r:.60}")
-    return [_asserts(each, row) for each in data]
 
 
 def _asserts(code: str, row: Row) -> AssertTest:
@@ -324,8 +315,10 @@ _READERS: dict[str, Callable[[str, Row], list[Test]]] = {
     "private_tests": _contest,
     "generated_tests": _contest,
     "official_tests": _contest,
-    "verification_info": _synthetic,
-    "test_list": _assert_list,
+    "verification_info": _any,
+    "test_list": _any,
+    "assert_case": _any,
+    "asserts": _any,
     "test_cases": _any,
     "unit_tests": _any,
     "test": _test_code,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 _LIST = re.compile(r"(?:typing\.)?(List|list|Sequence|Iterable|Optional)\[(.*)\]", re.DOTALL)
 _PLAIN = {"int": 0, "float": 0, "str": 0, "bool": 0, "list": 1, "List": 1}
+_PLAIN |= {"ListNode": 1, "TreeNode": 1}
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+_MOST_DIGITS = 20_000
 
 
 def wanted(
@@ -19,9 +22,9 @@ def wanted(
     """What calls must return, and whether a list with nothing but it is right as well.
 
     Outputs are JSON text where the inputs are, as LiveCodeBench and PRIME have it; beside
-    arguments that are values, a text is a text. APPS and TACO put each result into a list of its
-    own, unless the row's starter code says that results are no deeper. Of text without such code,
-    several that are all lists of one may be either: both are right, as in PRIME's harness.
+    arguments that are values, a text is a text. APPS and TACO put some results into a list of
+    their own; the row's starter code may say that they are no deeper. Without such code, results
+    that are all lists of one may be either: both are right, as in the harnesses of APPS and PRIME.
     """
     as_text = all(isinstance(each, str) for each in (*inputs, *outputs))
     values = decoded(column, outputs) if as_text else outputs
@@ -31,7 +34,7 @@ def wanted(
     depth = _depth_of_type(_returned(name, row))
     if depth is not None:
         return (bare if _depth(values) > depth else values), False
-    return (bare, as_text) if len(values) > 2 * as_text else (values, False)
+    return (bare, True) if len(values) > 2 * as_text else (values, False)
 
 
 def _depth(values: Sequence[Any]) -> int:
@@ -101,13 +104,22 @@ def value_of(column: str, text: str) -> Any:
             raise error from None
 
 
-def read_json(column: str, value: Any) -> Any:
+def read_json(column: str, value: Any, integer: Callable[[str], int] = int) -> Any:
     """A value that may be JSON text. Raises ``ValueError``, one line with the column."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, parse_int=integer)
     except json.JSONDecodeError as error:
         raise ValueError(f"{column}: not JSON ({error.msg}): {value!r:.60}") from error
     except (ValueError, RecursionError) as error:
+        if integer is int and isinstance(error, ValueError):
+            return read_json(column, value, _long)
         raise ValueError(f"{column}: {error}: leave this row out") from error
+
+
+def _long(digits: str) -> int:
+    """An integer that may have more digits than Python reads."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits):,} digits")
+    return int(Decimal(digits))

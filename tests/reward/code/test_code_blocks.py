@@ -40,7 +40,7 @@ def test_the_last_program_is_found(completion: str, program: str | None) -> None
 
 
 def test_finding_a_program_takes_linear_time() -> None:
-    assert code_of("```python\n" * 8_000 + "`" * 100_000) is None
+    assert code_of("```python\n" * 8_000 + "`" * 100_000) == "\n"
     assert code_of("```" + " " * 500_000 + "`\n" + "```" + " " * 500_000) is None
 
     assert code_of("```x" * 8_000 + "`") is None
@@ -69,6 +69,9 @@ def test_finding_a_program_takes_linear_time() -> None:
         ("```python\na\n```.", "a\n"),
         ("```python\nprint('```')\n```", "print('```')\n"),
         ("~~~python\na\n```\n~~~", "a\n```\n"),
+        ("```python\na\n`````\nend", "a\n"),
+        ("```python\na\n  ````  \n```", "a\n"),
+        ("```python\na\n````text\nb\n```", "a\n````text\nb\n"),
         ("1. x\n\n   ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),
         ("- ```python\n  a\n\n  b\n  ```", "a\n\nb\n"),
         ("- ```python\nif a:\n  b\n```", "if a:\n  b\n"),

@@ -1,8 +1,8 @@
 """Responses as models write them, to rows as datasets have them: what each of them is worth.
 
-``code.jsonl`` was scored by common sense; ``code_kinds.jsonl`` has one right answer of each kind
-that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule would let pass.
-The score of rows that are refused is null.
+``code.jsonl`` and ``code_more.jsonl`` were scored by common sense; ``code_kinds.jsonl`` has one
+right answer of each kind that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule
+would let pass. The score of rows that are refused is null.
 """
 
 import json
@@ -48,7 +48,9 @@ def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | N
         return None
 
 
-@pytest.mark.parametrize("name", ["code.jsonl", "code_kinds.jsonl", "code_near_misses.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["code.jsonl", "code_more.jsonl", "code_kinds.jsonl", "code_near_misses.jsonl"]
+)
 def test_what_people_bring_and_near_misses(reward: CodeReward, name: str) -> None:
     given = cases(name)
     assert [case["kind"] for case in given if score(reward, case) != case["score"]] == []

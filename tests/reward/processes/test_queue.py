@@ -135,3 +135,15 @@ class Queue(RuleBasedStateMachine):
 
 TestQueue = Queue.TestCase
 TestQueue.settings = settings(stateful_step_count=50)
+
+
+def test_the_seconds_of_a_call_are_shared_by_its_responses() -> None:
+    ledger = ScoreLedger(REWARDS[:2])
+    job = GradingJob(1, tuple(requests(["1"] * 16)), [1])
+    for request in job.requests:
+        ledger.hold(request.attempt, 2)
+    for request in job.requests:
+        alone = GradingJob(2, (request,), [0])
+        ledger.score(alone, 0, GraderReply(scores=(1.0,), seconds=0.25))
+    ledger.score(job, 1, GraderReply(scores=(1.0,) * 16, seconds=8.0))
+    assert sum(grade.seconds for grade in ledger.done) == 16 * 0.25 + 8.0

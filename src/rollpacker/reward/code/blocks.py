@@ -290,7 +290,8 @@ def _end(line: str, fence: str) -> _End | None:
     if bare.startswith(fence):
         info = bare[len(fence) :]
         if info[:1] == fence[0]:
-            return None  # a longer fence
+            # A longer fence may end it, and begins a block of its own where it names a language.
+            return None if bare.strip(fence[0]) else _End()
         return _End(another=bool(re.fullmatch(r"\s*[\w+#-]+", info)))
     stripped = line.rstrip()
     rest = stripped[: -len(fence)]

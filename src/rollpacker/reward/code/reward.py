@@ -60,8 +60,8 @@ class CodeOptions(Config):
     """A timeout of T CPU seconds may stretch to max(10 T, T + idle_s) seconds."""
     float_tolerance: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """How near a number must be to the expected one, absolute or relative, where they are not both
-    integers; a row's own column ``float_tolerance`` goes before. None: 1e-6, and what is expected
-    to be printed as an integer must be printed so."""
+    integers; a row's own column ``float_tolerance`` goes before. None: 1e-6, or the digits that
+    the row gives, and what is expected to be printed as an integer must be one."""
 
 
 def read_options(options: Mapping[str, Any]) -> CodeOptions:

@@ -78,7 +78,7 @@ class ScoreLedger:
             held = self._held.get(request.attempt)
             if held is None:
                 continue
-            held.seconds += reply.seconds
+            held.seconds += reply.seconds / len(job.requests)
             score = reply.scores[place]
             if score is not None:
                 held.scores[function] = score

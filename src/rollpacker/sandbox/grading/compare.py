@@ -15,6 +15,9 @@ from rollpacker.sandbox.types import FLOAT_TOLERANCE
 _LONGEST_NUMBER = 64
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
+# Digits, in all or behind the point, from which on a number may be a rounded one.
+_ROUNDED = 5
 # A float tells integers apart up to here.
 _EXACT = 2.0**53
 # Bits of a key; Python writes any integer of them in decimals, and quickly.
@@ -24,20 +27,24 @@ _LONGER, _SLACK = 16, 1 << 16
 
 
 def same_output(found: str, expected: str, tolerance: float | None = None) -> bool:
-    """Whether two texts are equal line by line, but for white space around words.
+    """Whether two texts are equal line by line, but for white space around words and blank lines
+    behind the first.
 
     Where the expected token is a number with a point or an exponent, ``tolerance`` is near enough,
-    absolute or relative. Where it is an integer, only that integer is equal, and, with a tolerance
-    given, a number with a point or an exponent that is absolutely as near. What is split is no
-    more than what is expected.
+    absolute or relative; None stands for 1e-6, and for the digits of the token where it has five.
+    Where it is an integer, only that integer is equal, with zeros behind a point too, and, with a
+    tolerance given, a number with a point or an exponent that is absolutely as near.
     """
     if len(found) > _LONGER * len(expected) + _SLACK:
         return False
-    found, expected = found.rstrip(), expected.rstrip()
-    if found.count("\n") != expected.count("\n"):
-        return False
-    lines = zip(found.split("\n"), expected.split("\n"), strict=True)
-    return all(a == b or _same_line(a, b, tolerance) for a, b in lines)
+    ours, theirs = _lines(found), _lines(expected)
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(a == b or _same_line(a, b, tolerance) for a, b in pairs)
+
+
+def _lines(text: str) -> list[str]:
+    first, *rest = text.rstrip().split("\n")
+    return [first, *(line for line in rest if line.strip())]
 
 
 def _same_line(found: str, expected: str, tolerance: float | None) -> bool:
@@ -55,7 +62,9 @@ def _same_number(found: str, expected: str, tolerance: float | None) -> bool:
     if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(expected)):
         return False
     if not _INTEGER.fullmatch(expected):
-        return _near(float(found), float(expected), tolerance or FLOAT_TOLERANCE)
+        return _near(float(found), float(expected), tolerance, expected)
+    if _WHOLE.fullmatch(found) and Decimal(found) == Decimal(expected):
+        return True
     if tolerance is None or _INTEGER.fullmatch(found):
         return False
     if Decimal(found) == Decimal(expected):
@@ -65,20 +74,30 @@ def _same_number(found: str, expected: str, tolerance: float | None) -> bool:
     return abs(wanted) < _EXACT and abs(float(found) - wanted) <= tolerance
 
 
-def _near(found: float, expected: float, tolerance: float) -> bool:
-    return math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
+def _near(found: float, expected: float, tolerance: float | None, text: str) -> bool:
+    """Within the tolerance, or what the text of the expected number is when it is rounded."""
+    within = tolerance or FLOAT_TOLERANCE
+    if math.isclose(found, expected, rel_tol=within, abs_tol=within):
+        return True
+    _, digits, exponent = Decimal(text).as_tuple()
+    if tolerance or not isinstance(exponent, int) or exponent >= 0:
+        return False
+    off, half = abs(found - expected), 0.5 * 10.0**exponent
+    if -exponent >= _ROUNDED:
+        return off <= half
+    return len(digits) >= _ROUNDED and off <= min(half, 1e-5 * abs(expected))
 
 
 _SCALARS = (int, str, bool, bytes, type(None))
 
 
-def same_value(found: Any, expected: Any, tolerance: float = FLOAT_TOLERANCE) -> bool:
+def same_value(found: Any, expected: Any, tolerance: float | None = None) -> bool:
     """Whether a decoded value equals the expected one.
 
     Types must be equal, with what JSON cannot say allowed: a tuple where a list is expected, a
-    number as a dict's key where its text is. Floats may differ by ``tolerance``, absolute or
-    relative, and an integer may stand for a float; a float for an integer where it equals it
-    exactly, as Python and the public harnesses have it. A boolean is no number.
+    number as a dict's key where its text is. Floats may differ as in ``same_output``, and an
+    integer may stand for a float; a float for an integer where it equals it exactly, as Python and
+    the public harnesses have it. A boolean is no number.
     """
     if type(expected) is int and type(found) is float:
         return found == expected
@@ -95,22 +114,24 @@ def same_value(found: Any, expected: Any, tolerance: float = FLOAT_TOLERANCE) ->
     return _same_float(found, expected, tolerance)
 
 
-def _same_list(found: Any, expected: Sequence[Any], tolerance: float) -> bool:
+def _same_list(found: Any, expected: Sequence[Any], tolerance: float | None) -> bool:
     if not (type(found) is tuple or type(found) is type(expected)) or len(found) != len(expected):
         return False
     return all(map(same_value, found, expected, repeat(tolerance)))
 
 
-def _same_float(found: float, expected: float, tolerance: float) -> bool:
+def _same_float(found: float, expected: float, tolerance: float | None) -> bool:
     if isinstance(found, float) and math.isnan(expected):
         return math.isnan(found)
     try:
-        return _near(float(found), expected, tolerance)
+        return _near(float(found), expected, tolerance, repr(expected))
     except OverflowError:
         return False
 
 
-def _same_dict(found: dict[Any, Any] | Pairs, expected: dict[Any, Any], tolerance: float) -> bool:
+def _same_dict(
+    found: dict[Any, Any] | Pairs, expected: dict[Any, Any], tolerance: float | None
+) -> bool:
     left = {_key(key): value for key, value in expected.items()}
     if not len(found) == len(expected) == len(left):
         return False

@@ -18,7 +18,6 @@ from rollpacker.sandbox.grading.decode import (
 )
 from rollpacker.sandbox.running.execution import Execution
 from rollpacker.sandbox.types import (
-    FLOAT_TOLERANCE,
     AssertTest,
     CallTest,
     Outcome,
@@ -156,6 +155,6 @@ def _judge_report(test: CallTest | AssertTest, result: bytes, tolerance: float |
     except BadResultError as error:
         return "fail", str(error)
     right = [test.expected, [test.expected]] if test.or_list else [test.expected]
-    if any(same_value(found, each, tolerance or FLOAT_TOLERANCE) for each in right):
+    if any(same_value(found, each, tolerance) for each in right):
         return "pass", ""
     return "fail", "wrong value", shorten(found)

@@ -34,6 +34,7 @@ def install() -> dict[str, Any]:
     names |= dict(zip(_MODULES, loaded[1:], strict=True))
     builtins.__dict__.update({name: names[name] for name in names.keys() - plain.keys()})
     sys.setrecursionlimit(_DEEP)
+    getattr(sys, "set_int_max_str_digits", int)(0)  # an older Python has no limit
     return plain
 
 

@@ -48,8 +48,8 @@ class ProgramRunner(ABC, Generic[L]):
             stop_early: leave out the tests after the first that did not pass.
             stop: asked a few times a second while a program runs; true ends it.
             float_tolerance: how near numbers must be, absolute or relative, that are not integers
-                both; None stands for 1e-6 or the digits of what is expected, and for integers in the
-                output as they are.
+                both; None stands for 1e-6, or the digits of what is expected, and for integers in
+                the output as they are.
 
         Raises:
             StoppedError: ``stop`` said so.

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollpacker.sandbox.returns import (
     decoded,
+    nodes_of,
     read_json,
     returns_nothing,
     value_of,
@@ -156,7 +157,13 @@ def _call(column: str, name: str, given: Any, result: Any, row: Row) -> CallTest
     args = _args(column, given)
     _refuse_design(column, name, args, result)
     in_place = result is not None and isinstance(args, list) and returns_nothing(name, row)
-    return CallTest(call=name, args=args, expected=result, in_place=in_place)
+    nodes = nodes_of(column, name, row)
+    for key, value in args.items() if isinstance(args, Mapping) else enumerate(args):
+        if str(key) in nodes and not isinstance(value, list | None):
+            raise ValueError(f"{column}: a {nodes[str(key)]} must be a list, got {value!r:.60}")
+    if result is None and "return" in nodes:
+        result = []
+    return CallTest(call=name, args=args, expected=result, in_place=in_place, nodes=nodes or None)
 
 
 def _args(column: str, given: Any) -> list[Any] | dict[str, Any]:

@@ -31,7 +31,7 @@ def wanted(
     if not all(isinstance(each, list) and len(each) == 1 for each in values):
         return values, False
     bare = [each[0] for each in values]
-    depth = _depth_of_type(_returned(name, row))
+    depth = _depth_of_type(_signature(name, row)[1])
     if depth is not None:
         return (bare if _depth(values) > depth else values), False
     return (bare, True) if len(values) > 2 * as_text else (values, False)
@@ -56,18 +56,33 @@ def _depth_of_type(text: str) -> int | None:
     return None if inner is None else depth + inner
 
 
-def _returned(name: str, row: Mapping[str, Any]) -> str:
-    """What a function returns by the annotation in the row's starter code, if it has one."""
-    starter = row.get("starter_code")
-    if not isinstance(starter, str):
-        return ""
-    found = re.search(rf"def {re.escape(name)}\s*\([^)]*\)\s*->\s*([^:\n]+):", starter)
-    return found[1] if found else ""
+def _signature(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    """The arguments of a function, and what it returns, by the annotations in the row's starter
+    code."""
+    head = rf"^[ \t]*def {re.escape(name)}\s*\(([^)]*)\)\s*(?:->\s*([^:\n]+))?:"
+    found = re.search(head, str(row.get("starter_code") or ""), re.MULTILINE)
+    return (found[1], found[2] or "") if found else ("", "")
+
+
+def nodes_of(column: str, name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """LeetCode's classes of linked lists and trees among the arguments, by place and by name, and
+    of the ``return``; behind ``*`` where it is a list of them."""
+    arguments, returned = _signature(name, row)
+    given = [each for each in re.split(r",\s*(?=\w+\s*[:=])", arguments) if ":" in each]
+    texts = {str(place): each for place, each in enumerate(given)} | {"return": returned}
+    texts |= {each.partition(":")[0].strip(" \nself,"): each for each in given}
+    if any(re.search(r"\bNode\b", text) for text in texts.values()):
+        raise ValueError(f"{column}: a graph of class 'Node' is not built: leave this row out")
+    kinds = {
+        key: re.search(r"([Ll]ist\[.*)?\b((?:List|Tree)Node)\b", text)
+        for key, text in texts.items()
+    }
+    return {key: "*" * bool(kind[1]) + kind[2] for key, kind in kinds.items() if kind}
 
 
 def returns_nothing(name: str, row: Mapping[str, Any]) -> bool:
     """Whether the row's starter code says that the function changes its argument in place."""
-    return _returned(name, row).strip() == "None"
+    return _signature(name, row)[1].strip() == "None"
 
 
 def with_number_keys(args: list[Any]) -> list[Any]:

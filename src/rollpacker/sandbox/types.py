@@ -49,6 +49,8 @@ class CallTest:
         expected: what it must return; never enters the sandbox.
         in_place: it returns nothing: what counts is its first argument afterwards.
         or_list: a list with nothing but what is expected is right as well.
+        nodes: LeetCode's ``ListNode`` or ``TreeNode`` for arguments, by place or name, and for the
+            ``return``, that are lists here; ``*`` before it stands for a list of them.
     """
 
     call: str
@@ -56,6 +58,7 @@ class CallTest:
     expected: Any
     in_place: bool = False
     or_list: bool = False
+    nodes: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

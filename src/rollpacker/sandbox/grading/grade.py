@@ -49,6 +49,8 @@ def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
     job |= {"kind": "call", "call": _text("a test's call", test.call), "args": _arguments(test)}
     if places := _number_keyed(test):
         job["number_keys"] = places
+    if test.nodes:
+        job["nodes"] = json.dumps(dict(test.nodes))
     return (job | {"in_place": "yes"} if test.in_place else job), b""
 
 

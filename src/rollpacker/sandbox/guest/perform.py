@@ -5,6 +5,7 @@ It imports nothing of this package, so that it can also be sent elsewhere as tex
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import sys
@@ -81,12 +82,50 @@ def _call(space: dict[str, Any], fields: dict[str, str]) -> Any:
     if method:
         target = getattr(target(), method)
     args = json.loads(fields["args"])
+    nodes = json.loads(fields.get("nodes", "{}"))
+    for key in nodes and (args if isinstance(args, dict) else range(len(args))):
+        args[key] = _linked(args[key], nodes.get(str(key), ""), space)
     if isinstance(args, dict):
-        return target(**args)
+        return _listed(target(**args), nodes.get("return", ""))
     for place in map(int, fields.get("number_keys", "").split()):
         args[place] = {int(key): value for key, value in args[place].items()}
     value = target(*args)
-    return args[0] if "in_place" in fields else value
+    if "in_place" in fields:
+        return _listed(args[0], nodes.get("0", ""))
+    return _listed(value, nodes.get("return", ""))
+
+
+def _linked(value: Any, kind: str, space: dict[str, Any]) -> Any:
+    """What LeetCode writes as a list, made of the program's class, or the one it has."""
+    if kind[:1] == "*":
+        return [_linked(each, kind[1:], space) for each in value]
+    if not kind:
+        return value
+    make = space.get(kind) or vars(builtins)[kind]
+    nodes = [None if each is None else make(each) for each in value or [None]]
+    parents = [node for node in nodes if node is not None]
+    for place, node in enumerate(nodes[1:]):
+        if kind == "ListNode":
+            parents[place].next = node
+        else:
+            setattr(parents[place // 2], ("left", "right")[place % 2], node)
+    return nodes[0]
+
+
+def _listed(value: Any, kind: str) -> Any:
+    """How LeetCode writes what may be made of nodes."""
+    if kind[:1] == "*":
+        return [_listed(each, kind[1:]) for each in value]
+    if not kind:
+        return value
+    nodes = [value]
+    for node in nodes:  # it grows
+        if node is not None:
+            nodes += [node.next] if kind == "ListNode" else [node.left, node.right]
+    values = [None if node is None else node.val for node in nodes]
+    while values and values[-1] is None:
+        values.pop()
+    return values
 
 
 def _assert(code: str, space: dict[str, Any], program: dict[str, Any], run_tests: Any) -> None:

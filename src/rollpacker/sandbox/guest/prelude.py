@@ -25,6 +25,20 @@ _DEEP = 50_000
 """Calls inside of each other, as in LiveCodeBench."""
 
 
+class ListNode:
+    """LeetCode's linked list."""
+
+    def __init__(self, val: Any = 0, next: Any = None) -> None:
+        self.val, self.next = val, next
+
+
+class TreeNode:
+    """LeetCode's binary tree."""
+
+    def __init__(self, val: Any = 0, left: Any = None, right: Any = None) -> None:
+        self.val, self.left, self.right = val, left, right
+
+
 def install() -> dict[str, Any]:
     """Add the names to the builtins; the builtins without them, for code that is no program."""
     plain = dict(vars(builtins))
@@ -32,6 +46,7 @@ def install() -> dict[str, Any]:
     loaded = [importlib.import_module(name) for name in ("typing", *_MODULES)]
     names = {name: value for module in loaded for name, value in _public(module).items()}
     names |= dict(zip(_MODULES, loaded[1:], strict=True))
+    names |= {"ListNode": ListNode, "TreeNode": TreeNode}
     builtins.__dict__.update({name: names[name] for name in names.keys() - plain.keys()})
     sys.setrecursionlimit(_DEEP)
     getattr(sys, "set_int_max_str_digits", int)(0)  # an older Python has no limit

@@ -14,6 +14,7 @@ from rollpacker.sandbox import (
     Verdict,
     parse_test,
 )
+from rollpacker.sandbox.grading.reveal import reveal
 
 ADD = StdinTest(stdin="20 22\n", stdout="42\n")
 
@@ -202,13 +203,58 @@ def test_calls(sandbox: Sandbox, program: str, test: CallTest, verdict: str) -> 
     assert found.verdict == verdict, found
 
 
-def test_asserts_are_marked_forgeable(sandbox: Sandbox) -> None:
-    program = "def f(x): return x"
+@pytest.mark.parametrize(
+    ("asserts", "code", "forgeable"),
+    [
+        ("assert f(3) == 3", "__reveal__(0, f(3))", False),
+        ("assert {3} == set(f((3, -1)))", "__reveal__(0, set(f((3, -1))))", False),
+        ("assert f(3) is None", "__reveal__(0, f(3))", False),
+        ("assert not f(3)", "__reveal__(0, not not f(3))", False),
+        ("assert abs(f(3) - 0.5) < 1e-06", "__reveal__(0, f(3))", False),
+        ("def check(g):\n    assert g(3) == 4\ncheck(f)", "    __reveal__(0, g(3))", False),
+        ("def test_a():\n    r = f(3)\n    assert r == 4", "    __reveal__(0, r)", False),
+        ("assert f(1) == 2\nassert f(3) > 3", "assert f(3) > 3", True),
+        ("assert f(1) == 2\nif f:\n    assert f(3) == 4", "    assert f(3) == 4", True),
+        ("import pytest\n@mark\ndef test_a():\n    assert f(3) == 4", "    assert f(3) == 4", True),
+        ("def check(g):\n    assert g(3) == 4", "    assert g(3) == 4", True),
+        ("def same(a, b): ...\nassert same(f(3), 4)", "assert same(f(3), 4)", True),
+        ("assert isinstance(f(3), int) is True", "assert isinstance(f(3), int) is True", True),
+        ("assert f(3) == 1 + 2j", "assert f(3) == 1 + 2j", True),
+        ("assert f(3) is 3.5", "assert f(3) is 3.5", True),
+        ("assert f(", "assert f(", True),
+    ],
+)
+def test_what_asserts_expect_is_taken_out_of_them(asserts: str, code: str, forgeable: bool) -> None:
+    revealed = reveal(asserts)
+    assert (code in revealed.code.splitlines(), revealed.forgeable) == (True, forgeable)
+
+
+def test_verdicts_on_asserts(sandbox: Sandbox) -> None:
     plain = AssertTest(asserts="assert f(3) == 3")
     pytest_style = AssertTest(asserts="from solution import f\ndef test_a():\n    assert f(3) == 4")
-    assert sandbox.run(program, [plain], 2.0).verdict == "pass"
-    found = sandbox.run(program, [plain, pytest_style], 2.0)
-    assert (found.verdict, found.passed, found.forgeable) == ("fail", 1, True)
+    found = sandbox.run("def f(x): return x", [plain, pytest_style], 2.0)
+    assert (found.verdict, found.passed, found.forgeable) == ("fail", 1, False)
+    assert (found.tests[1].detail, found.tests[1].found) == ("wrong value: f(3) == 4", "3")
+    loop = AssertTest(asserts="for n in [3]: assert f(n) == n")
+    assert sandbox.run("def f(x): return x", [plain, loop], 2.0).forgeable
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        '{"held":true}',
+        '{"held":true,"value":["l",[]]}',
+        '{"held":true,"value":["l",[["t",[["i","1"],["i","3"]]]]]}',
+        '{"held":true,"value":["l",[["t",[["i","-1"],["i","3"]]]]]}',
+        '{"held":true,"value":["l",[["i","3"]]]}',
+        '{"held":true,"value":["i","3"]}',
+        '{"value":["l",[["t",[["i","0"],["i","3"]]]]]}',
+    ],
+)
+def test_forged_reports_on_asserts(sandbox: Sandbox, report: str) -> None:
+    program = f"import os\nos.write(3, {report.encode()!r})\nos._exit(0)"
+    test = AssertTest(asserts="assert f(3) == 3")
+    assert sandbox.run(program, [test], 2.0).verdict == "fail"
 
 
 def test_a_run_says_what_became_of_every_test(sandbox: Sandbox) -> None:

@@ -25,8 +25,6 @@ class ProgramRunner(ABC, Generic[L]):
     """The isolation that programs run in."""
     deaths = 0
     """Zygotes that died and were replaced."""
-    _forgeable: tuple[type[Test], ...]
-    """Tests that run where the program could change their outcome."""
 
     def run(
         self,
@@ -75,7 +73,7 @@ class ProgramRunner(ABC, Generic[L]):
             tests=tuple(results),
             level=self.level,
             cpu_s=sum(each.cpu_s for each in results),
-            forgeable=any(isinstance(test, self._forgeable) for test in tests),
+            forgeable=any(map(self._is_forgeable, tests)),
         )
 
     @abstractmethod
@@ -88,6 +86,10 @@ class ProgramRunner(ABC, Generic[L]):
         float_tolerance: float | None,
     ) -> TestResult:
         """One test."""
+
+    @abstractmethod
+    def _is_forgeable(self, test: Test) -> bool:
+        """Whether it is judged where the program could change its outcome."""
 
     @abstractmethod
     def close(self) -> None:

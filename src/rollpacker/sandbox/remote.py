@@ -23,8 +23,6 @@ from rollpacker.sandbox.base import ProgramRunner
 from rollpacker.sandbox.grading.grade import job_of, judge
 from rollpacker.sandbox.running.execution import Execution, Stop
 from rollpacker.sandbox.types import (
-    AssertTest,
-    CallTest,
     Limits,
     SandboxUnavailableError,
     StdinTest,
@@ -55,9 +53,8 @@ job = json.loads(sys.stdin.read())
 plain = modules["prelude"].install()
 status, outcome = 0, {}
 try:
-    outcome = modules["perform"].perform(job, modules["testrun"].run_tests, plain)
-    if "value" in outcome:
-        outcome["value"] = modules["values"].encode(outcome["value"])
+    run_tests, encode = modules["testrun"].run_tests, modules["values"].encode
+    outcome = modules["perform"].perform(job, run_tests, encode, plain)
 except SystemExit as stop:
     status = 0 if stop.code is None else stop.code & 255 if isinstance(stop.code, int) else 1
 except BaseException as error:
@@ -105,7 +102,6 @@ class RemoteSandbox(ProgramRunner[Literal["remote"]]):
     """
 
     level = "remote"
-    _forgeable = (CallTest, AssertTest)
 
     def __init__(
         self,
@@ -243,6 +239,9 @@ class RemoteSandbox(ProgramRunner[Literal["remote"]]):
         raise SandboxUnavailableError(
             f"the remote sandbox at {where} refuses requests with HTTP {status}: {said}"
         )
+
+    def _is_forgeable(self, test: Test) -> bool:
+        return not isinstance(test, StdinTest)
 
     def close(self) -> None:
         """Take no more programs; no connection is kept."""

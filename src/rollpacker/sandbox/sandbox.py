@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from rollpacker.sandbox.base import ProgramRunner
 from rollpacker.sandbox.grading.grade import encode_job, judge
+from rollpacker.sandbox.grading.reveal import reveal
 from rollpacker.sandbox.running.execution import Execution, Stop, execute
 from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
 from rollpacker.sandbox.selftest import quick_check
@@ -57,8 +58,6 @@ class Sandbox(ProgramRunner[Level]):
             or this process was forked from the one that made it.
         ValueError: an unknown level.
     """
-
-    _forgeable = (AssertTest,)
 
     def __init__(
         self,
@@ -141,6 +140,9 @@ class Sandbox(ProgramRunner[Level]):
         return result or TestResult(
             verdict="infra", cpu_s=0.0, wall_s=0.0, detail="the zygote died"
         )
+
+    def _is_forgeable(self, test: Test) -> bool:
+        return isinstance(test, AssertTest) and reveal(test.asserts).forgeable
 
     def _execute(
         self, job: bytes, stdin: bytes, budget_s: float, stop: Stop | None, alone: bool = False

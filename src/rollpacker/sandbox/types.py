@@ -65,7 +65,8 @@ class CallTest:
 class AssertTest:
     """Statements with asserts, or pytest-style ``test_*`` functions, run beside the program.
 
-    A hostile program can forge their success, as the check happens where the program is.
+    What they expect of the program stays outside where it is a literal (``grading.reveal``). A
+    hostile program can forge the success of the others, as they are checked where it is.
 
     Args:
         asserts: the source.

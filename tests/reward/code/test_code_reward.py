@@ -82,7 +82,7 @@ def test_partial_credit_is_the_share_of_tests() -> None:
 
 
 def test_asserts_are_marked_as_forgeable(reward: CodeReward) -> None:
-    tests = [{"asserts": "assert twice(2) == 4"}]
+    tests = [{"asserts": "assert twice(2) > 3"}]
     scored = reward(ask(fenced("def twice(x):\n    return 2 * x"), tests))
     assert (scored.score, scored.run.forgeable) == (1.0, True)
 
@@ -174,7 +174,7 @@ def test_a_report_of_calls_and_asserts_is_short(reward: CodeReward) -> None:
     assert called.found.startswith("{'b': <an integer of 16610 bits>, 'a': ")
     assert max(map(len, (called.given, called.expected, called.found))) < 400
     assert (asserted.kind, asserted.given) == ("asserts", repr("assert f([1]) == 2"))
-    assert (asserted.verdict, asserted.detail) == ("fail", "AssertionError: ")
+    assert (asserted.verdict, asserted.detail) == ("fail", "wrong value: f([1]) == 2")
 
 
 def test_a_report_without_a_program_says_why(reward: CodeReward) -> None:

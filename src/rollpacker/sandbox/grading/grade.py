@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import marshal
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rollpacker.sandbox.grading.compare import same_output, same_value
 from rollpacker.sandbox.grading.decode import (
@@ -16,6 +16,7 @@ from rollpacker.sandbox.grading.decode import (
     read_report,
     shorten,
 )
+from rollpacker.sandbox.grading.reveal import Check, reveal
 from rollpacker.sandbox.running.execution import Execution
 from rollpacker.sandbox.types import (
     AssertTest,
@@ -41,7 +42,8 @@ def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
         stdin = _text("a test's stdin", test.stdin)
         return job | {"kind": "stdin"}, stdin.encode("utf-8", "surrogatepass")
     if isinstance(test, AssertTest):
-        job |= {"kind": "asserts", "code": _text("a test's asserts", test.asserts)}
+        asserts = _text("a test's asserts", test.asserts)
+        job |= {"kind": "asserts", "code": reveal(asserts).code}
         if test.prompt:
             stub = _text("a test's stub", test.stub)
             job |= {"prompt": _text("a test's prompt", test.prompt), "stub": stub}
@@ -148,8 +150,7 @@ def _error(execution: Execution) -> str:
 def _judge_report(test: CallTest | AssertTest, result: bytes, tolerance: float | None) -> _Judged:
     try:
         if isinstance(test, AssertTest):
-            report = read_report(result, FEW_MARKS)
-            return ("pass", "") if report.get("held") is True else ("fail", "no result")
+            return _judge_asserts(reveal(test.asserts).checks, result)
         report = read_report(result, most_marks(test.expected))
         if "value" not in report:
             return "fail", "no result"
@@ -160,3 +161,20 @@ def _judge_report(test: CallTest | AssertTest, result: bytes, tolerance: float |
     if any(same_value(found, each, tolerance) for each in right):
         return "pass", ""
     return "fail", "wrong value", shorten(found)
+
+
+def _judge_asserts(checks: Sequence[Check], result: bytes) -> _Judged:
+    report = read_report(result, 2 * most_marks([(0, check.expected) for check in checks]))
+    found = decode(report.get("value"))
+    if report.get("held") is not True or not isinstance(found, list):
+        return "fail", "no result"
+    missing = set(range(len(checks)))
+    for each in found:
+        match each:
+            case (int(place), value) if 0 <= place < len(checks):
+                missing.discard(place)
+                if not checks[place].holds(value):
+                    return "fail", f"wrong value: {checks[place].source}", shorten(value)
+            case _:
+                return "fail", "no result"
+    return ("fail", "not all asserts were reached") if missing else ("pass", "")

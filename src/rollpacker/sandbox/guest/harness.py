@@ -56,9 +56,7 @@ def run(job: bytes, result: int) -> int:
     outcome: dict[str, Any] = {}
     status = 0
     try:
-        outcome = perform(fields, testrun.run_tests, _plain)
-        if "value" in outcome:
-            outcome["value"] = encode(outcome["value"])
+        outcome = perform(fields, testrun.run_tests, encode, _plain)
     except SystemExit as stop:
         status = _exit_status(stop.code)
     except BaseException as error:  # whatever a program raises

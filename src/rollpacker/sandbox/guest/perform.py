@@ -15,8 +15,11 @@ import unittest
 from typing import Any
 
 
-def perform(fields: dict[str, str], run_tests: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a job: the ``value`` of a call, or that its asserts ``held``.
+def perform(
+    fields: dict[str, str], run_tests: Any, encode: Any, plain: dict[str, Any]
+) -> dict[str, Any]:
+    """The outcome of a job: the encoded ``value`` of a call, or that its asserts ``held`` and what
+    they revealed.
 
     Asserts see the builtins ``plain``.
     """
@@ -31,10 +34,14 @@ def perform(fields: dict[str, str], run_tests: Any, plain: dict[str, Any]) -> di
     else:
         exec(_compiled(fields["program"]), space)
     if kind == "call":
-        return {"value": _call(space, fields)}
+        return {"value": encode(_call(space, fields))}
     if kind == "asserts":
-        _assert(fields["code"], {**space, "__builtins__": plain}, space, run_tests)
-        return {"held": True}
+        revealed: list[Any] = []
+        tests = {**space, **_helpers(fields), "__builtins__": plain}
+        # At once, as a program may change it later.
+        tests["__reveal__"] = lambda *value: revealed.append(encode(value))
+        _assert(fields["code"], tests, space, run_tests)
+        return {"held": True, "value": ["l", revealed]}
     return {}
 
 
@@ -59,6 +66,15 @@ def _complete(fields: dict[str, str], space: dict[str, Any]) -> None:
     # What the prompt has only begun is not the program's.
     space.pop(fields["stub"], None)
     exec(code, space)
+
+
+def _helpers(fields: dict[str, str]) -> dict[str, Any]:
+    """What a prompt defines for its tests, whatever a program has made of it."""
+    space: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        exec(_compiled(fields.get("prompt", ""), "<prompt>"), space)
+    theirs = fields.get("stub", "").partition("(")[0]
+    return {name: each for name, each in space.items() if callable(each) and name != theirs}
 
 
 def _body(prompt: str, program: str) -> Any:

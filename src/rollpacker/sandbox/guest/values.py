@@ -6,9 +6,12 @@ letter and its content. Integers and floats are hexadecimal: exact, and read in 
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 _DEPTH = 64
+_SETS = (set, frozenset, type({}.keys()))
 
 
 def encode(value: Any, depth: int = _DEPTH) -> Any:
@@ -19,7 +22,7 @@ def encode(value: Any, depth: int = _DEPTH) -> Any:
         return value
     if isinstance(value, int):
         return ["i", format(int(value), "x")]
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal | Fraction):
         return ["f", float(value).hex()]
     return _encode_collection(value, depth - 1)
 
@@ -32,7 +35,7 @@ def _encode_collection(value: Any, depth: int) -> Any:
         return ["l", [encode(item, depth) for item in value]]
     if isinstance(value, tuple):
         return ["t", [encode(item, depth) for item in value]]
-    if isinstance(value, set | frozenset):
+    if isinstance(value, _SETS):
         return ["s", [encode(item, depth) for item in value]]
     if isinstance(value, bytes | bytearray):
         return ["b", bytes(value).hex()]

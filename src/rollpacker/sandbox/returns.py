@@ -59,8 +59,11 @@ def _depth_of_type(text: str) -> int | None:
 def _signature(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
     """The arguments of a function, and what it returns, by the annotations in the row's starter
     code."""
+    starter = row.get("starter_code")
+    if not isinstance(starter, str):
+        return "", ""
     head = rf"^[ \t]*def {re.escape(name)}\s*\(([^)]*)\)\s*(?:->\s*([^:\n]+))?:"
-    found = re.search(head, str(row.get("starter_code") or ""), re.MULTILINE)
+    found = re.search(head, starter, re.MULTILINE)
     return (found[1], found[2] or "") if found else ("", "")
 
 
@@ -68,6 +71,8 @@ def nodes_of(column: str, name: str, row: Mapping[str, Any]) -> dict[str, str]:
     """LeetCode's classes of linked lists and trees among the arguments, by place and by name, and
     of the ``return``; behind ``*`` where it is a list of them."""
     arguments, returned = _signature(name, row)
+    if "Node" not in arguments + returned:
+        return {}
     given = [each for each in re.split(r",\s*(?=\w+\s*[:=])", arguments) if ":" in each]
     texts = {str(place): each for place, each in enumerate(given)} | {"return": returned}
     texts |= {each.partition(":")[0].strip(" \nself,"): each for each in given}

@@ -37,7 +37,7 @@ def perform(
         return {"value": encode(_call(space, fields))}
     if kind == "asserts":
         revealed: list[Any] = []
-        tests = {**space, **_helpers(fields), "__builtins__": plain}
+        tests = {**space, **(_helpers(fields) if "prompt" in fields else {}), "__builtins__": plain}
         # At once, as a program may change it later.
         tests["__reveal__"] = lambda *value: revealed.append(encode(value))
         _assert(fields["code"], tests, space, run_tests)
@@ -72,8 +72,8 @@ def _helpers(fields: dict[str, str]) -> dict[str, Any]:
     """What a prompt defines for its tests, whatever a program has made of it."""
     space: dict[str, Any] = {}
     with contextlib.suppress(Exception):
-        exec(_compiled(fields.get("prompt", ""), "<prompt>"), space)
-    theirs = fields.get("stub", "").partition("(")[0]
+        exec(_compiled(fields["prompt"], "<prompt>"), space)
+    theirs = fields["stub"].partition("(")[0]
     return {name: each for name, each in space.items() if callable(each) and name != theirs}
 
 
@@ -98,7 +98,7 @@ def _call(space: dict[str, Any], fields: dict[str, str]) -> Any:
     if method:
         target = getattr(target(), method)
     args = json.loads(fields["args"])
-    nodes = json.loads(fields.get("nodes", "{}"))
+    nodes = json.loads(fields["nodes"]) if "nodes" in fields else {}
     for key in nodes and (args if isinstance(args, dict) else range(len(args))):
         args[key] = _linked(args[key], nodes.get(str(key), ""), space)
     if isinstance(args, dict):

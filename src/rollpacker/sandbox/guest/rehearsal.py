@@ -19,7 +19,7 @@ _INPUT = b"1 2\n"
 _JOBS = (
     {"kind": "stdin", "program": "a, b = map(int, input().split())\nprint(a + b)\n"},
     {"kind": "call", "program": "def f(a): return [a]", "call": "f", "args": "[1]"},
-    {"kind": "asserts", "program": "def f(a): return a", "code": "assert f(1) == 1"},
+    {"kind": "asserts", "program": "def f(a): return a", "code": "__reveal__(0, f(1))"},
 )
 _TIMES = 20
 _PROGRAM_NAMES = ("__main__", "solution")

@@ -63,11 +63,31 @@ def reveal(source: str) -> Revealed:
                 if demand:
                     (body[place],) = ast.parse(f"__reveal__({len(checks)}, {demand[0]})").body
                     checks.append(demand[1])
-        code = ast.unparse(tree) if checks else source
+        code = ast.unparse(_Guard().visit(tree))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Revealed(source, [], forgeable=True)
     left = any(isinstance(each, _LEFT) for each in ast.walk(tree))
     return Revealed(code, checks, left or not checks)
+
+
+class _Guard(ast.NodeTransformer):
+    """Has what is left to be compared inside looked at before, as ``__real__(value)``."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        node.left, *node.comparators = map(_guarded, [node.left, *node.comparators])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert"):
+            node.args = [*map(_guarded, node.args)]
+        return node
+
+
+def _guarded(value: ast.expr) -> ast.expr:
+    plain = isinstance(value, ast.Constant | ast.Starred)
+    return value if plain else ast.Call(ast.Name("__real__"), [value], [])
 
 
 def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:

@@ -113,10 +113,34 @@ def test_bad_models_are_named(tmp_path: Path) -> None:
         find_model(str(tmp_path))
 
 
-def test_devices_are_found_in_any_case() -> None:
-    assert find_device("h800") is DEVICES["H800"]
-    with pytest.raises(ValueError, match="unknown device 'V100'"):
-        find_device("V100")
+@pytest.mark.parametrize(
+    ("name", "known", "memory"),
+    [
+        ("h800", "H800", 80),
+        ("NVIDIA H100 80GB HBM3", "H100", 80),
+        ("A100-SXM4-80GB", "A100", 80),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB", 40),
+        ("NVIDIA GeForce RTX 4090", "RTX4090", 24),
+        ("4090", "RTX4090", 24),
+        ("rtx-3090", "RTX3090", 24),
+        ("L4", "L4", 24),
+        ("NVIDIA A10", "A10", 24),
+        ("a10g", "A10G", 24),
+        ("RTX A6000", "A6000", 48),
+    ],
+)
+def test_devices_are_found_as_people_and_drivers_write_them(
+    name: str, known: str, memory: int
+) -> None:
+    assert find_device(name) is DEVICES[known]
+    assert DEVICES[known].memory == memory * 1e9
+
+
+def test_devices_that_are_not_known_are_named() -> None:
+    assert all(find_device(name) is device for name, device in DEVICES.items())
+    for name in ("V100", "A1", "", "NVIDIA"):
+        with pytest.raises(ValueError, match=f"unknown device '{name}'"):
+            find_device(name)
 
 
 def test_a_decode_step_by_hand() -> None:

@@ -235,6 +235,41 @@ def test_sizes_in_words() -> None:
     assert WeightCount(999, 999).words == "999 parameters"
 
 
-def test_names_of_the_hub() -> None:
-    for name in ("google/gemma-3-12b-it", "openai/gpt-oss-20b", "Qwen/Qwen3-Next-80B-A3B-Instruct"):
-        assert find_model(name).parameters > 1e10
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("Qwen/Qwen2-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen2-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", 7_615_616_512),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", 32_763_876_352),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
+        ("Qwen/QwQ-32B", 32_763_876_352),
+        ("~/models/Qwen2.5-32B/", 32_763_876_352),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),  # its head is its own
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 8_030_261_248),
+        ("deepseek-ai/deepseek-llm-7b-chat", 6_910_365_696),
+        ("deepseek-ai/DeepSeek-V3-0324", 671_026_404_352),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
+        ("meta-llama/Llama-2-7b-chat-hf", 6_738_415_616),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 7_248_023_552),
+        ("mistralai/Mistral-Nemo-Instruct-2407", 12_247_782_400),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", 23_572_403_200),
+        ("google/gemma-2-9b-it", 9_241_404_928),
+        ("google/gemma-3-12b-it", 11_765_788_416),
+        ("microsoft/phi-4", 14_659_507_200),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+        ("openai/gpt-oss-20b", 20_911_000_000),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79_674_286_848),
+    ],
+)
+def test_names_of_the_hub(name: str, weights: int) -> None:
+    assert find_model(name).parameters == pytest.approx(weights, rel=1e-3)
+
+
+def test_a_model_is_itself_and_not_one_of_another_size() -> None:
+    assert all(find_model(name) is shape for name, shape in MODELS.items())
+    for name in ("Qwen2.5-7", "Qwen2-57B-A14B", "Qwen2.5-VL-7B-Instruct", "Math-7B"):
+        with pytest.raises(ValueError, match="unknown model"):
+            find_model(name)

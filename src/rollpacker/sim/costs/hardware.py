@@ -5,6 +5,7 @@ GPUs are described by their datasheets, a CPU by what our own engine measured on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,13 +38,23 @@ class DeviceSpec:
 # Bus bandwidth is 0.4 of the NVLink figure of the datasheet (both directions): 160 of 400 GB/s
 # (H800), 360 of 900 GB/s (H20, H200). A100, H100 and B200 take the same share of 600, 900 and
 # 1800 GB/s. The other figures of these three: NVIDIA A100 80GB SXM, H100 SXM and HGX B200
-# (180 GB usable, 1,000 W) datasheets, without sparsity. A800: an A100 with 400 GB/s of NVLink;
-# L40S: its datasheet, with the same share of PCIe 4.0's 64 GB/s.
+# (180 GB usable, 1,000 W) datasheets, without sparsity. A800: an A100 with 400 GB/s of NVLink.
+# The others: their datasheets, GeForce cards with sums in float32, with the same share of PCIe
+# 4.0's 64 GB/s (RTX5090: of PCIe 5.0's 128 GB/s).
 DEVICES: Mapping[str, DeviceSpec] = {
     device.name: device
     for device in (
         DeviceSpec(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
         DeviceSpec(name="A800", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=160e9),
+        DeviceSpec(name="A100-40GB", bandwidth=1.555e12, flops=312e12, memory=40e9, bus=240e9),
+        DeviceSpec(name="A10", bandwidth=0.6e12, flops=125e12, memory=24e9, bus=25.6e9),
+        DeviceSpec(name="A10G", bandwidth=0.6e12, flops=70e12, memory=24e9, bus=25.6e9),
+        DeviceSpec(name="L4", bandwidth=0.3e12, flops=121e12, memory=24e9, bus=25.6e9),
+        DeviceSpec(name="RTX3090", bandwidth=0.936e12, flops=71e12, memory=24e9, bus=25.6e9),
+        DeviceSpec(name="RTX4090", bandwidth=1.008e12, flops=165e12, memory=24e9, bus=25.6e9),
+        DeviceSpec(name="RTX5090", bandwidth=1.792e12, flops=209e12, memory=32e9, bus=51.2e9),
+        DeviceSpec(name="A6000", bandwidth=0.768e12, flops=155e12, memory=48e9, bus=25.6e9),
+        DeviceSpec(name="L40", bandwidth=0.864e12, flops=181e12, memory=48e9, bus=25.6e9),
         DeviceSpec(name="L40S", bandwidth=0.864e12, flops=362e12, memory=48e9, bus=25.6e9),
         DeviceSpec(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
         DeviceSpec(name="H800", bandwidth=3.35e12, flops=990e12, memory=80e9, bus=160e9),
@@ -78,8 +89,16 @@ class MeasuredDevice(Config):
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device of ``DEVICES``, in any case. Raises ``ValueError`` if there is none."""
-    device = DEVICES.get(name.upper())
-    if device is None:
-        raise ValueError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
-    return device
+    """A device of ``DEVICES``, as people and drivers write it: ``rtx 4090``, ``H100 80GB HBM3``.
+
+    Raises ``ValueError`` if there is none.
+    """
+    for known, device in DEVICES.items():
+        if _bare(known) == _bare(name):
+            return device
+    raise ValueError(f"unknown device {name!r}; known: {', '.join(DEVICES)}")
+
+
+def _bare(name: str) -> str:
+    """The model alone; of a size only the one that is not usual."""
+    return re.sub(r"[^A-Z0-9]|NVIDIA|GEFORCE|RTX|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())

@@ -40,6 +40,11 @@ def _qwen3_next(kind: str, sizes: tuple[int, int, int, int, int, int, int]) -> d
     )
 
 
+def _gemma2(sizes: tuple[int, int, int, int, int, int, int]) -> dict[str, Any]:
+    layers = ["sliding_attention", "full_attention"] * (sizes[0] // 2)
+    return _known("gemma2", sizes, tied=True, sliding_window=4096, layer_types=layers)
+
+
 def _gemma3(sizes: tuple[int, int, int, int, int, int, int], window: int) -> dict[str, Any]:
     return _known(
         "gemma3_text",
@@ -79,6 +84,21 @@ FROZEN: Mapping[str, int] = {
 """Weights of parts that no token of text meets, as transformers builds them: towers of vision and
 what projects their output."""
 
+SAME: Mapping[str, str] = {
+    "QwQ-32B": "Qwen2.5-32B",
+    "Qwen3-Coder-30B-A3B": "Qwen3-30B-A3B",
+    "DeepSeek-R1-Distill-Qwen-7B": "Qwen2.5-7B",
+    "DeepSeek-R1-Distill-Qwen-14B": "Qwen2.5-14B",
+    "DeepSeek-R1-Distill-Qwen-32B": "Qwen2.5-32B",
+    "DeepSeek-R1-Distill-Llama-8B": "Llama-3.1-8B",
+    "DeepSeek-R1-Distill-Llama-70B": "Llama-3.3-70B",
+    "DeepSeek-Math-7B": "DeepSeek-LLM-7B",
+    "DeepSeek-R1": "DeepSeek-V3",
+    "Mathstral-7B": "Mistral-7B",
+    **{f"Qwen2-{size}": f"Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B", "72B")},
+}
+"""Models with the shapes of others."""
+
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2.5-0.5B": _known("qwen2", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
     "Qwen2.5-1.5B": _known("qwen2", (28, 1536, 12, 2, 128, 8960, 151936), tied=True),
@@ -109,14 +129,36 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "num_experts": 256,
         "num_experts_per_tok": 8,
     },
+    "DeepSeek-R1-Distill-Qwen-1.5B": _known("qwen2", (28, 1536, 12, 2, 128, 8960, 151936)),
+    "DeepSeek-LLM-7B": _known("llama", (30, 4096, 32, 32, 128, 11008, 102400)),
     "SmolLM2-135M": _known("llama", (30, 576, 9, 3, 64, 1536, 49152), tied=True),
+    "SmolLM2-360M": _known("llama", (32, 960, 15, 5, 64, 2560, 49152), tied=True),
+    "SmolLM2-1.7B": _known("llama", (24, 2048, 32, 32, 64, 8192, 49152), tied=True),
+    "SmolLM3-3B": _known("smollm3", (36, 2048, 16, 4, 128, 11008, 128256), tied=True),
+    "Llama-2-7B": _known("llama", (32, 4096, 32, 32, 128, 11008, 32000)),
+    "Llama-2-13B": _known("llama", (40, 5120, 40, 40, 128, 13824, 32000)),
     "Llama-3.2-1B": _known("llama", (16, 2048, 32, 8, 64, 8192, 128256), tied=True),
     "Llama-3.2-3B": _known("llama", (28, 3072, 24, 8, 128, 8192, 128256), tied=True),
     "Llama-3-8B": _known("llama", (32, 4096, 32, 8, 128, 14336, 128256)),
     "Llama-3-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
     "Llama-3.1-8B": _known("llama", (32, 4096, 32, 8, 128, 14336, 128256)),
     "Llama-3.1-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "Llama-3.1-405B": _known("llama", (126, 16384, 128, 8, 128, 53248, 128256)),
     "Llama-3.3-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "Mistral-7B": _known("mistral", (32, 4096, 32, 8, 128, 14336, 32768), sliding_window=None),
+    "Mistral-Nemo": _known("mistral", (40, 5120, 32, 8, 128, 14336, 131072), sliding_window=None),
+    "Mistral-Small-24B": _known(
+        "mistral", (40, 5120, 32, 8, 128, 32768, 131072), sliding_window=None
+    ),
+    "Ministral-8B": _known("mistral", (36, 4096, 32, 8, 128, 12288, 131072), sliding_window=None),
+    "Phi-3-mini-4k": _known("phi3", (32, 3072, 32, 32, 96, 8192, 32064)),
+    "Phi-4": _known("phi3", (40, 5120, 40, 10, 128, 17920, 100352)),
+    "Phi-4-mini": _known("phi3", (32, 3072, 24, 8, 128, 8192, 200064), tied=True),
+    "Gemma-2B": _known("gemma", (18, 2048, 8, 1, 256, 16384, 256000), tied=True),
+    "Gemma-7B": _known("gemma", (28, 3072, 16, 16, 256, 24576, 256000), tied=True),
+    "Gemma-2-2B": _gemma2((26, 2304, 8, 4, 256, 9216, 256000)),
+    "Gemma-2-9B": _gemma2((42, 3584, 16, 8, 256, 14336, 256000)),
+    "Gemma-2-27B": _gemma2((46, 4608, 32, 16, 128, 36864, 256000)),
     "Gemma-3-1B": _gemma3((26, 1152, 4, 1, 256, 6912, 262144), 512),
     "Gemma-3-4B": _gemma3((34, 2560, 8, 4, 256, 10240, 262208), 1024),
     "Gemma-3-12B": _gemma3((48, 3840, 16, 8, 256, 15360, 262208), 1024),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from rollpacker.sim.costs.config_fields import CONTEXT, HEADS, HIDDEN, KV_HEADS, ConfigFields
 from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
-from rollpacker.sim.costs.known_models import CONFIGS, FROZEN
+from rollpacker.sim.costs.known_models import CONFIGS, FROZEN, SAME
 from rollpacker.sim.costs.layers_of_config import FAMILIES, layers_of
 
 
@@ -209,29 +210,36 @@ class ModelShape:
 
 _LEARNED_POSITIONS = ("gpt2", "opt", "gpt_neo", "gpt_bigcode")
 
+_TRAINED = re.compile(
+    r"^meta-|-(instruct|chat|base|it|pt|hf|thinking|math|coder|1m|rl|\d{4}|v\d+(\.\d+)?)(?=-|$)"
+)
+"""Parts of a name, in small letters, that are none of the size."""
+
 MODELS: Mapping[str, ModelShape] = {
     name: ModelShape.from_config(config, name, frozen=FROZEN.get(name))
     for name, config in CONFIGS.items()
 }
 
 
+def _short_name(name: str) -> str:
+    return _TRAINED.sub("", name.lower())
+
+
 def find_model(name: str) -> ModelShape:
     """A model of ``MODELS``, or one of a ``config.json``.
 
-    ``org/``, ``-Instruct``, ``-it`` and ``-Base`` are ignored; ``name`` may also be a path to a
-    ``config.json`` or its folder. Raises ``ValueError``.
+    ``org/`` and what says how a model was trained (``-Instruct``, ``-Math``, ``-2507``) are ignored;
+    ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
         return _read(path)
-    short = name.rpartition("/")[2]
-    for suffix in ("-Instruct", "-Base", "-it"):
-        short = short.removesuffix(suffix)
-    for known, shape in MODELS.items():
-        if known.lower() == short.lower():
-            return shape
+    short = _short_name(name.rstrip("/").rpartition("/")[2])
+    for known in (*MODELS, *SAME):
+        if _short_name(known) == short:
+            return MODELS[SAME.get(known, known)]
     raise ValueError(
         f"unknown model {name!r}: give the path of a config.json, or one of {', '.join(MODELS)}"
     )

@@ -35,8 +35,8 @@ def test_the_job_for_eight_nodes_divides() -> None:
         Node(number=n, places=places, folder=Path(f"/run{n}")) for n in range(chosen.devices.nodes)
     ]
     posts = lay_out(chosen, nodes, (chosen.engine.tensor_parallel,), "tcp://head:1/")
-    assert len({p.engine.engine for p in posts if p.engine}) == 16
-    assert len({p.replica.replica for p in posts if p.replica}) == 2
+    assert len({p.engine.engine for p in posts if p.engine}) == 8
+    assert len({p.replica.replica for p in posts if p.replica}) == 1
 
 
 def test_the_slurm_script_makes_a_cluster_and_trains_on_it(tmp_path: Path) -> None:

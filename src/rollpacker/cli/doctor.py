@@ -15,9 +15,14 @@ from rollpacker.cli.output import Json, Overrides, console, print_json, print_pl
 if TYPE_CHECKING:
     from rollpacker.job.ask.fit import MemoryFit
     from rollpacker.sim.memory.fitting_settings import Changes
-    from rollpacker.sim.memory.needs import MemoryNeeds, Part
+    from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, Part
 
 _GB = 1e9
+_OTHERWISE = {
+    "model.dtype": "computed in bfloat16",
+    "model.lora_rank": "trains adapters instead of all weights",
+}
+"""What keys change of what is learned."""
 
 
 def doctor(
@@ -96,6 +101,8 @@ def _print(found: MemoryFit) -> None:
     _mark(needs.fits, _verdict(needs))
     if not needs.fits:
         print_plain(f"      fix: {_fix(found)}")
+        if found.otherwise is not None:
+            print_plain(f"       or: {_changed(*found.otherwise, needs)}")
     _print_host(found)
     _print_missing(found.config.engine.kind)
     print_plain("~ marks estimates; nothing was loaded, and no prompt was read")
@@ -149,7 +156,7 @@ def _count(number: int, what: str) -> str:
 
 def _headline(found: MemoryFit) -> str:
     config, machine, division = found.config, found.needs.machine, found.needs.division
-    place = f"{machine.devices} x {machine.name}" if machine.cuda else "CPU"
+    place = _gpus(machine) if machine.cuda else "CPU"
     lora = f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""
     devices = _count(machine.workers, "device")
     if found.needs.trainer:
@@ -184,7 +191,8 @@ def _host(found: MemoryFit) -> str:
 def _fix(found: MemoryFit) -> str:
     if found.changes is not None and found.changed is not None:
         return _changed(found.changes, found.changed, found.needs)
-    levers = "a smaller model, shorter responses" + _untried(found)
+    more = "larger devices" if found.needs.machine.cuda else "more memory, or GPUs"
+    levers = f"a smaller model, shorter responses or {more}"
     if found.nearest is None:
         return f"no layout was found: take {levers}"
     changes, changed = found.nearest
@@ -197,19 +205,16 @@ def _fix(found: MemoryFit) -> str:
 def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
     machine = changed.machine
     keys = " ".join(_override(key, value) for key, value in changes.items())
-    more = machine.devices > needs.machine.devices
-    place = f" on {machine.devices} x {machine.name}" if more else ""
+    more = machine.workers > needs.machine.workers
+    place = f" on {_gpus(machine)}" if more else ""
     size = f"{changed.total / _GB:.1f} of {machine.device_bytes / _GB:.1f} GB"
-    return f"{keys or 'the same job'}{place} ({size})"
+    learned = "".join(f", {text}" for key, text in _OTHERWISE.items() if key in changes)
+    return f"{keys or 'the same job'}{place} ({size}){learned}"
 
 
-def _untried(found: MemoryFit) -> str:
-    """What else takes less of a device, where the search for a layout has not tried it."""
-    config, cuda = found.config, found.needs.machine.cuda
-    separate = config.devices.layout == "separate" or not cuda
-    layout = "" if separate else ", devices.layout=separate with devices.training"
-    nodes = "larger devices" if cuda else "more memory, or GPUs"
-    return f"{layout} or {nodes}"
+def _gpus(machine: JobMachine) -> str:
+    each = f"{machine.devices} x {machine.name}"
+    return each if machine.nodes == 1 else f"{machine.nodes} nodes of {each}"
 
 
 def _override(key: str, value: Any) -> str:
@@ -235,6 +240,7 @@ def _as_json(found: MemoryFit) -> dict[str, Any]:
         "parameters": found.shape.parameters,
         "active_parameters": found.shape.active,
         "device": machine.name,
+        "nodes": machine.nodes,
         "devices": machine.devices,
         "workers": machine.workers,
         "workers_on_device": machine.on_device,

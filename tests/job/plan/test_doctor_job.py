@@ -22,6 +22,7 @@ SCALES = {
     ROOT / "examples" / "moe" / "qwen3-30b-a3b.yaml": ("--device", "H100", "--gpus", 8),
     ROOT / "examples" / "moe" / "qwen3-next-80b-a3b.yaml": ("--device", "B200", "--gpus", 8),
     ROOT / "examples" / "moe" / "gemma3-12b.yaml": ("--device", "H100", "--gpus", 8),
+    ROOT / "examples" / "cluster" / "eight-nodes.yaml": ("--device", "H100", "--gpus", 8),
 }
 FOUR = ROOT / "examples" / "scale" / "cpu-four.yaml"
 
@@ -115,13 +116,57 @@ def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> N
     (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
     assert "model.lora_rank=16 'engine={kind: vllm, " in fix
     assert "}' on 8 x L40S (" in fix
-    assert "GB too much; take a smaller model" in fix
-    assert "devices.layout=separate" in fix
+    assert "trains adapters instead of all weights, still " in fix
+    assert "GB too much; take a smaller model, shorter responses or larger devices" in fix
 
 
-def test_no_more_keys_than_are_needed(job: Path) -> None:
+def test_what_learns_the_same_comes_before_what_does_not(job: Path) -> None:
+    """On more GPUs if need be; then no more keys than are needed for those that are there."""
     done = cli_here("doctor", job, "--device", "H100")
-    assert "fix: train.gradient_checkpointing=true model.lora_rank=16 (" in done.stdout
+    fix, other = (line.strip() for line in done.stdout.splitlines() if line.startswith("      "))
+    assert fix.startswith("fix: trainer.kind=fsdp ")
+    assert " on 4 x H100 (" in fix
+    assert "lora" not in fix
+    assert other.startswith("or: train.gradient_checkpointing=true model.lora_rank=16 (")
+    assert other.endswith("), trains adapters instead of all weights")
+    found = json.loads(cli_here("doctor", job, "--device", "H100", "--json").stdout)
+    assert (found["change_devices"], "model.lora_rank" in found["change"]) == (4, False)
+
+
+def test_the_micro_batch_is_the_first_key_that_is_tried(job: Path) -> None:
+    spread = ("trainer.kind=fsdp", "engine={kind: vllm, tensor_parallel: 2}")
+    words = ("train.gradient_checkpointing=true", "train.micro_batch_tokens=147456")
+    asked = ("--device", "H100", "--gpus", 8)
+    done = cli_here("doctor", job, *spread, *words, *asked)
+    assert "fix: train.micro_batch_tokens=16384 (" in done.stdout
+    words = (*words, "train.micro_batch_tokens=16384")
+    assert cli_here("doctor", job, *spread, *words, *asked).returncode == 0
+
+
+def test_several_machines(job: Path) -> None:
+    """A replica over both; what the machine itself holds is of its own processes."""
+    words = ("trainer.kind=fsdp", "engine={kind: vllm, tensor_parallel: 2}", "--device", "H100")
+    one, two = (
+        json.loads(cli_here("doctor", job, *words, *more, "--gpus", 8, "--json").stdout)
+        for more in ((), ("devices.nodes=2",))
+    )
+    parts = [{part["name"]: part["gb"] for part in each["worker"]} for each in (one, two)]
+    assert parts[1]["AdamW moments"] == pytest.approx(parts[0]["AdamW moments"] / 2)
+    assert parts[1]["engine's weights"] == parts[0]["engine's weights"]
+    assert (two["nodes"], two["workers"], two["processes"]) == (2, 16, 32)
+    assert one["host"] == two["host"]
+    done = cli_here("doctor", job, *words, "devices.nodes=2", "--gpus", 8)
+    assert "16 devices on 2 nodes of 8 x H100, 32 processes" in done.stdout
+    # An engine stays on its machine.
+    done = cli_here(
+        "doctor",
+        job,
+        words[0],
+        "engine.kind=vllm",
+        "engine.tensor_parallel=4",
+        *("devices.nodes=2", "devices.per_node=2", *words[2:], "--gpus", 2),
+    )
+    assert "2 devices of a node that decode do not divide into engines of 4" in done.stderr
 
 
 def test_more_devices_are_offered_where_one_is_too_few(job: Path) -> None:
@@ -162,7 +207,11 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (("--gpus", 2), "--gpus 2: of which kind"),
         (("--device", "V100"), "unknown device 'V100'"),
-        (("--device", "H100", "--gpus", 9), "--gpus 9: a run has one machine"),
+        (("--device", "H100", "--gpus", 9), "--gpus 9: a machine has at most 8 H100: ask about"),
+        (
+            ("--device", "H100", "--gpus", 8, "devices.per_node=16"),
+            "add devices.per_node=8, or spread it over several machines: devices.nodes",
+        ),
         (("--device", "H100", "devices.kind=cpu"), "devices.kind=cpu keeps the job on CPUs"),
         (("--device", "H100", "trainer.kind=fsdp", "trainer.shard=2"), "trainer.shard=2: 1 dev"),
         (("--device", "H100", "rollout.max_completion_length=null"), "max_completion_length is"),

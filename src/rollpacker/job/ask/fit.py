@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +16,19 @@ from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.sim.costs.hardware import find_device
 from rollpacker.sim.costs.models import ModelShape, find_model
 from rollpacker.sim.memory.estimate_memory import needs
-from rollpacker.sim.memory.fitting_settings import Changes, fitting, nearest, with_changes
+from rollpacker.sim.memory.fitting_settings import (
+    NONE,
+    Changes,
+    fitting,
+    nearest,
+    other_results,
+    with_changes,
+)
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
-_MOST_GPUS = 8
-"""Of one machine."""
+_MOST_GPUS, _MOST_NODES = 8, 4
+"""Of one machine, and how many of them are thought of."""
+_Found = tuple[Changes, MemoryNeeds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +39,11 @@ class MemoryFit:
         config: the job.
         shape: its model's.
         needs: as the job is.
-        changes: with which it fits, where it does not; None where none were found.
+        changes: with which it fits, where it does not, maybe on more devices; None where none were
+            found. Where some learn the same, it is these.
         changed: what it then needs.
+        otherwise: where these are for more devices, changes for those that are there, with which it
+            learns otherwise, and what it then needs.
         nearest: where none were found, those with which it takes least, and what that is.
         free_host: bytes of the machine's own memory that are free, where that is this machine and
             devices are GPUs.
@@ -45,7 +56,8 @@ class MemoryFit:
     needs: MemoryNeeds
     changes: Changes | None
     changed: MemoryNeeds | None
-    nearest: tuple[Changes, MemoryNeeds] | None
+    otherwise: _Found | None
+    nearest: _Found | None
     free_host: float | None
     rooms: Sequence[tuple[Path, int]]
 
@@ -88,7 +100,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
         check_context(config, shape.context)
     machine = _here(config) if device is None else _elsewhere(config, device, gpus)
     found = needs(config, shape, machine)
-    better = None if found.fits else _better(config, shape, machine)
+    better, otherwise = (None, None) if found.fits else _better(config, shape, machine)
     changes, changed = better or (None, None)
     tried = None if found.fits or better else _nearest(config, shape, machine)
     here = device is None and machine.cuda
@@ -98,6 +110,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
         needs=found,
         changes=changes,
         changed=changed,
+        otherwise=otherwise,
         nearest=tried,
         free_host=_free() if here else None,
         rooms=rooms() if device is None else (),
@@ -136,9 +149,10 @@ def _here(config: RunConfig) -> JobMachine:
         cuda=places[0] != "cpu",
         devices=devices,
         device_bytes=free,
-        workers=len(places),
+        workers=config.devices.nodes * len(places),
         on_device=max(Counter(places).values()),
         packed=packed,
+        nodes=config.devices.nodes,
     )
 
 
@@ -150,13 +164,18 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
         )
     if gpus > device.per_node:
         raise ValueError(
-            f"--gpus {gpus}: a run has one machine, which has at most {device.per_node} {name}"
+            f"--gpus {gpus}: a machine has at most {device.per_node} {name}: ask about --gpus "
+            f"{device.per_node} of each of devices.nodes={-(-gpus // device.per_node)}"
         )
     asked, most = config.devices.per_node, gpus * config.devices.per_gpu
     if asked > most:
+        wanted = -(-asked // config.devices.per_gpu)
+        other = f"ask about --gpus {wanted}"
+        if wanted > device.per_node:
+            other = "spread it over several machines: devices.nodes"
         raise ValueError(
             f"--gpus {gpus}: the job asks for devices.per_node={asked}: add "
-            f"devices.per_node={most}, or ask about --gpus {-(-asked // config.devices.per_gpu)}"
+            f"devices.per_node={most}, or {other}"
         )
     places = [place for place, _ in place_devices(config.devices, gpus)]
     return JobMachine(
@@ -164,40 +183,63 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
         cuda=True,
         devices=gpus,
         device_bytes=device.memory,
-        workers=len(places),
+        workers=config.devices.nodes * len(places),
         on_device=max(Counter(places).values()),
+        nodes=config.devices.nodes,
     )
 
 
 def _better(
     config: RunConfig, shape: ModelShape, machine: JobMachine
-) -> tuple[Changes, MemoryNeeds] | None:
-    """Changes with which it fits this machine, or one with more such GPUs."""
-    found = fitting(config, shape, machine)
-    devices = machine.devices
-    while found is None and machine.cuda and devices < _MOST_GPUS:
-        devices = min(2 * devices, _MOST_GPUS)
-        changes, wider = _wider(config, machine, devices)
-        found = fitting(with_changes(config, changes), shape, wider)
-        if found is not None:
-            found = {**changes, **found[0]}, found[1]
-    return found
+) -> tuple[_Found | None, _Found | None]:
+    """Changes with which it fits this machine, or one with more such GPUs, or several; and where it
+    learns the same on more GPUs only, what fits this machine."""
+    same = _first(config, shape, [*_machines(config, machine)], [NONE])
+    if same is not None and same[1].machine.workers == machine.workers:
+        return same, None
+    others = other_results(config, machine)
+    here = _first(config, shape, [(NONE, machine)], others)
+    if same is not None or here is not None:
+        return same or here, here if same else None
+    as_many = [each for each in _machines(config, machine) if each[1].nodes == machine.nodes]
+    return _first(config, shape, as_many, others), None
 
 
-def _nearest(
-    config: RunConfig, shape: ModelShape, machine: JobMachine
-) -> tuple[Changes, MemoryNeeds] | None:
+def _first(
+    config: RunConfig,
+    shape: ModelShape,
+    machines: Sequence[tuple[Changes, JobMachine]],
+    settings: Sequence[Changes],
+) -> _Found | None:
+    """The first of some machines that the job fits with one of some settings."""
+    for changes, machine in machines:
+        for also in settings:
+            found = fitting(with_changes(config, changes), shape, machine, also)
+            if found is not None:
+                return {**changes, **found[0]}, found[1]
+    return None
+
+
+def _nearest(config: RunConfig, shape: ModelShape, machine: JobMachine) -> _Found | None:
     """Changes with which it takes least, on as many such GPUs as a machine has."""
-    if not machine.cuda or machine.devices >= _MOST_GPUS:
-        return nearest(config, shape, machine)
-    changes, wider = _wider(config, machine, _MOST_GPUS)
+    (changes, wider), *_ = reversed(
+        [each for each in _machines(config, machine) if each[1].nodes == machine.nodes]
+    )
     found = nearest(with_changes(config, changes), shape, wider)
     return None if found is None else ({**changes, **found[0]}, found[1])
 
 
-def _wider(config: RunConfig, machine: JobMachine, devices: int) -> tuple[Changes, JobMachine]:
-    """The same kind of machine with more GPUs, and the keys that the job needs for it."""
-    count = devices * config.devices.per_gpu
-    changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}
-    on_device = config.devices.per_gpu
-    return changes, replace(machine, devices=devices, workers=count, on_device=on_device)
+def _machines(config: RunConfig, machine: JobMachine) -> Iterator[tuple[Changes, JobMachine]]:
+    """This one, with more such GPUs, and several; with the keys that the job needs for it."""
+    yield NONE, machine
+    devices, nodes = machine.devices, machine.nodes
+    while machine.cuda and (devices < _MOST_GPUS or nodes < _MOST_NODES):
+        nodes = nodes if devices < _MOST_GPUS else 2 * nodes
+        devices = min(2 * devices, _MOST_GPUS)
+        count, on_device = devices * config.devices.per_gpu, config.devices.per_gpu
+        changes: Changes = {"devices.per_node": count} if config.devices.per_node else {}
+        if nodes > machine.nodes:
+            address = config.cluster.address or "auto"
+            changes = {**changes, "devices.nodes": nodes, "cluster.address": address}
+        wider = replace(machine, devices=devices, nodes=nodes, on_device=on_device)
+        yield changes, replace(wider, workers=nodes * count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -38,18 +39,20 @@ class Division:
         return self.training + self.decoding * len(self.sizes) if self.apart else self.decoding
 
 
-def divide(config: RunConfig, devices: int, heads: int, kv_heads: int) -> Division:
-    """The division of so many devices, for a model with such heads.
+def divide(config: RunConfig, devices: int, heads: int, kv_heads: int, nodes: int = 1) -> Division:
+    """The division of so many devices on so many nodes, for a model with such heads.
 
     Raises ``ValueError`` where they do not divide.
     """
-    decoding, training = (len(part) for part in split(config, range(devices)))
-    sizes = engine_sizes(config, [decoding], heads, kv_heads)
-    check_engines(config, [decoding])
+    seats = [node for node in range(nodes) for _ in range(devices // nodes)]
+    decoding, training = split(config, seats)
+    per_node = [*Counter(decoding).values()]
+    sizes = engine_sizes(config, per_node, heads, kv_heads)
+    check_engines(config, per_node)
     return Division(
-        decoding=decoding,
-        training=training,
-        replica=replica_size(config, training),
+        decoding=len(decoding),
+        training=len(training),
+        replica=replica_size(config, len(training)),
         sizes=sizes,
         apart=apart(config),
     )

@@ -140,7 +140,7 @@ class ModelShape:
     @property
     def largest_layer(self) -> int:
         """Weights of the matrices of the largest one."""
-        return max(layer.linear for layer in self.blocks)
+        return max(layer.linear for layer in {*self.blocks})
 
     def adapter_parameters(self, rank: int) -> int:
         """Of LoRA adapters on all linear layers, with experts on those of the mixers.
@@ -228,8 +228,8 @@ def _short_name(name: str) -> str:
 def find_model(name: str) -> ModelShape:
     """A model of ``MODELS``, or one of a ``config.json``.
 
-    ``org/`` and what says how a model was trained (``-Instruct``, ``-Math``, ``-2507``) are ignored;
-    ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
+    ``org/`` and what says how a model was trained (``-Instruct``, ``-Math``, ``-2507``) are
+    ignored; ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
     """
     path = Path(name).expanduser()
     if path.is_dir():

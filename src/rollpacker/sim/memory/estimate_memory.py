@@ -32,7 +32,7 @@ def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNe
             f"rollout.max_completion_length is not set, and the context of {config.model.path} is "
             "not known without its config.json: set rollout.max_completion_length, such as 4096"
         )
-    division = divide(config, machine.workers, shape.heads, shape.kv_heads)
+    division = divide(config, machine.workers, shape.heads, shape.kv_heads, machine.nodes)
     job = Placed(config=config, shape=shape, machine=machine, division=division, longest=longest)
     tokens, worker, trainer = _on_devices(job)
     on_device, on_host = graders(config, cuda=machine.cuda)
@@ -153,16 +153,18 @@ def _reference_bytes(job: Placed) -> float:
 
 
 def _host(job: Placed) -> tuple[Part, ...]:
-    """What processes on GPUs take of the machine's own memory."""
-    division = job.division
+    """What processes on GPUs take at most of a machine's own memory."""
+    division, here = job.division, job.machine.workers // job.machine.nodes
+    decoding, training = min(division.decoding, here), min(division.training, here)
     # vLLM begins without weights.
-    engines = division.decoding if division.apart and job.config.engine.kind == "mini" else 0
-    loading = (division.training + engines) * job.model_bytes
+    engines = decoding if division.apart and job.config.engine.kind == "mini" else 0
+    loading = (training + engines) * job.model_bytes
+    processes = training + decoding * len(division.sizes) if division.apart else decoding
     parts = [
-        Part(name="processes", size=division.processes * _HOST_PROCESS, estimated=True),
+        Part(name="processes", size=processes * _HOST_PROCESS, estimated=True),
         Part(name="loading", size=loading, note="trainers load the model", estimated=True),
     ]
     if reference := _reference_bytes(job):
-        size = division.training * reference
+        size = training * reference
         parts.append(Part(name="references", size=size, note="the first weights"))
     return tuple(parts)

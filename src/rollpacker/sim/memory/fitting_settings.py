@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,35 +13,46 @@ from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 Changes = Mapping[str, Any]
 """Values by dotted keys."""
+NONE: Changes = {}
+Layouts = Callable[[RunConfig, JobMachine], Iterator[Changes]]
 
-_SHARE = "engine.gpu_memory"
+_SHARE, _MICRO_BATCH = "engine.gpu_memory", "train.micro_batch_tokens"
 _SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
 """Of a GPU, for vLLM: the trainer is not to be starved first."""
 _LEAST = 16
 """Responses of full length that an engine's cache is to hold."""
 _LORA_RANK = 16
+_HELD = 16
+"""Bytes of a trained weight, wherever they are: in float32, with its sum and moments."""
+_SMALL, _SMALLEST = 8192, 1024
+"""Tokens of a micro-batch below which a GPU has little to do at a time; the default."""
 _MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
 
 
 def fitting(
-    config: RunConfig, shape: ModelShape, machine: JobMachine
+    config: RunConfig, shape: ModelShape, machine: JobMachine, also: Changes = NONE
 ) -> tuple[Changes, MemoryNeeds] | None:
     """The first changes with which the job fits, and is not tight if that can be.
 
-    Those that alter the least come first: of replicas that are spread those over the fewest
-    devices, and of engines those of the fewest.
+    Those that alter the least come first: smaller micro-batches, then of replicas that are spread
+    those over the fewest devices, and of engines those of the fewest. Nothing of what is learned
+    changes, but by ``also``.
     """
+    there = machine.nodes * machine.devices * machine.device_bytes
+    adapters = config.model.lora_rank or "model.lora_rank" in also
+    if not adapters and _HELD * shape.parameters > there:
+        return None
+    small: tuple[Changes, MemoryNeeds] | None = None
     tight: tuple[Changes, MemoryNeeds] | None = None
-    for changes in candidates(config, machine):
-        try:
-            found = needs(with_changes(config, changes), shape, _placed(changes, machine))
-        except ValueError:  # devices, or heads, do not divide so
-            continue
-        if found.fits and not found.tight:
-            return changes, found
-        if found.fits and tight is None:
-            tight = changes, found
-    return tight
+    for changes in candidates(config, machine, also):
+        for tried, found in _smaller(config, shape, machine, changes):
+            if found.tight:
+                tight = tight or (tried, found)
+            elif found.fits and tried.get(_MICRO_BATCH, _SMALL) < _SMALL:
+                small = small or (tried, found)
+            elif found.fits:
+                return tried, found
+    return small or tight
 
 
 def nearest(
@@ -50,35 +60,72 @@ def nearest(
 ) -> tuple[Changes, MemoryNeeds] | None:
     """Where nothing fits: the changes with which the job takes least, and room for a response if
     that can be. None where devices or heads divide with none of them."""
-    found: list[tuple[Changes, MemoryNeeds]] = []
-    for changes in candidates(config, machine):
-        with contextlib.suppress(ValueError):
-            changed = with_changes(config, changes)
-            found.append((changes, needs(changed, shape, _placed(changes, machine))))
+    found = (
+        each
+        for also in (NONE, *other_results(config, machine))
+        for changes in candidates(config, machine, also)
+        for each in _smaller(config, shape, machine, changes)
+    )
     return min(found, key=lambda each: (each[1].sequences < 1, each[1].total), default=None)
 
 
-def candidates(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """Changes to try, in order; adapters, with which less is trained, are the last."""
-    none: Changes = {}
-    for adapters in (none, {"model.lora_rank": _LORA_RANK}):
-        if adapters and config.model.lora_rank:
-            return
-        yield from _of_this_engine(config, machine, adapters)
-        engine = config.engine
+def other_results(config: RunConfig, machine: JobMachine) -> list[Changes]:
+    """What takes less but learns otherwise: in bfloat16, adapters alone, both."""
+    narrow = machine.cuda and config.model.dtype == "float32"
+    types = {"model.dtype": "bfloat16"} if narrow else {}
+    adapters = {} if config.model.lora_rank else {"model.lora_rank": _LORA_RANK}
+    both = [{**types, **adapters}] if types and adapters else []
+    return [each for each in (types, adapters, *both) if each]
+
+
+def _smaller(
+    config: RunConfig, shape: ModelShape, machine: JobMachine, changes: Changes
+) -> Iterator[tuple[Changes, MemoryNeeds]]:
+    """What the changed job needs, as it is and with the smallest micro-batches that are as long as
+    a response; where these fit, with larger ones before."""
+    try:
+        changed, place = with_changes(config, changes), _placed(changes, machine)
+        found = needs(changed, shape, place)
+    except ValueError:  # devices, or heads, do not divide so
+        return
+    yield changes, found
+    if found.fits and not found.tight:
+        return
+    tokens, least = [config.train.micro_batch_tokens], max(_SMALLEST, found.longest)
+    while tokens[-1] > least:
+        tokens.append(1 << (tokens[-1] - 1).bit_length() - 1)
+
+    def with_tokens(count: int) -> tuple[Changes, MemoryNeeds]:
+        train = changed.train.model_copy(update={"micro_batch_tokens": count})
+        found = needs(changed.model_copy(update={"train": train}), shape, place)
+        return {_MICRO_BATCH: count, **changes}, found
+
+    smallest = with_tokens(tokens[-1])
+    if smallest[1].fits:
+        yield from map(with_tokens, tokens[1:-1])
+    if len(tokens) > 1:
+        yield smallest
+
+
+def candidates(config: RunConfig, machine: JobMachine, also: Changes = NONE) -> Iterator[Changes]:
+    """Changes to try, in order, each with ``also``."""
+    engine = config.engine
+    for layouts in (_layouts, _separate):
+        yield from _of_this_engine(config, machine, also, layouts)
         if isinstance(engine, MiniEngineConfig) and machine.cuda and not config.deterministic:
-            yield from _with_vllm(config, machine, adapters, engine.max_running)
+            yield from _with_vllm(config, machine, also, layouts, engine.max_running)
 
 
-def _of_this_engine(config: RunConfig, machine: JobMachine, also: Changes) -> Iterator[Changes]:
+def _of_this_engine(
+    config: RunConfig, machine: JobMachine, also: Changes, layouts: Layouts
+) -> Iterator[Changes]:
     for more in _other_settings(config, machine):
-        for layout in _layouts(config, machine):
-            if changes := {**layout, **more, **also}:
-                yield changes
+        for layout in layouts(config, machine):
+            yield {**layout, **more, **also}
 
 
 def _with_vllm(
-    config: RunConfig, machine: JobMachine, also: Changes, most: int
+    config: RunConfig, machine: JobMachine, also: Changes, layouts: Layouts, most: int
 ) -> Iterator[Changes]:
     """An engine that can lie on several devices, for at ``most`` as many sequences at a time."""
     own: Changes = {"kind": "vllm", **({"max_running": most} if most != _MOST_RUNNING else {})}
@@ -86,8 +133,7 @@ def _with_vllm(
         changed = with_changes(config, {"engine": own})
     except ValueError:  # something else of the job is for another engine
         return
-    none: Changes = {}
-    for changes in (none, *_of_this_engine(changed, machine, none)):
+    for changes in _of_this_engine(changed, machine, NONE, layouts):
         engine = {**own, **_below(changes, "engine.")}
         rest = {key: value for key, value in changes.items() if not key.startswith("engine.")}
         yield {**rest, **also, "engine": engine}
@@ -122,18 +168,33 @@ def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     training = config.devices.training if separate else machine.workers
     now = config.trainer.members(training)
     larger = list(_larger_engines(config, machine))
-    for shard in range(now, training + 1):
+    for shard in (each for each in range(now, training + 1) if training % each == 0):
         spread: Changes = {"trainer.kind": "fsdp", "trainer.shard": shard} if shard > now else {}
         if spread:
             yield spread
         yield from ({**spread, **engine} for engine in larger)
 
 
+def _separate(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
+    """Half of the devices decode and half train, or ever fewer decode."""
+    if not machine.cuda or config.devices.layout == "separate" or machine.on_device > 1:
+        return
+    decoding = machine.workers // 2
+    while decoding:
+        split = {"devices.layout": "separate", "devices.training": machine.workers - decoding}
+        spread: Changes = {**split, "trainer.kind": "fsdp", "trainer.shard": 0}
+        yield spread
+        if isinstance(config.engine, VllmEngineConfig):
+            sizes = (1 << power for power in range(decoding.bit_length()))
+            yield from ({**spread, "engine.tensor_parallel": size} for size in sizes)
+        decoding //= 2
+
+
 def _larger_engines(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """vLLM over more devices, each with a smaller part of the weights."""
     if isinstance(config.engine, VllmEngineConfig):
         size = 2 * config.engine.tensor_parallel
-        while size <= machine.workers:
+        while size <= machine.workers // machine.nodes:
             yield {"engine.tensor_parallel": size}
             size *= 2
 
@@ -160,8 +221,6 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
         single.append({"engine.kv_tokens": least})
     if config.rollout.planner != "off":  # its engines hold memory while they rest
         single.append({"rollout.planner": "off"})
-    if machine.cuda and config.model.dtype == "float32":
-        single.append({"model.dtype": "bfloat16"})
     yield {}
     yield from single
     together: dict[str, Any] = {}
@@ -176,5 +235,5 @@ def _placed(changes: Changes, machine: JobMachine) -> JobMachine:
     """The machine with the changed job's workers."""
     if not {"devices.per_gpu", "devices.per_node"} & changes.keys():
         return machine
-    count = min(machine.workers, machine.devices)
-    return replace(machine, workers=count, on_device=1)
+    count = min(machine.workers // machine.nodes, machine.devices)
+    return replace(machine, workers=machine.nodes * count, on_device=1)

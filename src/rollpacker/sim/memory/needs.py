@@ -23,10 +23,11 @@ class JobMachine:
         cuda: whether ``devices`` are GPUs; else it is one, the machine's own memory.
         devices: how many.
         device_bytes: of each.
-        workers: devices of the job, as its configuration counts them: several may be on a GPU, and
-            all are on a CPU.
+        workers: devices of the job, of all ``nodes``, as its configuration counts them: several may
+            be on a GPU, and all are on a CPU.
         on_device: of them, on the fullest device.
         packed: bytes of a bfloat16 weight as the engine for CPUs packs it.
+        nodes: machines like this one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class JobMachine:
     workers: int
     on_device: int
     packed: int = 4
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class MemoryNeeds:
         worker: on each device; with ``layout: separate`` on each that decodes.
         trainer: with ``layout: separate`` on each device that trains.
         shared: on the first device once: what grades; on a CPU also what all processes share.
-        host: of the machine's own memory, where devices are GPUs.
+        host: of the own memory of each machine, where devices are GPUs.
         shared_weights: of these, or of ``shared`` on a CPU, bytes that have to be in shared memory
             or in a file: the copy of the weights that engines read.
         kv_tokens: KV budget of an engine.

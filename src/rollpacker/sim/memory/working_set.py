@@ -47,12 +47,12 @@ def layer_token_bytes(
 
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Saved of all layers, or with checkpointing their inputs and one layer's."""
-    layers = [layer_token_bytes(config, shape, each, cuda=cuda) for each in shape.blocks]
+    each = {b: layer_token_bytes(config, shape, b, cuda=cuda) for b in {*shape.blocks}}
     ends = (2 * _size(config) + 4) * shape.hidden * tokens
     if not config.train.gradient_checkpointing:
-        return sum(layers) * tokens + ends
+        return sum(each[block] for block in shape.blocks) * tokens + ends
     inputs = shape.layers * _size(config) * shape.hidden * tokens
-    return inputs + max(layers) * tokens + ends
+    return inputs + max(each.values()) * tokens + ends
 
 
 def backward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
@@ -63,7 +63,7 @@ def backward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -
 
 def forward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
     """Without gradients: one layer's activations, and logits."""
-    layer = max(layer_token_bytes(config, shape, each, cuda=cuda) for each in shape.blocks)
+    layer = max(layer_token_bytes(config, shape, each, cuda=cuda) for each in {*shape.blocks})
     return layer * tokens + _logits(config, shape, tokens)
 
 

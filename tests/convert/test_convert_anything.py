@@ -150,8 +150,9 @@ def test_hints_for_unknown_keys_are_what_files_are_translated_to():
         for key, setting in draft.settings.items():
             for name in setting.keys:
                 ours.setdefault(name.rpartition(".")[2], set()).add(key)
-    # It says whether there are evaluations; the hint is where that is said here.
-    known = (ours.keys() & KEYS.keys()) - {"eval_strategy"}
+    # The one says whether there are evaluations, and the hint is where that is said here; the other
+    # how many prompts are drawn at a time, where groups are filtered.
+    known = (ours.keys() & KEYS.keys()) - {"eval_strategy", "gen_batch_size"}
     assert len(known) > 25
     wrong = {
         name: (KEYS[name], ours[name])

@@ -65,6 +65,16 @@ def correct(
     draft.set(f"{CORRECTION}.high", high, keys[-1])
 
 
+def machines(draft: Draft, key: str) -> int:
+    """How many, by ``key``; several are of a Ray cluster."""
+    count = draft.number(key, 1)
+    if count > 1:
+        draft.set("devices.nodes", count, key)
+        note = "the Ray cluster of which the machine that starts the run is a part"
+        draft.set("cluster.address", "auto", key, note=note)
+    return count
+
+
 def warm_up(draft: Draft, count: int | None, key: str, note: str) -> None:
     """A number of updates; None where the file does not say of how many it is a share."""
     if count is None:

@@ -30,6 +30,11 @@ def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{file}: not Python: {error}") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     config = next((call for call in calls if _name(call) in _CONFIGS), None)
+    if any(_name(call) == "PPOTrainer" for call in calls):
+        raise ValueError(
+            f"{file}: PPOTrainer trains a critic, and no algorithm here has one: take GRPOTrainer, "
+            "which compares the responses of a prompt"
+        )
     if config is None or not (config.keywords or config.args):
         raise ValueError(
             f"{file}: no GRPOConfig(...) with arguments; where they come from a file or the "

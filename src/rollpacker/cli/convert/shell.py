@@ -35,7 +35,7 @@ def overrides(text: str) -> dict[str, object]:
     Variables that the script sets are put in; branches are not followed. What a variable of the
     environment or a command would say is ``Unknown``. Raises ``ValueError`` on open quotes.
     """
-    text = re.sub(r"\\\r?\n", " ", text)
+    text = re.sub(r"\\[ \t]*(\r?\n|$)", " ", text)
     text = _COMMAND.sub(lambda m: re.sub(r"\s+", "_", m.group()), _ARITHMETIC.sub(_closed, text))
     variables: dict[str, str] = dict(_FOUND_OUT)
     found: dict[str, object] = {}
@@ -46,7 +46,10 @@ def overrides(text: str) -> dict[str, object]:
             continue
         assigned = _ASSIGNED.fullmatch(word)
         if assigned:
-            variables[assigned[1]] = _expanded(assigned[2], variables)
+            value = _expanded(assigned[2], variables)
+            # A name of the environment (X=$X) has no value here, and would never end.
+            if not re.search(rf"\$\{{?{assigned[1]}\b", value):
+                variables[assigned[1]] = value
     return found
 
 

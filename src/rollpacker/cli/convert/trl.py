@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from rollpacker.cli.convert.joints import CORRECTION, KIND, UPDATES, correct, differ, fit, warm_up
+from rollpacker.cli.convert.joints import (
+    CORRECTION,
+    KIND,
+    UPDATES,
+    correct,
+    differ,
+    fit,
+    machines,
+    warm_up,
+)
 from rollpacker.cli.convert.table import Draft, Table
 
 MARKS = (
@@ -229,9 +238,16 @@ def _devices(draft: Draft) -> None:
     if not draft.get("use_vllm"):
         draft.ignore("use_vllm is off", *(key for key in draft.given if key.startswith("vllm_")))
     world = draft.asked.world or (draft.number(_WORLD) if draft.has(_WORLD) else 0)
-    if world and draft.get("num_machines") in (None, 1) and draft.get("vllm_mode") != "server":
+    if draft.get("vllm_mode") != "server":
+        nodes = machines(draft, "num_machines")
         keys, note = ((), f"--world {world}") if draft.asked.world else ((_WORLD,), "")
-        draft.set("devices.per_node", world, *keys, note=note)
+        if world and world % nodes == 0:
+            draft.set("devices.per_node", world // nodes, *keys, note=note)
+        size = draft.get(key := "vllm_tensor_parallel_size") or 1
+        if draft.get("use_vllm") and size > 1 and world % size == 0:
+            draft.set("engine.tensor_parallel", size, key)
+            draft.set("trainer.kind", "fsdp", key, note="a replica holds whole engines")
+            draft.set("trainer.shard", size, key)
     if world != 1:
         draft.warnings.append(
             "trainer.kind: each device has a whole replica; what accelerate's configuration says "

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any, cast
 
-from rollpacker.cli.convert.joints import CORRECTION, KIND, UPDATES, correct, differ, fit, warm_up
+from rollpacker.cli.convert.joints import (
+    CORRECTION,
+    KIND,
+    UPDATES,
+    correct,
+    differ,
+    fit,
+    machines,
+    warm_up,
+)
 from rollpacker.cli.convert.table import Draft, Setting, Table, Unknown
 
 MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
@@ -27,6 +37,8 @@ _AVERAGES = {
     "seq-mean-token-mean": "grpo",
     "seq-mean-token-sum-norm": "dr_grpo",
 }
+_AT_ONCE = 16384
+"""Tokens on a GPU at a time where verl counts them (``ppo_max_token_len_per_gpu``)."""
 _OURS = {"rloo": "seq-mean-token-sum", "reinforce_pp": "token-mean", "gspo": "seq-mean-token-mean"}
 """How our algorithms average that do in one way only."""
 
@@ -42,6 +54,10 @@ def _start(draft: Draft) -> None:
         if draft.get(rank):
             draft.set("model.lora_rank", draft.get(rank), rank)
             draft.set("model.lora_alpha", draft.get(alpha), alpha)
+    betas = draft.get(pair := f"{_ACTOR}optim.betas")
+    if isinstance(betas, list) and len(cast(list[Any], betas)) == 2:
+        for name, beta in zip(("adam_beta1", "adam_beta2"), cast(list[Any], betas), strict=True):
+            draft.set(f"train.{name}", beta, pair)
     sample, heat = f"{_ROLLOUT}val_kwargs.do_sample", f"{_ROLLOUT}val_kwargs.temperature"
     if draft.get(sample):
         draft.set("eval.temperature", draft.get(heat), heat, sample)
@@ -59,7 +75,12 @@ def _rewards(draft: Draft) -> None:
         draft.set("rewards.0.function", f"{file}:{draft.get(name)}", path, name)
         for key in [each for each in draft.given if each.startswith(options)]:
             draft.set(f"rewards.0.options.{key.removeprefix(options)}", draft.given[key], key)
+    elif draft.get(on := "reward_model.enable") and draft.get(path := "reward_model.model.path"):
+        draft.set("rewards.0.function", draft.get(path), on, path)
+        draft.warnings.append(f"rewards: {draft.origin(path)} must be a folder: download it first")
     elif not any(isinstance(draft.given.get(f"{each}path"), Unknown) for each in _WHO):
+        if draft.get(metric := "algorithm.filter_groups.metric") == "acc":
+            draft.ignore("rewards of 'math' are 1 and 0, right and wrong", metric)
         draft.set("rewards.0.function", "math", note="verl chooses by data_source: see CHECK above")
         draft.warnings.append(
             "rewards: verl scores each row by its data_source; 'math' (math-verify) stands for "
@@ -72,6 +93,12 @@ def _algorithm(draft: Draft) -> None:
     """The kind, by estimator, loss and average; then what it has not got."""
     estimator, mode = "algorithm.adv_estimator", f"{_ACTOR}policy_loss.loss_mode"
     average, keys = f"{_ACTOR}loss_agg_mode", (estimator,)
+    if draft.get(estimator) == "gae":
+        raise ValueError(
+            f"{draft.file}: {draft.origin(estimator)} trains a critic, and no algorithm here has "
+            f"one: to compare the responses of a prompt instead, set {estimator}=grpo and "
+            f"{_ROLLOUT}n=8 there, and translate it again"
+        )
     kind, how, wide = draft.known(estimator, _ESTIMATORS), str(draft.get(average)), _is_dapo(draft)
     if draft.get(old := f"{_ACTOR}use_token_level_loss") is False:
         average, how = old, "seq-mean-token-mean"
@@ -114,6 +141,7 @@ def _is_dapo(draft: Draft) -> bool:
 def _batch(draft: Draft) -> None:
     """Mini-batches, how much is computed at a time, and the KL of the loss."""
     batch, mini = "data.train_batch_size", f"{_ACTOR}ppo_mini_batch_size"
+    batch = _drawn(draft, batch)
     prompts, part = draft.number(batch, 1), draft.number(mini, 1)
     if batch in draft.refused or mini in draft.refused:
         draft.set(UPDATES, 1, note="the file does not hold all of the batch: set it by hand")
@@ -129,11 +157,32 @@ def _batch(draft: Draft) -> None:
         draft.set("train.micro_batch_tokens", draft.number(tokens), dynamic, tokens)
     elif draft.get(micro):
         note = f"times {longest} tokens of the longest prompt and response"
-        draft.set("train.micro_batch_tokens", draft.number(micro) * longest, micro, note=note)
+        worst, most = draft.number(micro) * longest, max(_AT_ONCE, longest)
+        if worst > most:
+            note += f", {worst} at worst; {most} at a time make the same update in less memory"
+        draft.set("train.micro_batch_tokens", min(worst, most), micro, note=note)
     if not draft.get(f"{_ACTOR}use_kl_loss"):
         draft.drop("train.beta", "use_kl_loss is off")
         draft.ignore("use_kl_loss is off", f"{_ACTOR}kl_loss_type")
     draft.set("train.kl_bias_correction", False, note="verl's KL loss is without the ratio")
+
+
+def _drawn(draft: Draft, batch: str) -> str:
+    """The key of a step's prompts: verl draws ``gen_batch_size`` at a time. It trains on all of
+    them, unless it filters groups: then it draws until it has ``batch``."""
+    drawn, tries = "data.gen_batch_size", "algorithm.filter_groups.max_num_gen_batches"
+    if not draft.has(drawn):
+        return batch
+    if not draft.get("algorithm.filter_groups.enable"):
+        draft.set("rollout.prompts_per_step", draft.number(drawn, 1), drawn)
+        draft.ignore(f"{drawn} goes before", batch)
+        return drawn
+    draft.ignore("after the first draw, as many prompts are drawn as groups are missing", drawn)
+    if draft.has(tries) and draft.number(tries) > 0:
+        most = -(-draft.number(tries) * draft.number(drawn, 1) // draft.number(batch, 1))
+        note = "for as many prompts at most, the first draw included"
+        draft.set("rollout.dynamic_sampling.max_draws", max(1, most - 1), tries, drawn, note=note)
+    return batch
 
 
 def _correction(draft: Draft) -> None:
@@ -194,6 +243,7 @@ def _devices(draft: Draft) -> None:
     """Engines over several GPUs, and replicas that hold whole ones."""
     gpus, engine = "trainer.n_gpus_per_node", f"{_ROLLOUT}tensor_model_parallel_size"
     count, size, shard = draft.get(gpus) or 0, 1, draft.number(f"{_ACTOR}fsdp_config.fsdp_size")
+    devices = count * machines(draft, "trainer.nnodes")
     if "engine.kind" in draft.settings and draft.settings["engine.kind"].value == "vllm":
         bypass = draft.get(f"{_WEIGHTS}bypass_mode")
         if not bypass and f"{CORRECTION}.kind" not in draft.settings:
@@ -207,9 +257,9 @@ def _devices(draft: Draft) -> None:
             size = 1
         else:
             draft.set("engine.tensor_parallel", size, engine)
-    if count == 1 or (size == 1 and shard < 1):
+    if devices == 1:
         return
-    if shard > 0 and (shard % size or count % shard):
+    if shard > 0 and (shard % size or devices % shard):
         hint = f"a replica of {shard} devices holds no whole engines of {size}: all share one"
         draft.refuse(hint, f"{_ACTOR}fsdp_config.fsdp_size")
         shard = 0

@@ -97,7 +97,8 @@ def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, LengthSo
     for folder in sorted(traces.iterdir()) if traces else []:
         if folder.is_dir():
             job = on_paper_gpus(folder.name, of_trace(formats.read(folder)))
-            found[folder.name] = simulation_of(job, 1), job.calibration, job.source
+            case = job.cases[0]
+            found[folder.name] = simulation_of(job, case, 1), case.calibration, job.source
     return found
 
 

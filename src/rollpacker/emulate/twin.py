@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,6 +14,8 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.policy.engines.device_split import replica_size, split
 from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.rollout import from_journal
+from rollpacker.sim.estimate.estimate import CostCase, EstimatedJob
+from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.result import StepResult
@@ -50,6 +53,34 @@ def simulate(run: Path) -> list[StepResult]:
         measure=config.rollout.planner != "off",
     )
     return [world.run_step(step) for step in range(config.steps)]
+
+
+def estimated(run: Path, source: LengthSource, task: str) -> EstimatedJob | None:
+    """An emulated run's job, on the machine that it names; None for another run.
+
+    Raises ``ValueError`` when that cannot be read.
+    """
+    try:
+        tree: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        file = tree["devices"]["emulate"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    if file is None:
+        return None
+    config = configuration.parse(tree)
+    emulated = Emulated(config)
+    changed = {"ahead": emulated.ahead, "rollout_tp": config.engine.tensor_parallel}
+    costs = emulated.calibration.model_copy(update=changed)
+    gpus = config.devices.nodes * config.devices.per_node
+    return EstimatedJob(
+        task=task,
+        source=source,
+        rollout=config.rollout,
+        cases=(CostCase(calibration=costs, gpus=gpus),),
+        graded=True,
+        costs={costs.name: f"{costs.model} on {gpus} {costs.device}, as the run emulated them"},
+        left_out="the time of the driver",
+    )
 
 
 def _fleet(config: configuration.RunConfig) -> Fleet:

@@ -9,7 +9,15 @@ from rollpacker.report.drawing import page
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, seconds
 from rollpacker.sim.estimate.estimate import Estimate
 
-_HEADER = ("mode", "speed-up", "kept/true length", "step", "decoded/kept tokens", "stale tokens")
+_HEADER = (
+    "mode",
+    "speed-up",
+    "range",
+    "kept/true length",
+    "step",
+    "decoded/kept tokens",
+    "stale tokens",
+)
 
 
 def write_estimate_report(found: Estimate, out: Path) -> Path:
@@ -23,15 +31,11 @@ def _page(found: Estimate) -> Page:
     return Page(
         title=f"Estimate: {found.task}",
         subtitle=(
-            f"{found.prompts} prompts of {found.responses} responses a step, {found.steps} steps"
-            f" simulated for each mode; costs: {found.costs}"
+            f"{found.prompts} prompts of {found.responses} responses a step, {found.jobs} jobs of "
+            f"{found.steps} steps simulated for each mode"
         ),
         tiles=[
-            Tile(
-                "Recommended",
-                found.recommended,
-                f"{'at most ' if found.at_most else ''}{best.speedup:.2f}x",
-            ),
+            Tile("Recommended", found.recommended, best.range),
             Tile("Kept/true length", f"{best.kept_vs_true_len:.2f}"),
             Tile("Correlation", icc, "of length within a prompt"),
             Tile("Responses read", count(found.read)),
@@ -40,17 +44,19 @@ def _page(found: Estimate) -> Page:
             Section(
                 "modes",
                 "Modes",
-                " ".join((*found.sentences, *_drafts(found))),
+                " ".join(found.sentences),
                 figure=_figure(found),
                 table=_table(found),
-            )
+            ),
+            Section(
+                "costs",
+                "Costs",
+                "What the machines are taken to be.",
+                table=Grid(header=("costs", ""), rows=list(found.costs.items())),
+            ),
         ],
         facts=asdict(found),
     )
-
-
-def _drafts(found: Estimate) -> list[str]:
-    return [f"Tokens of a decode step ahead: {found.ahead_from}."] if found.ahead else []
 
 
 def _table(found: Estimate) -> Grid:
@@ -58,18 +64,19 @@ def _table(found: Estimate) -> Grid:
         (
             name,
             f"{mode.speedup:.2f}x",
+            mode.range,
             f"{mode.kept_vs_true_len:.2f}",
             seconds(mode.step_s),
             f"{mode.decoded_vs_kept:.2f}",
             f"{mode.stale:.0%}",
         )
-        for name, mode in found.rows.items()
+        for name, mode in found.modes.items()
     ]
     return Grid(header=_HEADER, rows=rows)
 
 
 def _figure(found: Estimate) -> dict[str, object]:
-    names, modes = list(found.rows), found.rows.values()
+    names, modes = list(found.modes), found.modes.values()
     return {
         "data": [
             {
@@ -77,6 +84,12 @@ def _figure(found: Estimate) -> dict[str, object]:
                 "mode": "markers+text",
                 "x": [mode.kept_vs_true_len for mode in modes],
                 "y": [mode.speedup for mode in modes],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [mode.high - mode.speedup for mode in modes],
+                    "arrayminus": [mode.speedup - mode.low for mode in modes],
+                },
                 "text": names,
                 "textposition": "top center",
                 "marker": {"size": 12},

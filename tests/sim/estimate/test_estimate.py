@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ from rollpacker.polytrace.statistics.statistics import dependence
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import FOLDER
 from rollpacker.sim.estimate import estimate as est
-from rollpacker.sim.estimate.verdict import ModeEstimate, recommend, sentences
+from rollpacker.sim.estimate.verdict import AHEAD, ModeEstimate, recommend, sentences
 from rollpacker.sim.workload.source import of_trace
 
 
@@ -50,7 +51,9 @@ def near_the_cap(rng: np.random.Generator) -> Trace:
 
 
 def run(trace: Trace, steps: int = 5) -> est.Estimate:
-    job = est.on_paper_gpus(trace.tasks[0], of_trace(trace))
+    job = est.on_paper_gpus(
+        trace.tasks[0], of_trace(trace), est.EstimatedMachine(calibration="paper-7b-8k")
+    )
     return est.estimate(job, trace, steps=steps)
 
 
@@ -75,37 +78,32 @@ def test_a_long_tail_gains_and_racing_shortens_what_is_kept(tailed: est.Estimate
 
 
 def test_what_decoding_ahead_would_add_is_said(tailed: est.Estimate) -> None:
-    gains = [mode.speedup for mode in tailed.ahead.values()]
-    assert [*tailed.ahead] == ["1.5", "2.0", "2.5"]
-    assert tailed.modes["exact"].speedup < gains[0] < gains[1] < gains[2]
-    assert all(mode.kept_vs_true_len == pytest.approx(1.0) for mode in tailed.ahead.values())
-    assert "assumed" in tailed.ahead_from
-    assert f"{gains[1]:.2f}x at 2.0" in " ".join(tailed.sentences)
-    ahead = (f"exact, ahead {each}" for each in tailed.ahead)
-    assert [*tailed.rows] == [*tailed.modes, "partial", *ahead]
+    ahead = tailed.modes[AHEAD]
+    assert [*tailed.modes] == [*est.MODES, "partial", AHEAD]
+    assert tailed.modes["exact"].speedup < ahead.speedup
+    assert ahead.kept_vs_true_len == pytest.approx(1.0)
+    assert tailed.costs["tokens of a step ahead"].startswith("1.5 to 2.5, assumed")
+    assert f"may make exact {ahead.range}" in " ".join(tailed.sentences)
 
 
-@pytest.mark.wide
-def test_it_is_said_too_where_the_run_had_switched_it_off() -> None:
+def test_a_row_is_what_the_mode_does_where_the_engines_decode_ahead() -> None:
+    """``exact`` of their log does, wherever the drafts are from; ``off`` does not."""
     trace = near_the_cap(np.random.default_rng(1))
-    job = est.on_paper_gpus("made", of_trace(trace))
-    off = SpeculationConfig(mode="off")
-    plain = replace(job, rollout=job.rollout.model_copy(update={"speculation": off}))
-    found, same = est.estimate(plain, trace, steps=2), est.estimate(job, trace, steps=2)
-    assert {t: m.step_s for t, m in found.ahead.items()} == {
-        t: m.step_s for t, m in same.ahead.items()
-    }
-
-
-def test_costs_that_were_measured_with_drafts_have_it_already() -> None:
-    trace = near_the_cap(np.random.default_rng(1))
-    job = est.on_paper_gpus("made", of_trace(trace))
-    costs = job.calibration.model_copy(update={"ahead": Ahead(tokens=2.0)})
-    drafting = replace(job, calibration=costs)
-    found, plain = est.estimate(drafting, trace, steps=2), est.estimate(job, trace, steps=2)
-    assert found.ahead == {}
-    assert found.modes["off"].step_s == plain.modes["off"].step_s
-    assert found.modes["exact"].step_s == plain.ahead["2.0"].step_s
+    job = est.on_paper_gpus(
+        "made", of_trace(trace), est.EstimatedMachine(calibration="paper-7b-8k")
+    )
+    tokens = est.DraftCases(cases=(Ahead(tokens=2.0),), source="measured")
+    plain = est.estimate(replace(job, drafts=tokens), trace, steps=1)
+    off = job.rollout.model_copy(update={"speculation": SpeculationConfig(mode="off")})
+    switched = est.estimate(replace(job, drafts=tokens, rollout=off), trace, steps=1)
+    costs = job.cases[0].calibration.model_copy(update={"ahead": Ahead(tokens=2.0)})
+    measured = replace(job, cases=(replace(job.cases[0], calibration=costs),))
+    assert switched.modes[AHEAD] == plain.modes[AHEAD]
+    for own in (replace(job, drafts=tokens, ahead=True), measured):
+        found = est.estimate(own, trace, steps=1)
+        assert found.modes["exact"] == plain.modes[AHEAD]
+        assert found.modes["off"] == plain.modes["off"]
+        assert AHEAD not in found.modes
 
 
 @pytest.mark.wide
@@ -115,6 +113,49 @@ def test_near_the_cap_nothing_is_raced() -> None:
     assert found.recommended in ("exact", "off")
     assert found.modes["race"].speedup < 1.05 * found.modes["exact"].speedup
     assert found.sentences[0].startswith("Racing does not pay")
+
+
+def test_a_range_is_around_what_jobs_say_in_the_middle(tailed: est.Estimate) -> None:
+    off, *others = tailed.modes.values()
+    assert (off.low, off.speedup, off.high) == (1.0, 1.0, 1.0)
+    for each in others:
+        assert each.low < each.speedup < each.high
+        assert each.high / each.speedup == pytest.approx(each.speedup / each.low)
+
+
+def test_one_response_moves_the_assumed_costs_by_little() -> None:
+    """Beyond the length at which the nearest setting is another one."""
+    lengths = np.exp(np.random.default_rng(5).normal(6.0, 1.1, (64, 8))).clip(1, 8000).astype(int)
+    longer = lengths.copy()
+    longer[0, 0] = 9500
+    weights = []
+    for each in (lengths, longer):
+        cases = est.on_paper_gpus("made", of_trace(trace_of(each, cap=20_000))).cases
+        weights.append(np.array([c.weight for c in cases]) / sum(c.weight for c in cases))
+        names = [case.calibration.name for case in cases]
+        assert names == ["paper-7b-8k", "paper-14b-16k", "paper-32b-32k"]
+    assert weights[0] == pytest.approx(weights[1], abs=0.03)
+
+
+def test_costs_that_cannot_run_the_job_are_left_out() -> None:
+    source = of_trace(trace_of(np.full((32, 8), 900), cap=1000))
+    few = est.on_paper_gpus("made", source, est.EstimatedMachine(gpus=2))
+    assert [case.calibration.name for case in few.cases] == ["paper-7b-8k"]
+    with pytest.raises(ValueError, match="training replicas"):
+        est.on_paper_gpus("made", source, est.EstimatedMachine(gpus=1))
+
+
+def test_steps_are_drawn_anew_as_they_were() -> None:
+    lengths = np.arange(1, 257).reshape(32, 8)
+    source = of_trace(trace_of(lengths, cap=300, steps=8))
+    again = source.drawn_again(np.random.default_rng(0), prompts=4, steps=60)
+    assert len(again.recorded) == 240
+    steps = [
+        tuple(int(r.lengths[0]) for r in again.recorded[at : at + 4]) for at in range(0, 240, 4)
+    ]
+    whole = {tuple(lengths[at : at + 4, 0].tolist()) for at in range(0, 32, 4)}
+    assert whole < set(steps)
+    assert len(set(steps) - whole) == 1  # what the model draws
 
 
 def test_the_recorded_prompts_come_first() -> None:
@@ -135,26 +176,43 @@ def test_what_a_prompt_shares_follows_its_responses() -> None:
     assert traits.std() == pytest.approx(1.0, abs=0.15)
 
 
-def mode(speedup: float, kept: float = 1.0) -> ModeEstimate:
-    return ModeEstimate(speedup=speedup, kept_vs_true_len=kept, step_s=1.0, decoded_vs_kept=1.0)
+def mode(speedup: float, kept: float = 1.0, reach: float = 1.0) -> ModeEstimate:
+    return ModeEstimate(
+        speedup=speedup,
+        low=speedup / reach,
+        high=speedup * reach,
+        kept_vs_true_len=kept,
+        step_s=1.0,
+        decoded_vs_kept=1.0,
+    )
 
 
 @pytest.mark.parametrize(
-    ("exact", "prompts", "race", "expected"),
+    ("exact", "auto", "prompts", "race", "expected"),
     [
-        (mode(1.2), mode(1.5, 0.96), mode(1.9, 0.8), "prompts"),
-        (mode(1.2), mode(1.5, 0.94), mode(1.9, 0.8), "exact"),
-        (mode(1.2), mode(1.21, 0.99), mode(1.22, 0.97), "exact"),
-        (mode(0.99), mode(0.9), mode(0.9), "exact"),
-        (mode(0.9), mode(0.9), mode(0.9), "off"),
-        (mode(0.9), mode(1.3, 0.97), mode(1.4, 0.96), "race"),
+        (mode(1.2), mode(1.3), mode(1.5, 0.96), mode(1.9, 0.8), "prompts"),
+        (mode(1.2), mode(1.2), mode(1.5, 0.94), mode(1.9, 0.8), "exact"),
+        (mode(1.38, 1.0, 1.05), mode(1.41, 0.99, 1.05), mode(1.5, 0.9), mode(1.7, 0.8), "exact"),
+        (mode(1.2, 1.0, 1.05), mode(1.4, 0.97, 1.05), mode(1.5, 0.96, 1.05), mode(1.6), "race"),
+        (mode(1.2, 1.0, 1.05), mode(1.4, 0.97, 1.05), mode(1.5, 0.96, 1.05), mode(1.3), "auto"),
+        (mode(0.97, 1.0, 1.05), mode(0.9), mode(0.9), mode(0.9), "exact"),
+        (mode(0.9, 1.0, 1.05), mode(0.9), mode(0.9), mode(0.9), "off"),
     ],
 )
-def test_recommendation(
-    exact: ModeEstimate, prompts: ModeEstimate, race: ModeEstimate, expected: str
+def test_the_simplest_mode_that_is_not_clearly_beaten(
+    exact: ModeEstimate,
+    auto: ModeEstimate,
+    prompts: ModeEstimate,
+    race: ModeEstimate,
+    expected: str,
 ) -> None:
-    modes = {"off": mode(1.0), "exact": exact, "prompts": prompts, "race": race}
+    modes = {"off": mode(1.0), "exact": exact, "auto": auto, "prompts": prompts, "race": race}
     assert recommend(modes, 0.95) == expected
+
+
+def told(race: ModeEstimate, exact: float, read: int = 999, depends: Any = None) -> list[str]:
+    modes = {"off": mode(1.0), "exact": mode(exact), "prompts": mode(0.9), "race": race}
+    return sentences(modes, "exact", left_out="it", depends=depends, read=read, limit=0.95)
 
 
 @pytest.mark.parametrize(("speedup", "tempting"), [(1.015, False), (1.2, True)])
@@ -162,12 +220,8 @@ def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
     speedup: float, tempting: bool
 ) -> None:
     """And not only the mode to use, which may be a little slower than those."""
-    slow = mode(0.9)
-    modes = {"off": mode(1.0), "exact": mode(0.985), "prompts": slow, "race": mode(speedup, 0.8)}
-    told = sentences(
-        modes, "exact", ahead={}, left_out="nothing", depends=None, read=999, limit=0.95
-    )
-    assert any("race would be faster" in sentence for sentence in told) == tempting
+    said = told(mode(speedup, 0.8), 0.95)
+    assert any("race may be faster" in sentence for sentence in said) == tempting
 
 
 @pytest.mark.parametrize(
@@ -182,32 +236,22 @@ def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
 def test_why_a_race_is_biased_is_said_as_of_the_trace(
     read: tuple[float | None, float | None], cause: str
 ) -> None:
-    modes = {"off": mode(1.0), "exact": mode(1.1), "prompts": mode(1.0), "race": mode(1.3, 0.8)}
-    told = sentences(
-        modes,
-        "exact",
-        ahead={},
-        left_out="nothing",
-        depends=dependence(*read),
-        read=999,
-        limit=0.95,
-    )
-    assert any(line.startswith("Mode race would") and line.endswith(cause) for line in told)
+    said = told(mode(1.3, 0.8), 1.1, depends=dependence(*read))
+    assert any(line.startswith("Mode race may") and line.endswith(cause) for line in said)
 
 
 def test_what_does_not_pay_is_not_said_to_tempt() -> None:
-    modes = {"off": mode(1.0), "exact": mode(1.03), "prompts": mode(1.0), "race": mode(1.07, 0.8)}
-
-    def told(read: int) -> list[str]:
-        return sentences(
-            modes, "exact", ahead={}, left_out="it", depends=None, read=read, limit=0.95
-        )
-
-    assert [line.split(" ", 3)[:3] for line in told(100)] == [
+    race = mode(1.07, 0.8)
+    assert [line.split(" ", 3)[:3] for line in told(race, 1.03, read=100)] == [
         ["Racing", "does", "not"],
-        ["Use", "exact:", "about"],
+        ["Use", "exact:", "1.03x"],
     ]
-    assert "Only 99 finished responses were read" in told(99)[1]
+    assert "Only 99 finished responses were read" in told(race, 1.03, read=99)[1]
+
+
+def test_nothing_that_is_no_bound_is_called_one(tailed: est.Estimate) -> None:
+    words = " ".join((*tailed.sentences, *tailed.costs.values()))
+    assert not [word for word in ("at most", "bound", "at least") if word in words]
 
 
 def test_lengths_of_nothing_are_refused() -> None:
@@ -238,13 +282,13 @@ def test_several_tasks_need_a_choice() -> None:
 
 def test_the_machine_grows_with_the_step() -> None:
     small = of_trace(trace_of(np.full((32, 8), 900), cap=1000))
-    large = of_trace(trace_of(np.full((1024, 8), 900), cap=1000))
-    assert est.on_paper_gpus("made", small).gpus == 8
-    assert est.on_paper_gpus("made", large).gpus == 32
-    assert est.on_paper_gpus("made", large, est.EstimatedMachine(gpus=16)).gpus == 16
-    huge = est.on_paper_gpus("made", of_trace(trace_of(np.full((2400, 8), 9), cap=10)))
-    assert huge.rollout.prompts_per_step * 8 <= 2400
-    assert "50% of a step" in huge.costs
+    large = of_trace(trace_of(np.full((128, 8), 900), cap=1000, steps=1))
+    assert est.on_paper_gpus("made", small).cases[0].gpus == 8
+    assert est.on_paper_gpus("made", large).cases[0].gpus == 16
+    assert est.on_paper_gpus("made", large, est.EstimatedMachine(gpus=32)).cases[0].gpus == 32
+    huge = est.on_paper_gpus("made", of_trace(trace_of(np.full((260, 8), 9), cap=10, steps=1)))
+    assert huge.rollout.prompts_per_step == 130
+    assert huge.costs["simulated"] == "50% of a step and of its GPUs"
     with pytest.raises(ValueError, match="no such calibration"):
         est.on_paper_gpus("made", small, est.EstimatedMachine(calibration="paper-of-nobody"))
     assert (FOLDER / "paper-7b-8k.yaml").is_file()

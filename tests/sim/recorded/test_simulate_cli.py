@@ -81,7 +81,8 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     formats.write(trace, tmp_path / "made.parquet", "native")
     args = ("estimate", "--from", str(tmp_path / "made.parquet"), "--steps", "5")
     found = json.loads(run(*args, "--json"))
-    assert set(found["modes"]) == {"off", "exact", "race", "prompts", "auto"}
+    modes = ["off", "exact", "auto", "prompts", "race", "partial", "exact, ahead"]
+    assert [*found["modes"]] == modes
     for mode in found["modes"].values():
         assert mode["speedup"] > 0.0
         assert mode["kept_vs_true_len"] > 0.0
@@ -89,7 +90,7 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert -1.0 <= found["icc"] <= 1.0
     assert found["recommended"] in run(*args)
     given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
-    assert "Qwen2.5-14B on 16 H800" in given["costs"]
+    assert given["costs"]["paper-14b-16k, 100%"] == "Qwen2.5-14B on 16 H800"
 
 
 def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:
@@ -154,14 +155,18 @@ def test_what_could_be_decoded_ahead_is_measured_on_the_texts(tmp_path: Path) ->
     log.mkdir()
     build_tokenizer().save_pretrained(tokenizer)
     args = ("estimate", "--from", str(verl_log(log)), "--steps", "1", "--json")
-    assert [*json.loads(run(*args))["ahead"]] == ["1.5", "2.0", "2.5"]
-    found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
-    assert found["ahead_from"] == "measured on the responses that end the log's 2 steps"
-    (tokens,) = map(float, found["ahead"])
-    assert tokens > 3.0
-    ids = verl_log(log, response_ids=[1, 2, 3, 4] * 40)
-    (same,) = json.loads(run("estimate", "--from", str(ids), "--steps", "1", "--json"))["ahead"]
-    assert float(same) > 3.0
+
+    def ahead(*more: str) -> tuple[str, str]:
+        told: str = json.loads(run(*args, *more))["costs"]["tokens of a step ahead"]
+        tokens, source = told.split(", ", 1)
+        return tokens, source
+
+    assert ahead()[0] == "1.5 to 2.5"
+    tokens, source = ahead("--tokenizer", str(tokenizer))
+    assert source == "measured on the responses that end the log's 2 steps"
+    assert float(tokens) > 3.0
+    verl_log(log, response_ids=[1, 2, 3, 4] * 40)
+    assert float(ahead()[0]) > 3.0
 
 
 def test_the_tokens_of_a_trl_log_are_counted_by_the_tokenizer_that_is_given(
@@ -176,10 +181,10 @@ def test_the_tokens_of_a_trl_log_are_counted_by_the_tokenizer_that_is_given(
     ]
     pl.DataFrame(rows).write_parquet(log / "completions_00001.parquet")
     args = ("estimate", "--from", str(log), "--steps", "1", "--json")
-    assert "up to 65 tokens" in json.loads(run(*args))["costs"]
+    assert "of 65 tokens" in json.loads(run(*args))["costs"]["weights"]
     found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
     longest = len(known("12+3" * 65)["input_ids"])
-    assert f"up to {longest} tokens" in found["costs"]
+    assert f"of {longest} tokens" in found["costs"]["weights"]
     assert longest != 65
     assert "lengths of 16 of 16 responses are counted by the tokenizer" in found["notes"][0]
     assert not any("characters" in note for note in found["notes"])
@@ -191,7 +196,8 @@ def test_half_a_character_is_none(tmp_path: Path) -> None:
     build_tokenizer().save_pretrained(tokenizer)
     verl_log(log, output="a \ud800 b")
     args = ("--steps", "1", "--json", "--tokenizer", str(tokenizer))
-    assert "measured" in json.loads(run("estimate", "--from", str(log), *args))["ahead_from"]
+    costs = json.loads(run("estimate", "--from", str(log), *args))["costs"]
+    assert "measured" in costs["tokens of a step ahead"]
 
 
 def test_without_the_extra_a_range_is_shown(
@@ -200,7 +206,7 @@ def test_without_the_extra_a_range_is_shown(
     monkeypatch.setitem(sys.modules, "rollpacker.engine.drafts.rehearsal", None)
     log = verl_log(tmp_path, response_ids=[1, 2, 3])
     found = json.loads(run("estimate", "--from", str(log), "--steps", "1", "--json"))
-    assert len(found["ahead"]) == 3
+    assert "1.5 to 2.5, assumed" in found["costs"]["tokens of a step ahead"]
     assert any("needs rollpacker[train]" in note for note in found["notes"])
 
 
@@ -226,7 +232,7 @@ def test_calibrate_and_estimate_from_a_run(tmp_path: Path) -> None:
     assert 0.0 <= found["error"] < 0.03
     assert found["accuracy_mean"] == pytest.approx(1.0 - found["error"])
     predicted = json.loads(run("estimate", "--from", str(folder), "--steps", "5", "--json"))
-    assert "the run itself" in predicted["costs"]
+    assert "the run itself" in predicted["costs"]["run"]
     assert predicted["modes"]["exact"]["kept_vs_true_len"] == pytest.approx(1.0)
     text = run(
         "simulate", str(EXAMPLES / "paper-7b-8k.yaml"), f"calibration={out}", "steps=1", "--json"

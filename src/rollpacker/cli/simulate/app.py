@@ -155,7 +155,7 @@ def estimate(
     ],
     calibration: Annotated[
         str | None,
-        typer.Option(help="Costs: a built-in calibration or a file; default: by the cap."),
+        typer.Option(help="Costs: a built-in calibration or a file; default: by the lengths."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs.", min=1)] = None,
     model: Annotated[
@@ -208,7 +208,7 @@ def _drafting(
     job: EstimatedJob, path: Path, encode: Encoder, notes: list[str], task: str | None
 ) -> EstimatedJob:
     """With what drafts bring on its own texts, where its costs have none yet."""
-    if job.calibration.ahead.possible:
+    if job.cases[0].calibration.ahead.possible:
         if encode.given:
             notes.append("--tokenizer measures no drafts: the costs have them already")
     elif drafts := rehearsed(path, encode, notes.append, task):
@@ -231,6 +231,7 @@ def _job(
     notes: list[str],
     count: Count | None,
 ) -> tuple[Trace, EstimatedJob]:
+    from rollpacker.emulate.twin import estimated
     from rollpacker.sim.estimate.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.recorded.run_record import is_run, read_run
     from rollpacker.sim.workload.source import of_trace
@@ -240,42 +241,41 @@ def _job(
     name = task or trace.tasks[0]
     if hardware == ASSUMED and is_run(path):
         try:
-            return trace, on_own_workers(read_run(path), source, name)
+            emulated = estimated(path, source, name)
+            return trace, emulated or on_own_workers(read_run(path), source, name)
         except ValueError as error:
             notes.append(f"{error}; costs of GPUs are assumed instead")
     return trace, on_paper_gpus(name, source, hardware)
 
 
-def _modes_table(found: Estimate) -> Table:
-    view = table_of(
-        "mode", "speed-up", "kept/true length", "step s", "decoded/kept tokens", "stale"
-    )
-    for name, mode in found.rows.items():
-        view.add_row(
+def _tell(found: Estimate, read_as: list[str]) -> None:
+    print_plain(f"read as: {', '.join(read_as)}")
+    names = ("mode", "speed-up", "range", "kept / true length", "step s", "decoded / kept", "stale")
+    modes = table_of(*names)
+    for column in (modes.columns[0], modes.columns[2]):
+        column.no_wrap = True
+    for name, mode in found.modes.items():
+        modes.add_row(
             name,
             f"{mode.speedup:.2f}x",
+            f"{mode.low:.2f} to {mode.high:.2f}",
             f"{mode.kept_vs_true_len:.2f}",
             f"{mode.step_s:.4g}",
             f"{mode.decoded_vs_kept:.2f}",
             f"{mode.stale:.0%}",
         )
-    return view
-
-
-def _tell(found: Estimate, read_as: list[str]) -> None:
-    print_plain(f"read as: {', '.join(read_as)}")
-    console.print(_modes_table(found))
+    costs = table_of("costs", "", left=2)
+    for what, told in found.costs.items():
+        costs.add_row(what, told)
+    console.print(modes)
+    console.print(costs)
     icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
     print_plain(
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "
-        f"{found.responses} a step, {found.steps} steps simulated for each mode; "
-        f"correlation of length within a prompt {icc}"
+        f"{found.responses} a step, {found.jobs} jobs of {found.steps} steps simulated for each "
+        f"mode; correlation of length within a prompt {icc}"
     )
-    bounds = f" (speeds are upper bounds: {found.at_most})" if found.at_most else ""
-    lines = [f"costs: {found.costs}"]
-    if found.ahead:
-        lines.append(f"tokens of a decode step ahead: {found.ahead_from}")
-    for line in (*lines, f"recommended: {found.recommended}{bounds}", *found.sentences):
+    for line in (f"recommended: {found.recommended}", *found.sentences):
         print_plain(line)
 
 

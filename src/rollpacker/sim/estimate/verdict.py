@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from rollpacker.polytrace.statistics.statistics import Dependence
 
+AHEAD = "exact, ahead"
+"""Name of ``exact`` with engines that decode ahead, where those of the log do not."""
+_SIMPLEST = ("exact", "auto", "prompts", "race")
+"""What changes less of what is learned comes first."""
 _SAME = 1.02
 """Speeds that differ by less are taken to be the same."""
 _WORTH_IT = 1.05
@@ -19,7 +23,8 @@ class ModeEstimate:
     """One mode against ``off``, on the same prompts.
 
     Args:
-        speedup: mean seconds of a step of ``off`` over the mode's.
+        speedup: mean seconds of a step of ``off`` over the mode's; of several jobs the middle.
+        low, high: between which that of a run is expected; of a single job its own.
         kept_vs_true_len: mean length of the responses trained on over that of all.
         step_s: mean seconds of a step.
         decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
@@ -28,44 +33,47 @@ class ModeEstimate:
     """
 
     speedup: float
+    low: float
+    high: float
     kept_vs_true_len: float
     step_s: float
     decoded_vs_kept: float
     tool_wait_s: float = 0.0
     stale: float = 0.0
 
+    @property
+    def range(self) -> str:
+        """In words."""
+        return f"{self.low:.2f}x to {self.high:.2f}x"
+
 
 def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
-    """The fastest mode that keeps ``limit`` of the true mean length.
+    """The simplest mode that keeps ``limit`` of the true mean length and is not clearly beaten.
 
-    ``exact`` where the fastest gains less than 2% on it; ``off`` where that loses more than 2%.
+    A mode is where the range of another one begins above the end of its own. ``off`` where that
+    is so for ``off`` and the one that would be chosen.
     """
-    fair = {name: each.speedup for name, each in modes.items() if each.kept_vs_true_len >= limit}
-    best = max(fair, key=fair.__getitem__, default="exact")
-    if "exact" in fair and fair[best] < _SAME * fair["exact"]:
-        best = "exact"
-    return best if modes[best].speedup > 2.0 - _SAME else "off"
+    fair = [name for name in _SIMPLEST if modes[name].kept_vs_true_len >= limit] or ["exact"]
+    best = max(modes[name].low for name in fair)
+    chosen = next(name for name in fair if modes[name].high >= best)
+    return chosen if modes[chosen].high >= 1.0 else "off"
 
 
 def sentences(
     modes: Mapping[str, ModeEstimate],
     recommended: str,
     *,
-    partial: ModeEstimate | None = None,
-    ahead: Mapping[str, ModeEstimate],
     left_out: str,
-    at_most: bool = False,
     depends: Dependence | None,
     read: int,
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to seven sentences.
+    """The estimate in plain words, one to six sentences.
 
-    ``partial`` is that mode, None where it was not simulated; ``ahead`` is ``exact`` with engines
-    that decode ahead, by tokens of a decode step; ``left_out`` what the simulation does not have;
-    ``at_most`` whether speeds are upper bounds; ``depends`` says what lengths of the trace are,
-    None where unknown; ``read`` how many responses it has, and ``aborted`` the share that were.
+    ``left_out`` is what the simulation does not have; ``depends`` says what lengths of the trace
+    are, None where unknown; ``read`` how many responses it has, and ``aborted`` the share that
+    were.
     """
     exact, chosen = modes["exact"], modes[recommended]
     races = {name: modes[name] for name in ("race", "prompts")}
@@ -74,26 +82,32 @@ def sentences(
     pays = recommended not in ("off", "exact") or races[best].speedup > _WORTH_IT * exact.speedup
     if not pays:
         told.append(
-            f"Racing does not pay here: the best race ({best}) is "
+            f"Racing does not pay here: the best race ({best}) is about "
             f"{races[best].speedup / exact.speedup:.2f}x as fast as exact rounds."
         )
     if read < _FEW:
         told.append(
             f"Only {read} finished responses were read: a log of more steps says more of the tail."
         )
-    told.append(_use(recommended, chosen, left_out, "at most" if at_most else "about"))
+    told.append(_use(recommended, chosen, left_out))
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1] if pays else ():
-        gain = f"{'may' if at_most else 'would'} be faster ({races[name].speedup:.2f}x"
         told.append(
-            f"Mode {name} {gain}{' at most' if at_most else ''}) but trains on responses of "
+            f"Mode {name} may be faster ({races[name].range}) but trains on responses of "
             f"{races[name].kept_vs_true_len:.2f} of the true mean length{_cause(depends)}."
         )
-    most = "at most " if at_most else ""
+    partial, ahead = modes.get("partial"), modes.get(AHEAD)
     if partial is not None and partial.speedup > tempting:
-        told.append(_partial(partial, most))
-    told += _ahead(ahead, exact.speedup, most)
+        told.append(
+            f"Partial rollouts may make it {partial.range}, with {partial.stale:.0%} of the tokens "
+            "from earlier weights: mode partial is there to compare with, and not on-policy."
+        )
+    if ahead is not None and ahead.speedup > _SAME * exact.speedup:
+        told.append(
+            f"Decoding ahead, which changes no distribution, may make exact {ahead.range}; the "
+            "engine mini does it, and vLLM on CPUs."
+        )
     if aborted >= 0.01:
         told.append(
             f"{aborted:.0%} of the responses were aborted and are left out, so true lengths are "
@@ -102,16 +116,16 @@ def sentences(
     return told
 
 
-def _use(recommended: str, chosen: ModeEstimate, left_out: str, how: str) -> str:
+def _use(recommended: str, chosen: ModeEstimate, left_out: str) -> str:
     if recommended == "off":
         return (
             "No mode is faster than plain synchronous rounds; leave tail batching off "
             f"(left out: {left_out})."
         )
-    gain = f"{how} {chosen.speedup:.2f}x faster than synchronous rounds"
-    if chosen.speedup < _SAME:
-        gain = "it is as fast as synchronous rounds"
-    return f"Use {recommended}: {gain}, {_keeps(chosen)} (left out: {left_out})."
+    return (
+        f"Use {recommended}: {chosen.range} as fast as synchronous rounds, {_keeps(chosen)} "
+        f"(left out: {left_out})."
+    )
 
 
 def _cause(depends: Dependence | None) -> str:
@@ -119,25 +133,6 @@ def _cause(depends: Dependence | None) -> str:
     if depends is None or depends == "a property of the prompt":
         return ""
     return f" since length is {'only ' if depends.startswith('partly') else ''}{depends}"
-
-
-def _partial(found: ModeEstimate, most: str) -> str:
-    return (
-        f"Partial rollouts would make it {most}{found.speedup:.2f}x, with {found.stale:.0%} of the "
-        "tokens from earlier weights: mode partial is there to compare with, and not on-policy."
-    )
-
-
-def _ahead(ahead: Mapping[str, ModeEstimate], exact: float, most: str) -> list[str]:
-    """Whether it would pay at least somewhere."""
-    gains = {tokens: mode.speedup for tokens, mode in ahead.items()}
-    if max(gains.values(), default=0.0) < _SAME * exact:
-        return []
-    each = ", ".join(f"{speedup:.2f}x at {tokens}" for tokens, speedup in gains.items())
-    return [
-        f"Decoding ahead, which changes no distribution, would make exact {most}{each} tokens of a "
-        "decode step; the engine mini does it, and vLLM on CPUs."
-    ]
 
 
 def _keeps(mode: ModeEstimate) -> str:

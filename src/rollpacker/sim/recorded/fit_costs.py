@@ -43,7 +43,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     alone = not run.settings["asynchronous_grading"]
     wait_s = mean(step.rollout_end_s - step.last_end_s for step in chosen)
     grade_s = _grade_s(chosen)
-    decoding = fit_decoding(intervals, run.shared.cores if run.shared else 0)
+    decoding = fit_decoding(intervals, run.cores)
     latency, driver = _filled(decoding.latency, run.settings), decoding.driver
     if alone and driver is not None:
         driver = driver.model_copy(update={"graded_s": _phase_cpu_s(chosen, driver.cores)})

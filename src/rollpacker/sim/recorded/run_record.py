@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,25 +17,6 @@ from rollpacker.sim.recorded.run_reader import Reader
 from rollpacker.sim.recorded.run_steps import RunStep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedCores:
-    """What a run on a CPU computed, where its workers had all cores. CPU seconds.
-
-    Args:
-        cores: of the machine.
-        token_s: of engines, for each token decoded.
-        step_s: of each step beside that: gradients, updates and the driver; grading is not counted.
-    """
-
-    cores: int
-    token_s: float
-    step_s: float
-
-    def least_s(self, decoded: float) -> float:
-        """Wall seconds of a step that decodes so many tokens and leaves no core idle."""
-        return (decoded * self.token_s + self.step_s) / self.cores
-
-
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run.
@@ -47,8 +27,7 @@ class RunRecord:
         state: the policy's at the start.
         steps: those that ended, in order.
         prompt_tokens: of every prompt.
-        shared: cores that workers share with the driver; None where it has its own, or where
-            nothing says so.
+        cores: that workers share with the driver; 0 where it has its own, or where nothing says so.
         max_running: most sequences that an engine decoded together; None where nothing says so.
     """
 
@@ -57,7 +36,7 @@ class RunRecord:
     state: dict[str, Any]
     steps: tuple[RunStep, ...]
     prompt_tokens: dict[PromptId, int]
-    shared: SharedCores | None = None
+    cores: int = 0
     max_running: int | None = None
 
 
@@ -71,9 +50,9 @@ def read_run(folder: Path) -> RunRecord:
     path = folder / "journal.jsonl"
     if not is_run(folder):
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
-    shared = read_shared_cores(folder)
+    cores = shared_cores(folder)
     most = _max_running(folder)
-    reader = Reader(shared.cores if shared else 0, most or sys.maxsize)
+    reader = Reader(cores, most or sys.maxsize)
     meta: dict[str, Any] | None = None
     for _, line in journal.read_all(path):
         if "meta" in line:
@@ -91,29 +70,17 @@ def read_run(folder: Path) -> RunRecord:
         raise ValueError(f"{folder}: no step of this run has ended, nothing was timed")
     name = folder.resolve().name
     settings, state = meta["settings"], meta["state"]
-    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, shared, most)
+    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, cores, most)
 
 
-def read_shared_cores(folder: Path) -> SharedCores | None:
-    """Of a run's folder; None where the driver had cores of its own, or where nothing says so."""
+def shared_cores(folder: Path) -> int:
+    """Of a run's folder; 0 where the driver had cores of its own, or where nothing says so."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return 0
     cores = cast(dict[str, Any], summary).get("cores")
-    if not cores or cores["workers"] < cores["all"] or not summary["decoded_tokens"]:
-        return None
-    return _shared(cores["all"], summary)
-
-
-def _shared(cores: int, summary: Mapping[str, Any]) -> SharedCores:
-    seconds, steps = summary["timing_s"], summary["steps"]
-    decoding = seconds["decode_cpu"]
-    return SharedCores(
-        cores=cores,
-        token_s=decoding / summary["decoded_tokens"],
-        step_s=(seconds["worker_cpu"] - decoding + seconds["driver_cpu"]) / steps,
-    )
+    return cores["all"] if cores and cores["workers"] >= cores["all"] else 0
 
 
 def _max_running(folder: Path) -> int | None:

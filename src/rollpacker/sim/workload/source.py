@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -58,6 +58,19 @@ class LengthSource:
     turns: TurnModel | None = None
     tool_tokens: int = 0
     rewards: RewardTimes | None = None
+
+    def drawn_again(self, rng: np.random.Generator, prompts: int, steps: int) -> LengthSource:
+        """Its recorded steps, of so many prompts, drawn anew with repetition.
+
+        One that the distribution draws is among them: few steps say little of what others are.
+        """
+        traits = self.lengths.traits(rng, prompts)
+        drawn = self.lengths.given(rng, traits, self.responses or 1)
+        fresh = (Recorded(traits[n : n + 1], each) for n, each in enumerate(drawn))
+        places = range(0, len(self.recorded), prompts)
+        parts = [self.recorded[at : at + prompts] for at in places] + [tuple(fresh)]
+        chosen = rng.integers(len(parts), size=steps)
+        return replace(self, recorded=tuple(each for n in chosen for each in parts[n]))
 
 
 def load_source(name: str, task: str | None = None, note: Note = silent) -> LengthSource:

@@ -7,7 +7,7 @@ travel in its key-value metadata.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -109,6 +109,11 @@ class Trace:
     def only(self, task: str) -> Trace:
         """The rows of one task."""
         return Trace.of(table.filter(pl.col("task") == task) for table in self.tables)
+
+    def of_training(self) -> Trace:
+        """Without the responses of evaluations, whose domain is ``validation``, unless all are."""
+        rest = self.samples.filter(pl.col("domain").ne_missing("validation"))
+        return replace(self, samples=rest) if rest.height else self
 
     @classmethod
     def of(cls, tables: Iterable[pl.DataFrame]) -> Trace:

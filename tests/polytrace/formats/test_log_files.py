@@ -161,7 +161,7 @@ def test_ms_swift_logs_a_line_a_step(tmp_path: Path, step: str) -> None:
         {
             step: [number] * 2 if step == "gen_step" else [str(number)] * 2,
             "prompt": ["p", "p"],
-            "completion": ["x" * 40, "x" * 80],
+            "completion": [f"{number}" * 40, f"{number}" * 80],
             "Accuracy": [1.0, 0.0],
             "Format": [0.5, 0.5],
             "advantages": [0.7, -0.7],

@@ -103,7 +103,7 @@ def test_paths_without_a_trace_are_told_in_one_line(tmp_path: Path) -> None:
         "gone": "no such file or folder",
         "empty": "expected PolyTrace's",
         "some.txt": "expected *.jsonl or *.parquet",
-        "x.json": "a JSON file is no trace",
+        "x.json": "its first lines fit no format",
         "x.jsonl": "its first lines fit no format; known formats: packed_lengths",
         "packed_lengths_step_0.jsonl": "no responses in it",
     }

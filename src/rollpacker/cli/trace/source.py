@@ -50,13 +50,16 @@ def progress_of(path: Path) -> Iterator[Callable[[int], None]]:
 def read_responses(
     path: Path, format: str | None, task: str | None, notes: list[str], count: Count | None = None
 ) -> Trace:
-    """A trace with responses in it; ``notes`` gets what the reader says."""
+    """A trace with responses, of training where it has any; ``notes`` gets what the reader says."""
     from rollpacker.polytrace.schema import TraceError
 
     trace = read(path, format, task, notes, count)
     if not trace.samples.height:
         raise TraceError(f"{path}: no responses in it, only reward timings or filters")
-    return trace
+    training = trace.of_training()
+    if left := trace.samples.height - training.samples.height:
+        notes.append(f"{path}: {left} responses of evaluations are left out")
+    return training
 
 
 def recognised(path: Path, format: str | None) -> list[str]:

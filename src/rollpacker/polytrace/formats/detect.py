@@ -166,11 +166,10 @@ def _why_unknown(path: Path) -> str:
             return f"not a parquet file ({first_line(error)})"
         return _no_table(columns)
     first, problem = beginning(path)
-    if suffix == ".json" and not problem:
-        return "a JSON file is no trace (fitted distributions are not responses)"
     if problem or not first:
         return problem or "no record in it"
-    return f"with keys {', '.join(list(first[0])[:6])} its first lines fit no format"
+    keys = ", ".join(list(first[0])[:6]) or "(none)"
+    return f"with keys {keys} its first lines fit no format"
 
 
 def _no_table(columns: Sequence[str]) -> str:

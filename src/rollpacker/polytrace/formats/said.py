@@ -12,11 +12,12 @@ import polars as pl
 from rollpacker.core.sample_columns import files as table_files
 from rollpacker.polytrace.formats import detect
 from rollpacker.polytrace.formats.files.lines import MOST, silent
-from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.files.reading import Copied, Reading, Repeats
 from rollpacker.polytrace.formats.files.tables import read_table
 from rollpacker.polytrace.formats.logs import texts
 from rollpacker.polytrace.formats.logs.counts import RESPONSE_IDS
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.logs.responses import PromptIds
 from rollpacker.polytrace.formats.logs.responses import responses as log_responses
 
 _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
@@ -43,13 +44,15 @@ def responses(path: Path, task: str | None = None, *, texts_too: bool = True) ->
 
     Raises ``TraceError``.
     """
+    repeats = Repeats()
     for source in detect.sources(path):
         if task in (None, source.task):
             for kind, files in source.files.items():
                 if kind == "run":
                     yield from _of_runs(files)
                 elif kind in LAYOUTS:
-                    yield from _of_logs(files, kind, texts_too)
+                    reading = Reading(task=source.task, note=silent, repeats=repeats)
+                    yield from _of_logs(files, kind, reading, texts_too)
 
 
 def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
@@ -72,24 +75,25 @@ def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
                 yield Said(step, prompt, known[0])
 
 
-def _of_logs(paths: Sequence[Path], kind: str, texts_too: bool) -> Iterator[Said]:
-    """A file at a time, in the order of its steps."""
-    seen: set[int] = set()
+def _of_logs(paths: Sequence[Path], kind: str, reading: Reading, texts_too: bool) -> Iterator[Said]:
+    """A file at a time, in the order of its steps, without what an earlier one ends with."""
+    prompts = PromptIds(LAYOUTS[kind])
     for path in paths:
         found: list[Said] = []
-        for each in log_responses(path, kind, Reading(task="", note=silent)):
+        copied = Copied(reading.repeats, reading.task, path)
+        for each in log_responses(path, kind, reading):
             ids = _ids(each.record)
             if ids is None and not texts_too:
                 break  # a log has ids of all or of none
-            if each.record.get("mode") != "eval" and each.completion is not None:
-                prompt = texts.prompt_id(texts.identity(each.prompt))
-                words = texts.said(each.completion)
-                found.append(Said(each.step or 0, prompt, ids or words))
-        steps = () if LAYOUTS[kind].relogged else tuple(each.step for each in found)
-        same = hash((steps, *((each.prompt, str(each.said)) for each in found)))
-        if same not in seen:
-            seen.add(same)
-            yield from sorted(found, key=lambda each: each.step)
+            if each.validation or each.completion is None:
+                continue
+            said = Said(each.step or 0, prompts.of(each), ids or texts.said(each.completion))
+            found.append(said)
+            step = None if LAYOUTS[kind].relogged else said.step
+            if count := copied.again(each.unit, said.prompt, str(said.said), step):
+                del found[-count:]
+        copied.end()
+        yield from sorted(found, key=lambda each: each.step)
 
 
 def _ids(record: dict[str, Any]) -> list[int] | None:

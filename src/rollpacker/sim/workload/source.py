@@ -83,7 +83,7 @@ def load_source(name: str, task: str | None = None, note: Note = silent) -> Leng
     if not Path(name).exists():
         known = ", ".join(model_names())
         raise ValueError(f"workload={name}: no such file, and no workload model; those: {known}")
-    return of_trace(formats.read(Path(name), note=note), task)
+    return of_trace(formats.read(Path(name), note=note).of_training(), task)
 
 
 def of_model(name: str) -> LengthSource:

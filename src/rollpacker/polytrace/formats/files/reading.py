@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +13,20 @@ from rollpacker.polytrace.formats.files.opened import Tick, quiet
 
 Count = Callable[[str], int]
 """How many tokens a text has."""
+_CHANCE = 4
+"""Fewer equal records in two tasks may be chance."""
 
 
 class Repeats:
     """Steps and records that were read before: copies must not count twice."""
 
     def __init__(self) -> None:
+        self.prints: dict[int, tuple[str, Path]] = {}
         self._steps: dict[int, str] = {}
         self._records: set[tuple[str, int]] = set()
 
     def fresh(
-        self, path: Path, task: str, given: Sequence[Record], note: Note, *, least: int = 4
+        self, path: Path, task: str, given: Sequence[Record], note: Note, *, least: int = _CHANCE
     ) -> list[Record]:
         """``given`` less the steps that another task has and the records that this task has.
 
@@ -49,6 +53,38 @@ class Repeats:
     def _elsewhere(self, keys: set[int], task: str, least: int) -> bool:
         owner = self._steps.setdefault(hash(frozenset(keys)), task)
         return owner != task and len(keys) >= least
+
+
+@dataclass(slots=True)
+class Copied:
+    """The responses of a file, or of each unit of it (a line that holds many), may begin with all
+    of an earlier one's: tables that grow are written again and again. ``found`` counts them."""
+
+    repeats: Repeats
+    task: str
+    path: Path
+    found: Counter[Path] = field(default_factory=Counter[Path])
+    _unit: int = 0
+    _print: int = 0
+    _count: int = 0
+
+    def again(self, unit: int, *response: object) -> int:
+        """With this response, how many of the last ones are all of an earlier file or unit."""
+        if unit != self._unit:
+            self.end()
+            self._unit = unit
+        self._print, self._count = hash((self._print, response)), self._count + 1
+        task, path = self.repeats.prints.get(self._print, ("", self.path))
+        if not task or (task != self.task and self._count < _CHANCE):
+            return 0
+        count, self._print, self._count = self._count, 0, 0
+        self.found[path] += count
+        return count
+
+    def end(self) -> None:
+        """The file or the unit is over."""
+        self.repeats.prints.setdefault(self._print, (self.task, self.path))
+        self._print = self._count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

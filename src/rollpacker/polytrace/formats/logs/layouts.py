@@ -32,8 +32,7 @@ class LogLayout:
         tokens: ways to count the sampled tokens, before those that hold for all trainers.
         prompt_tokens: same for the prompt.
         prefix: paths of token ids and of their mask: the prompt is what comes before the mask.
-        reward: paths of the score; of a list the sum. Empty: the sum of all other numbers with a
-            fraction.
+        reward: paths of the score; of a list the sum.
         step: paths of the training step.
         stepless: where step is in neither record nor names, all are of step 0, and this is said.
         numbers: a bare number in a file's name is a step, without the word.
@@ -41,10 +40,11 @@ class LogLayout:
         stop: path of why it ended; the last holds.
         rank: path of the data-parallel rank.
         unique: path of the response's own id: one that comes again counts once.
-        validation: the pattern of names of evaluations, in file and folders.
+        group: paths of the id that a prompt has within its step.
         shape: ``rows`` has one response a record, ``columns`` a list of each key, ``singles``
             lists of one, else the path of the responses within the record.
-        relogged: files with the same responses of different steps are copies.
+        relogged: files with the same responses of different steps are copies, and where no path of
+            the score leads anywhere, it is a sum of columns (``rewards``).
         approximated: what is not exact, in words.
     """
 
@@ -67,7 +67,7 @@ class LogLayout:
     stop: str = ""
     rank: str = ""
     unique: str = ""
-    validation: str = ""
+    group: tuple[str, ...] = ("uid", "group_id", "group_index")
     shape: Literal["rows", "columns", "singles", "traces"] = "rows"
     relogged: bool = False
     approximated: str = "lengths, by characters"
@@ -90,10 +90,11 @@ class LogLayout:
         """Keys that need not be kept once a record is read."""
         ways = (way.partition(":")[2] for way in (*self.tokens, *self.prompt_tokens))
         paths = (*self.prompt, *self.response, self.conversation, *ways, *(self.prefix or ()))
-        rest = (*self.reward, *self.step, self.rank, self.unique, REASONING)
+        rest = (*self.reward, *self.step, self.rank, self.unique, *self.group, REASONING)
         return frozenset(path.partition(".")[0] for path in (*paths, *rest))
 
 
+_SUM = "lengths, by characters of what the assistant said; the reward is a plain sum of columns"
 _MASKED = "nothing, where token_loss_mask is logged; else lengths, by characters"
 
 LAYOUTS: dict[str, LogLayout] = {
@@ -103,7 +104,7 @@ LAYOUTS: dict[str, LogLayout] = {
         needs=("input", "output"),
         prompt=("input",),
         response=("output",),
-        reward=("score",),
+        reward=("score", "reward"),
         step=("step",),
         numbers=True,
         domain=("data_source",),
@@ -126,9 +127,10 @@ LAYOUTS: dict[str, LogLayout] = {
         needs=("step", "prompt", "completion"),
         prompt=("prompt",),
         response=("completion",),
+        reward=("reward",),
         step=("step",),
         relogged=True,
-        approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
+        approximated=_SUM,
     ),
     "swift": LogLayout(
         title="ms-swift's completions",
@@ -137,10 +139,12 @@ LAYOUTS: dict[str, LogLayout] = {
         lists=("gen_step", "step"),
         prompt=("prompt",),
         response=("completion",),
+        reward=("reward",),
         step=("gen_step", "step"),
+        stop="truncated",
         shape="columns",
         relogged=True,
-        approximated="lengths, by characters of what the assistant said; the reward is a plain sum",
+        approximated=_SUM,
     ),
     "skyrl": LogLayout(
         title="SkyRL's dumped evaluations",
@@ -163,6 +167,7 @@ LAYOUTS: dict[str, LogLayout] = {
         reward=("scores",),
         step=("global_step",),
         domain=("domain",),
+        group=("id",),
         shape="columns",
     ),
     "roll_board": LogLayout(
@@ -190,7 +195,6 @@ LAYOUTS: dict[str, LogLayout] = {
         domain=("env.name", "env.id"),
         stop="calls.finish_reason",
         unique="id",
-        validation=r"eval",
         shape="traces",
         approximated="prompt lengths, by characters",
     ),
@@ -204,7 +208,6 @@ LAYOUTS: dict[str, LogLayout] = {
         prompt_tokens=("first:trajectory.tokens.prompt_ids",),
         reward=("reward",),
         stepless=True,
-        validation=r"eval",
         approximated="nothing, where token ids are logged",
     ),
     "prime_tokens": LogLayout(
@@ -226,7 +229,6 @@ LAYOUTS: dict[str, LogLayout] = {
         conversation="content",
         tokens=("mask:token_loss_mask",),
         reward=("rewards",),
-        validation=r"^val",
         shape="singles",
         approximated=_MASKED,
     ),
@@ -241,7 +243,6 @@ LAYOUTS: dict[str, LogLayout] = {
         step=("rollout_id", "step"),
         numbers=True,
         stop="status",
-        validation=r"^eval",
         approximated="prompt lengths, by characters",
     ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -14,66 +13,46 @@ import polars as pl
 
 from rollpacker.polytrace.formats.files.columns import pack, table
 from rollpacker.polytrace.formats.files.lines import Problem, Record
-from rollpacker.polytrace.formats.files.reading import Reading
-from rollpacker.polytrace.formats.logs import counts, texts
+from rollpacker.polytrace.formats.files.reading import Copied, Reading
+from rollpacker.polytrace.formats.logs import counts, rewards, texts
 from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
-from rollpacker.polytrace.formats.logs.responses import LoggedResponse, check_text, responses
+from rollpacker.polytrace.formats.logs.responses import (
+    LoggedResponse,
+    PromptIds,
+    check_text,
+    responses,
+)
 from rollpacker.polytrace.schema import SAMPLES, Trace
 
 _ROWS_AT_ONCE = 4096
 _LONGEST_KEPT = 64
-_NO_REWARDS = {
-    "step",
-    "advantage",
-    *(way.partition(":")[2] for way in (*RESPONSE_WAYS, *PROMPT_WAYS)),
-}
-_METRIC = re.compile(
-    r"(?:^|[_/])(?:kl|entropy|loss|lr|time|seconds|lengths?|len|tokens?|count|num|id|idx|index|step"
-    r"|seed|epoch|turns?|temperature|logprobs?|advantages?|mask|ratio|rank|level|size)(?:[_/]|$)",
-    re.IGNORECASE,
-)
-"""Names of columns with numbers that are no rewards."""
 _CUT = ("length", "truncated", "max_tokens", "max_length")
 _ABORTED = ("abort", "aborted", "cancelled")
 
 
 _WORDS = ("prompt", "domain", "state", "extra")
 _NUMBERS = ("step", "prompt_tokens", "response_tokens", "truncated", "dp_rank", "reward")
-_CODES = {name: SAMPLES[name] for name in _NUMBERS} | dict.fromkeys(_WORDS, pl.UInt32())
-"""Columns that a log can fill, texts as numbers."""
+_CODES: dict[str, pl.DataType] = {
+    **{name: SAMPLES[name] for name in _NUMBERS},
+    **dict.fromkeys(_WORDS, pl.UInt32()),
+    "guessed": pl.Boolean(),
+    "numbers": pl.List(pl.Float64),
+}
+"""Columns that a log can fill, texts as numbers, and those of which rewards may be made."""
 _MOST_EXTRAS = 1 << 16
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
     """One row a response. Raises ``TraceError`` and ``OSError``.
 
-    A prompt's id is a hash of its text. Texts are not kept; other keys are, in ``extra``, where
-    they are short and few of them differ. A file with the same responses as another one counts
-    once.
+    Texts are not kept; other keys are, in ``extra``, where they are short and few of them differ.
+    Responses with which an earlier file ends count once.
     """
-    log = _Log(kind, LAYOUTS[kind], reading)
+    log = _Log(kind, LAYOUTS[kind], reading, PromptIds(LAYOUTS[kind]))
     for path in files:
         log.add(path)
     return log.trace()
-
-
-@dataclass(slots=True)
-class _File:
-    """What was read of one file; ``print`` is equal for equal responses."""
-
-    validation: bool
-    parts: list[pl.DataFrame] = field(default_factory=list[pl.DataFrame])
-    rows: list[Record] = field(default_factory=list[Record])
-    guessed: int = 0
-    stepless: int = 0
-    print: int = 0
-
-    def flush(self, least: int) -> None:
-        """Rows as objects take ten times the memory of a table's."""
-        if len(self.rows) >= least:
-            self.parts.append(table(self.rows, _CODES))
-            self.rows = []
 
 
 @dataclass(slots=True)
@@ -81,10 +60,13 @@ class _Log:
     kind: str
     layout: LogLayout
     reading: Reading
-    files: list[_File] = field(default_factory=list[_File])
-    seen: dict[int, Path] = field(default_factory=dict[int, Path])
+    prompts: PromptIds
+    tables: list[pl.DataFrame] = field(default_factory=list[pl.DataFrame])
+    rows: list[Record] = field(default_factory=list[Record])
+    """The last ones: as objects they take ten times the memory of a table's."""
     ids: set[str] = field(default_factory=set[str])
-    rewards: set[str] = field(default_factory=set[str])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    """The places of columns with numbers."""
     again: int = 0
     words: dict[str | None, int] = field(default_factory=dict[str | None, int])
     """Each text of a column once: large logs repeat them."""
@@ -101,24 +83,31 @@ class _Log:
         return extra if extra in self.extras else None
 
     def add(self, path: Path) -> None:
-        """A file's responses, unless another file has the same."""
-        file = _File(_is_validation(path, self.layout.validation))
+        """A file's responses, but for those that an earlier one ends with."""
+        copied = Copied(self.reading.repeats, self.reading.task, path)
         for response in responses(path, self.kind, self.reading):
             if self._is_again(response.record):
                 continue
             try:
-                self._take(response, file)
+                self._drop(copied.again(response.unit, *self._take(response)))
             except ValueError as error:
                 text = f"{response.where}{error}"
                 self.reading.bad(Problem(path, response.line, text))
-        file.flush(1)
-        if not file.parts:
-            return
-        first = self.seen.setdefault(file.print, path)
-        if first != path:
-            self.reading.note(f"{path}: the same completions as in {first.name}: counted once")
-        else:
-            self.files.append(file)
+        copied.end()
+        for first, count in copied.found.items():
+            where = "earlier lines" if first == path else first.name
+            self.reading.note(
+                f"{path}: {count} responses are the same completions as in {where}: counted once"
+            )
+
+    def _drop(self, count: int) -> None:
+        """The last rows."""
+        tabled = count - len(self.rows)
+        del self.rows[len(self.rows) - min(count, len(self.rows)) :]
+        while tabled > 0:
+            last = self.tables.pop()
+            self.tables += [last[:-tabled]] if tabled < last.height else []
+            tabled -= last.height
 
     def _is_again(self, record: Record) -> bool:
         own = counts.first(record, (self.layout.unique,)) if self.layout.unique else None
@@ -129,34 +118,39 @@ class _Log:
         self.again += known
         return known
 
-    def _take(self, response: LoggedResponse, file: _File) -> None:
+    def _take(self, response: LoggedResponse) -> tuple[object, ...]:
+        """Add its row; what is equal for equal responses."""
         record, layout = response.record, self.layout
-        prompt = texts.prompt_id(texts.identity(response.prompt))
+        prompt = self.prompts.of(response)
         count = counts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
         if count is None:
             check_text(response.completion, layout.said)
         length = self._tokens(texts.sampled(response.completion)) if count is None else count
         truncated, state = _ending(record, layout)
         rank = counts.first(record, (layout.rank,)) if layout.rank else None
-        file.rows.append(
+        rewarded = counts.first(record, layout.reward)
+        domain = "validation" if response.validation else _domain(record, layout)
+        self.rows.append(
             {
-                "step": response.step or 0,
+                "step": response.step,
                 "prompt": self._code(prompt),
-                "domain": self._code("validation" if file.validation else _domain(record, layout)),
+                "domain": self._code(domain),
                 "prompt_tokens": self._prompt_tokens(response),
                 "response_tokens": length,
+                "guessed": count is None,
                 "truncated": truncated,
                 "state": self._code(state),
                 "dp_rank": None if rank is None else counts.whole(rank, layout.rank),
-                "reward": self._reward(record),
+                "reward": counts.score(rewarded, "".join(layout.reward[:1])),
+                "numbers": self._numbers(record) if layout.relogged else None,
                 "extra": self._code(self._extra(record)),
             }
         )
-        file.guessed += count is None
-        file.stepless += response.step is None
-        said = hash((prompt, texts.said(response.completion), length))
-        file.print = hash((file.print, said, None if layout.relogged else response.step))
-        file.flush(_ROWS_AT_ONCE)
+        if len(self.rows) == _ROWS_AT_ONCE:
+            self.tables.append(table(self.rows, _CODES))
+            self.rows = []
+        said = texts.said(response.completion)
+        return prompt, said, length, None if layout.relogged else response.step
 
     def _tokens(self, text: str) -> int:
         """Of a text whose tokens the log does not count."""
@@ -170,26 +164,17 @@ class _Log:
             return len(cast(list[Any], response.prompt))
         return self._tokens(texts.said(response.prompt))
 
-    def _reward(self, record: Record) -> float | None:
-        if self.layout.reward:
-            return counts.score(counts.first(record, self.layout.reward), self.layout.reward[0])
-        if not self.layout.relogged:
-            return None
-        found = {
-            name: counts.score(value, name)
-            for name, value in record.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and _is_reward(name)
-        }
-        self.rewards |= set(found)
-        known = [each for each in found.values() if each is not None]
-        return sum(known) if known else None
+    def _numbers(self, record: Record) -> list[float | None]:
+        found = rewards.numbers(record)
+        for name in found:
+            self.numbers.setdefault(name, len(self.numbers))
+        return [found.get(name) for name in self.numbers]
 
     def trace(self) -> Trace:
         """All of them; says what is approximated."""
-        parts = [part for file in self.files for part in file.parts]
-        frame = pl.concat(parts) if parts else table([], _CODES)
+        frame = pl.concat([*self.tables, table(self.rows, _CODES)])
         note, task = self.reading.note, self.reading.task
-        if guessed := sum(file.guessed for file in self.files):
+        if guessed := frame["guessed"].sum():
             by = (
                 f"approximated: the log has texts but no token counts, "
                 f"{texts.CHARACTERS_PER_TOKEN} characters are taken as a token"
@@ -197,20 +182,18 @@ class _Log:
                 else "counted by the tokenizer: the log has texts but no token counts"
             )
             note(f"{task}: lengths of {guessed} of {frame.height} responses are {by}")
-        if stepless := sum(file.stepless for file in self.files):
+        if stepless := frame["step"].null_count():
             note(f"{task}: nothing tells the step of {stepless} responses: taken as step 0")
+            frame = frame.with_columns(pl.col("step").fill_null(0))
         if self.again:
             note(f"{task}: {self.again} responses were logged again: counted once")
-        if self.rewards:
-            columns = ", ".join(sorted(self.rewards))
-            weights = "the sum of " if len(self.rewards) > 1 else ""
-            note(f"{task}: reward is {weights}{columns}; the log has no weights")
+        if self.numbers and frame["reward"].is_null().all():
+            total, columns = rewards.summed(frame, list(self.numbers))
+            frame = frame.with_columns(reward=total)
+            weights = "the sum of " if len(columns) > 1 else ""
+            note(f"{task}: reward is {weights}{', '.join(columns)}; the log has no weights")
         words = pl.Series(list(self.words), dtype=pl.String())
         return Trace(samples=_whole(frame, words, task))
-
-
-def _is_reward(column: str) -> bool:
-    return column not in _NO_REWARDS and not _METRIC.search(column)
 
 
 def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:
@@ -239,14 +222,7 @@ def _places(frame: pl.DataFrame) -> pl.Series:
     return pl.Series(places)
 
 
-def _is_validation(path: Path, pattern: str) -> bool:
-    names = (path.name, *(folder.name for folder in list(path.parents)[:2]))
-    return bool(pattern) and any(re.search(pattern, name) for name in names)
-
-
 def _domain(record: Record, layout: LogLayout) -> str | None:
-    if record.get("mode") == "eval":
-        return "validation"
     told = counts.first(record, layout.domain)
     return told if isinstance(told, str) else None
 
@@ -255,7 +231,7 @@ def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
     """Whether it was cut off, and its state."""
     told = values(record, layout.stop)[-1:] if layout.stop else []
     if not told or not isinstance(told[0], str):
-        return None, "kept"
+        return (told[0] if told and isinstance(told[0], bool) else None), "kept"
     return told[0] in _CUT, "aborted" if told[0] in _ABORTED else "kept"
 
 

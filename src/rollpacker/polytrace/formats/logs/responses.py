@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,35 +28,82 @@ class LoggedResponse:
     Args:
         where: its place in the file, as a message names it.
         line: of the file, 0 in a table.
+        unit: number of the line or row that many are written in at once; 0 where a file is that.
         record: all that the log has of it.
         prompt: what it answers.
         completion: what was said, by everybody; None where there are no texts.
         step: of training; None where nothing tells.
+        validation: whether it is of an evaluation.
     """
 
     where: str
     line: int
+    unit: int
     record: Record
     prompt: object
     completion: object
     step: int | None
+    validation: bool
+
+
+class PromptIds:
+    """Ids of prompts, by content, the same in every step and file. The log's own id, which holds
+    within a step, tells apart what the step has twice, and joins what differs."""
+
+    def __init__(self, layout: LogLayout) -> None:
+        self._layout = layout
+        self._own: dict[tuple[object, ...], str] = {}
+        self._times: Counter[tuple[object, ...]] = Counter()
+
+    def of(self, response: LoggedResponse) -> str:
+        """Of the prompt that is answered, with the images beside it."""
+        record, step = response.record, (response.step, response.validation)
+        seen = record.get("images") or record.get("image")
+        text = texts.identity(response.prompt) + (texts.identity(seen) if seen else "")
+        content = texts.prompt_id(text)
+        own = counts.first(record, self._layout.group)
+        if not isinstance(own, str | int):
+            return content
+        if (*step, own) not in self._own:
+            times = self._times[*step, content]
+            self._times[*step, content] += 1
+            self._own[*step, own] = f"{content}-{times}" if times else content
+        return self._own[*step, own]
+
+
+_SPLIT = re.compile(
+    r"(?:^|[_\-.])(?:(train|training|rollouts?)|(?:val|valid|validation|eval|evaluation))"
+    r"(?:[_\-.\d]|$)",
+    re.IGNORECASE,
+)
 
 
 def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedResponse]:
     """Each response of a file. ``reading`` is told of what is wrong. Raises ``OSError``."""
     layout = LAYOUTS[kind]
     named = steps.in_name(path, layout.numbers)
+    validation = _is_validation(path)
     table = bare(path).endswith(".parquet")
     if table and (missing := _missing(path, layout)):
         reading.bad(Problem(path, 0, f"column {missing} is missing"))
         return
     for number, entry in entries(path, reading):
         where, line = (f"row {number}: ", 0) if table else ("", number)
+        unit = number if layout.shape == "columns" else 0
         try:
             for record in _split(entry, layout):
-                yield _response(where, line, record, layout, named)
+                prompt, completion, step = _told(record, layout, named)
+                evaluates = validation or record.get("mode") == "eval"
+                yield LoggedResponse(where, line, unit, record, prompt, completion, step, evaluates)
         except ValueError as error:
             reading.bad(Problem(path, line, f"{where}{error}"))
+
+
+def _is_validation(path: Path) -> bool:
+    """By the file's name, else its folder's, else that one's."""
+    names = (path.name, *(folder.name for folder in list(path.resolve().parents)[:2]))
+    told = next((found for name in names if (found := _SPLIT.search(name))), None)
+    return told is not None and told[1] is None
 
 
 def _missing(path: Path, layout: LogLayout) -> str | None:
@@ -118,9 +167,10 @@ def _of_traces(entry: Record) -> Iterator[Record]:
         yield {**shared, **told, "sampled": said}
 
 
-def _response(
-    where: str, line: int, record: Record, layout: LogLayout, named: int | None
-) -> LoggedResponse:
+def _told(
+    record: Record, layout: LogLayout, named: int | None
+) -> tuple[object, object, int | None]:
+    """Prompt, completion and step."""
     if layout.prefix is not None:
         prompt, completion = _before(record, layout.prefix), None
     elif layout.conversation:
@@ -135,7 +185,7 @@ def _response(
     step = named if step is None else step
     if step is None and not layout.stepless:
         raise ValueError(f"step: missing, and the file's name has none (read as {layout.title})")
-    return LoggedResponse(where, line, record, prompt, completion, step)
+    return prompt, completion, step
 
 
 def _check_single(completion: object, layout: LogLayout) -> None:

@@ -32,8 +32,8 @@ def prompt_id(text: str) -> str:
 
 
 def identity(value: object) -> str:
-    """A text that is the same for the same prompt: what it says, or all that is told of it."""
-    return said(value) or json.dumps(value, sort_keys=True, default=str)
+    """A text that is the same for the same prompt: all that is told of it, images too."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def said(value: object) -> str:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -180,11 +181,11 @@ def _learned(arms: Arms, planned: Mapping[str, int]) -> list[str]:
             arm,
             _seeds(runs, planned[arm]),
             _spread([whole(each) for each in runs.values()]),
-            _told(difference(runs, against, lambda each, _: whole(each))),
-            _spread([end["accuracy"] for end in ends]),
-            _told(difference(runs, against, lambda each, _: each[-1]["accuracy"])),
+            told(difference(runs, against, whole)),
+            _spread([last(each) for each in runs.values()]),
+            told(difference(runs, against, last)),
             *(
-                _told(difference(runs, against, partial(_within, key=key)))
+                told(difference(runs, against, partial(_within, key=key)))
                 for key in ("tokens", "iterations")
             ),
             _mean(ends, "greedy", ".3f"),
@@ -232,9 +233,14 @@ def _seeds(runs: Runs, planned: int) -> str:
     return f"{count}, {collapsed} collapsed" if collapsed else count
 
 
-def whole(rows: Sequence[Row]) -> float:
+def whole(rows: Sequence[Row], _: Mapping[str, float] | None = None) -> float:
     """Mean accuracy after each tenth of the prompts."""
     return float(np.mean([_at(rows, "prompts", share * rows[-1]["prompts"]) for share in _GRID]))
+
+
+def last(rows: Sequence[Row], _: Mapping[str, float] | None = None) -> float:
+    """Accuracy at the end."""
+    return rows[-1]["accuracy"]
 
 
 def _at(rows: Sequence[Row], key: str, amount: float) -> float:
@@ -251,10 +257,20 @@ def _within(rows: Sequence[Row], least: Mapping[str, float], key: str) -> float:
     return _at(rows, key, least[key])
 
 
-def difference(runs: Runs, base: Sequence[Runs], value: Value) -> tuple[float, float] | None:
-    """Of means over seeds, and half of Welch's 95% interval (NaN of one seed): rounding alone
-    parts runs of one seed, so they are no pairs. ``value`` is told a run and the budgets that the
-    cheapest of its seed's runs compared here has spent."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two means over seeds: half of its 95% interval and its standard error, NaN of one seed."""
+
+    mean: float
+    half: float
+    error: float
+
+
+def difference(runs: Runs, base: Sequence[Runs], value: Value) -> Difference | None:
+    """Of an arm and plain rounds. The seed is the unit: its plain runs are nearly one run, so their
+    mean stands for it. Other arms part from them, so seeds are no pairs, and the interval is
+    Welch's. ``value`` is told a run and the budgets that the cheapest of its seed's runs has spent.
+    """
     ours: list[float] = []
     theirs: list[float] = []
     for seed, rows in runs.items():
@@ -265,23 +281,33 @@ def difference(runs: Runs, base: Sequence[Runs], value: Value) -> tuple[float, f
             key: min(each[-1][key] for each in (rows, *others)) for key in ("tokens", "iterations")
         }
         ours.append(value(rows, least))
-        theirs += [value(each, least) for each in others]
+        theirs.append(statistics.fmean(value(each, least) for each in others))
     if not ours:
         return None
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
     if len(ours) < 2:
-        return mean, math.nan
+        return Difference(mean, math.nan, math.nan)
+    error = math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / len(ours))
     with np.errstate(all="ignore"):
         found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     half = (found.high - found.low) / 2
-    return mean, 0.0 if np.isnan(half) else half
+    return Difference(mean, 0.0 if np.isnan(half) else half, error)
 
 
-def _told(found: tuple[float, float] | None) -> str:
+def pooled(given: Sequence[Difference]) -> Difference:
+    """Of several tasks, each as heavy as its inverse variance."""
+    weights = [1 / each.error**2 for each in given]
+    error = 1 / math.sqrt(sum(weights))
+    mean = sum(w * each.mean for w, each in zip(weights, given, strict=True)) / sum(weights)
+    return Difference(mean, stats.norm.ppf(0.975) * error, error)
+
+
+def told(found: Difference | None, digits: int = 3) -> str:
+    """As a cell shows it."""
     if found is None:
         return ""
-    mean, half = found
-    return f"{mean:+.3f}" if math.isnan(half) else f"{mean:+.3f} ± {half:.3f}"
+    mean = f"{found.mean:+.{digits}f}"
+    return mean if math.isnan(found.half) else f"{mean} ± {found.half:.{digits}f}"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -1,11 +1,11 @@
 """Accuracy by mode: trains every arm of the study on every task, and writes the page.
 
-    python experiments/accuracy/run.py [TASK ...] [--seeds N] [--jobs 2] [--page]
+    python experiments/accuracy/run.py [TASK ...] [--seeds N] [--jobs 2] [--page] [--check]
 
 ``--model TASK=FOLDER`` gives a task another model's folder than its configuration does.
 Runs that are there, as folders or as rows of ``results.parquet`` with the same settings, are not
 made again, so the command goes on where it was stopped. ``--page`` only writes ``results.parquet``,
-``plot.svg`` and the tables of ``README.md`` from what is there.
+``plot.svg`` and what pages say of the study from what is there; ``--check`` compares it with them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ import polars as pl
 import yaml
 from accuracy_picture import picture
 from accuracy_tables import comparisons, curve, finished, kept, key_of, tables
+from accuracy_words import blocks, put
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 RESULTS = HERE / "results.parquet"
 MARK = "<!-- tables -->"
 
@@ -129,15 +131,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--model", action="append", default=[], metavar="TASK=FOLDER")
     given = parser.parse_args()
-    os.chdir(HERE.parent.parent)
+    os.chdir(ROOT)
     chosen = given.tasks or list(study["tasks"])
     if unknown := sorted(set(chosen) - set(study["tasks"])):
         parser.error(f"no task {unknown[0]}: choose from {', '.join(study['tasks'])}")
     models = dict(word.split("=", 1) for word in given.model)
     every = list(trials(study, chosen, given.seeds, models))
     rows = kept(RESULTS)
+    if given.check:
+        planned = trials(study, list(study["tasks"]), None, {})
+        check(pages([row for run in rows.values() for row in run], [t.about for t in planned]))
+        return
     if not given.page:
         make_models(given.out, chosen)
         run([trial for trial in every if key_of(trial.about) not in rows], given.out, given.jobs)
@@ -162,7 +169,7 @@ def run(wanted: Sequence[Trial], out: Path, jobs: int) -> None:
 
 
 def write(every: Iterable[Trial], rows: Mapping[str, list[dict[str, Any]]], out: Path) -> None:
-    """The parquet file, picture and tables of the page, from folders and from earlier rows."""
+    """The parquet file and what is made of it, from folders and from earlier rows."""
     whole: list[dict[str, Any]] = []
     planned = list(every)
     for trial in planned:
@@ -172,12 +179,28 @@ def write(every: Iterable[Trial], rows: Mapping[str, list[dict[str, Any]]], out:
     if not whole:
         raise SystemExit("there are no runs yet")
     pl.DataFrame(whole, infer_schema_length=None).write_parquet(RESULTS)
-    (HERE / "plot.svg").write_text(picture(comparisons(whole)), encoding="utf-8")
-    text = tables(whole, [trial.about for trial in planned])
-    page = HERE / "README.md"
-    head = page.read_text(encoding="utf-8").split(MARK)[0]
-    page.write_text(f"{head}{MARK}\n\n{text}\n", encoding="utf-8")
-    print(text)
+    for path, text in pages(whole, [trial.about for trial in planned]).items():
+        path.write_text(text, encoding="utf-8")
+
+
+def pages(rows: Sequence[dict[str, Any]], planned: Iterable[dict[str, Any]]) -> dict[Path, str]:
+    """The picture, and every page that says something of the study, as they are to be."""
+    found = comparisons(rows)
+    made = {HERE / "plot.svg": picture(found)}
+    for name, block in blocks(found).items():
+        path = ROOT / name
+        made[path] = put(path.read_text(encoding="utf-8"), block)
+    own = HERE / "README.md"
+    made[own] = f"{made[own].split(MARK)[0]}{MARK}\n\n{tables(rows, planned)}\n"
+    return made
+
+
+def check(made: Mapping[Path, str]) -> None:
+    """Raise ``SystemExit`` that names the pages which say something else."""
+    other = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+    if other:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in other)
+        raise SystemExit(f"{names}: not as the rows say: python experiments/accuracy/run.py --page")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,18 @@ assert spec.loader is not None
 sys.modules[spec.name] = study_run
 spec.loader.exec_module(study_run)
 from accuracy_picture import picture  # noqa: E402
-from accuracy_tables import comparisons, curve, kept, key_of, tables  # noqa: E402
+from accuracy_tables import (  # noqa: E402
+    Difference,
+    comparisons,
+    curve,
+    difference,
+    kept,
+    key_of,
+    last,
+    pooled,
+    tables,
+)
+from accuracy_words import END, MARK  # noqa: E402
 
 STUDY = yaml.safe_load((HERE / "study.yaml").read_text(encoding="utf-8"))
 FIRST = list(study_run.trials(STUDY, list(STUDY["tasks"]), 1, {"sums": "some/model"}))
@@ -65,24 +76,30 @@ def test_rows_of_earlier_runs_stand_for_their_folders_until_settings_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(study_run, "HERE", tmp_path)
-    monkeypatch.setattr(study_run, "RESULTS", tmp_path / "results.parquet")
-    (tmp_path / "README.md").write_text(
-        "words\n<!-- tables -->\nthe ones before\n", encoding="utf-8"
-    )
+    here = tmp_path / "experiments" / "accuracy"
+    for name, value in {"ROOT": tmp_path, "HERE": here, "RESULTS": tmp_path / "rows"}.items():
+        monkeypatch.setattr(study_run, name, value)
+    marked = f"words\n{MARK}before\n{END}more\n"
+    for name in ("README.md", "docs/concepts.md", "experiments/accuracy/README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(marked, encoding="utf-8")
+    with (here / "README.md").open("a", encoding="utf-8") as page:
+        page.write("<!-- tables -->\nthe ones before\n")
     trial = FIRST[0]
     made(trial.folder(tmp_path / "out"), [0.2, 0.4, 0.6], 100, 50)
     study_run.write([trial], {}, tmp_path / "out")
-    rows = kept(tmp_path / "results.parquet")
+    rows = kept(tmp_path / "rows")
     assert key_of(trial.about) in rows
 
     study_run.write([trial], rows, tmp_path / "nothing here")
-    assert kept(tmp_path / "results.parquet") == rows
-    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<svg ")
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert page.startswith("words\n")
-    assert "| off | 1 | 0.420 (0.42 to 0.42) |" in page
-    assert "the ones before" not in page
+    assert kept(tmp_path / "rows") == rows
+    assert (here / "plot.svg").read_text(encoding="utf-8").startswith("<svg ")
+    text = (here / "README.md").read_text(encoding="utf-8")
+    assert text.startswith("words\n")
+    assert "before\n" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").endswith(f"{END}more\n")
+    assert "| off | 1 | 0.420 (0.42 to 0.42) |" in text
+    assert "the ones before" not in text
 
     other = dataclasses.replace(trial, set=[*trial.set, "steps=1"])
     assert key_of(other.about) not in rows
@@ -160,6 +177,42 @@ def test_differences_are_to_plain_rounds_at_equal_prompts_tokens_and_iterations(
     # 0.12 on average, less 0.42 and 0.45 of the plain runs of its seed.
     assert ">← -0.3" in drawn
     assert drawn.count("<circle") == 2, "of exact and race; prompts is too far away"
+
+
+def test_pages_and_picture_say_what_the_rows_do(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for run in kept(study_run.RESULTS).values() for row in run]
+    planned = study_run.trials(STUDY, list(STUDY["tasks"]), None, {})
+    made = study_run.pages(rows, [trial.about for trial in planned])
+    assert {path.name for path in made} == {"README.md", "concepts.md", "plot.svg"}
+    assert len(made) == 4
+    study_run.check(made)
+    other = {path: text.replace("0.0095", "0.0094") for path, text in made.items()}
+    with pytest.raises(SystemExit, match=r"README.md, docs/concepts.md.*--page"):
+        study_run.check(other)
+
+
+def run_of(accuracy: float) -> list[dict[str, float]]:
+    return [{"accuracy": accuracy, "tokens": 1, "iterations": 1}]
+
+
+def test_two_plain_runs_of_a_seed_are_one() -> None:
+    ours = {0: run_of(0.5), 1: run_of(0.6)}
+    off = {0: run_of(0.4), 1: run_of(0.6)}
+    alone, twice = (difference(ours, base, last) for base in ([off], [off, off]))
+    assert alone == twice
+    assert alone is not None
+    assert alone.error == pytest.approx(((0.1**2 + 0.2**2) / 2 / 2) ** 0.5)
+    exact = {0: run_of(0.5), 1: run_of(0.6)}
+    found = difference({0: run_of(0.5)}, [off, exact], last)
+    assert found is not None
+    assert found.mean == pytest.approx(0.05)
+
+
+def test_tasks_are_pooled_by_their_inverse_variances() -> None:
+    both = pooled([Difference(0.1, 0.02, 0.01), Difference(0.6, 0.04, 0.02)])
+    assert both.mean == pytest.approx(0.8 * 0.1 + 0.2 * 0.6)
+    assert both.error == pytest.approx(0.2**0.5 * 0.02)
+    assert both.half == pytest.approx(1.96 * both.error, rel=1e-3)
 
 
 def test_a_run_that_stopped_by_itself_is_counted(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
 
 Three settings of the paper with its three kinds of rewards, and with ``--traces`` a folder of
 PolyTrace folders (math, code, search and video), whose rewards take no time. Speed-ups are of the
-seconds that a response takes, over plain synchronous rounds. ``--write`` puts the tables into the
-README beside this file.
+seconds that a response takes, over plain rounds that grade while they decode. ``--write``
+puts them into ``docs/speedups.yaml``, of which ``docs/gen_speedups.py`` makes the tables.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rollpacker.config import parse_as
 from rollpacker.polytrace import formats
@@ -30,26 +32,22 @@ SETTINGS = (
     ("32B/32k", "paper-32b-32k", "paper-32k"),
 )
 REWARDS = {name: {"reward": name} for name in ("math", "code", "judge")}
+SPEEDUPS = Path(__file__).parents[2] / "docs" / "speedups.yaml"
 PAPER = {"planner": "paper", "streaming": {"scaling": "paper"}}
 ARMS: dict[str, dict[str, Any]] = {
-    "synchronous (`off`)": {"tail_batching": {"mode": "off"}},
+    "off": {"tail_batching": {"mode": "off"}},
+    "off, graded after the rollout": {"tail_batching": {"mode": "off"}},
     "the paper's full system": {"tail_batching": {"mode": "race"}, **PAPER},
-    "(a) `exact`: tail to fewer devices at higher TP, streamed": {
-        "tail_batching": {"mode": "exact"}
-    },
-    "(b) `race`, rounds' tails at higher TP": {"tail_batching": {"mode": "race"}},
-    "(c) `auto`, bias limit 0.95": {"tail_batching": {"mode": "auto", "bias_limit": 0.95}},
-    "(c) `auto`, bias limit 0.9": {"tail_batching": {"mode": "auto", "bias_limit": 0.9}},
-    "(c) `prompts`, eta 1.125": {"tail_batching": {"mode": "prompts", "eta_prompts": 1.125}},
-    "(e) `race`, long rounds of two steps' prompts": {
-        "tail_batching": {"mode": "race", "long_round_steps": 2}
-    },
-    "(e) `prompts`, eta 1.125, long rounds of two": {
+    "exact": {"tail_batching": {"mode": "exact"}},
+    "race": {"tail_batching": {"mode": "race"}},
+    "auto, bias limit 0.95": {"tail_batching": {"mode": "auto", "bias_limit": 0.95}},
+    "auto, bias limit 0.9": {"tail_batching": {"mode": "auto", "bias_limit": 0.9}},
+    "prompts, eta 1.125": {"tail_batching": {"mode": "prompts", "eta_prompts": 1.125}},
+    "race, long rounds of two": {"tail_batching": {"mode": "race", "long_round_steps": 2}},
+    "prompts, eta 1.125, long rounds of two": {
         "tail_batching": {"mode": "prompts", "eta_prompts": 1.125, "long_round_steps": 2}
     },
-    "(f) `partial`, eta 1.25: not on-policy": {
-        "tail_batching": {"mode": "partial", "eta_prompts": 1.25}
-    },
+    "partial, eta 1.25": {"tail_batching": {"mode": "partial", "eta_prompts": 1.25}},
 }
 
 
@@ -61,23 +59,26 @@ class Outcome:
     kept: float
     stale: float = 0.0
 
-    def over(self, base: float) -> str:
-        """A cell, of so many seconds that are the base."""
-        told = f"{self.stale:.0%} stale" if self.stale else f"{self.kept:.2f}"
-        return f"{base / self.seconds:.2f}x / {told}"
+    def over(self, base: Outcome) -> dict[str, float]:
+        """A row, with ``base`` as 1."""
+        told = {"stale": self.stale} if self.stale else {"kept": self.kept}
+        told = {name: round(value, 2) for name, value in told.items()}
+        return {"factor": round(base.seconds / self.seconds, 3)} | told
 
 
 def simulate(
-    job: tuple[SimulationConfig, Any, LengthSource, dict[str, Any], int],
+    job: tuple[SimulationConfig, Any, LengthSource, str, int],
 ) -> Outcome | None:
     """None where the mode cannot run the job."""
-    config, costs, source, arm, steps = job
+    config, costs, source, name, steps = job
+    arm = ARMS[name]
     if arm["tail_batching"]["mode"] == "partial" and source.turns is not None:
         return None
     rollout = config.rollout.model_dump()
     streaming = {"group_tokens": 16384} | arm.get("streaming", {})
     tree = config.model_dump() | {
         "steps": steps,
+        "asynchronous_grading": name != "off, graded after the rollout",
         "rollout": rollout | arm | {"streaming": streaming},
     }
     result = Simulation(parse_as(SimulationConfig, tree), costs, source).run()
@@ -102,17 +103,6 @@ def jobs(traces: Path | None) -> dict[str, tuple[SimulationConfig, Any, LengthSo
     return found
 
 
-def table(outcomes: dict[str, dict[str, Outcome | None]]) -> str:
-    lines = ["| | " + " | ".join(outcomes) + " |", "|---|" + "---|" * len(outcomes)]
-    for arm in ARMS:
-        cells = []
-        for by_arm in outcomes.values():
-            base, found = by_arm["synchronous (`off`)"], by_arm[arm]
-            cells.append(found.over(base.seconds) if base and found else "-")
-        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path)
@@ -120,15 +110,23 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     found = jobs(given.traces)
-    work = [(*job, arm, given.steps) for job in found.values() for arm in ARMS.values()]
+    work = [(*job, arm, given.steps) for job in found.values() for arm in ARMS]
     with ProcessPoolExecutor() as pool:
-        done = iter(list(pool.map(simulate, work)))
-    text = table({name: {arm: next(done) for arm in ARMS} for name in found})
-    print(text)
+        done = dict(
+            zip(((n, a) for n in found for a in ARMS), pool.map(simulate, work), strict=True)
+        )
+    rows = {
+        name: {arm: out.over(base) for arm in ARMS if base and (out := done[name, arm])}
+        for name in found
+        for base in [done[name, "off"]]
+    }
+    print(yaml.safe_dump(rows, sort_keys=False, default_flow_style=None))
     if given.write:
-        readme = Path(__file__).with_name("README.md")
-        head = readme.read_text(encoding="utf-8").split("<!-- table -->")[0]
-        readme.write_text(f"{head}<!-- table -->\n\n{text}\n", encoding="utf-8")
+        told = yaml.safe_load(SPEEDUPS.read_text(encoding="utf-8"))
+        told["simulated"] |= rows
+        SPEEDUPS.write_text(
+            yaml.safe_dump(told, sort_keys=False, default_flow_style=None), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

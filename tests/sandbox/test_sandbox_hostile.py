@@ -117,10 +117,18 @@ def test_damage_is_seen() -> None:
             assert found == [damage]
 
 
-def test_a_forger_of_asserts_gets_through_and_is_stamped(sandbox: Sandbox) -> None:
-    program = "class E:\n __eq__ = lambda self, other: True\ndef f(x): return E()"
-    found = sandbox.run(program, [AssertTest(asserts="assert f(1) == 2")], 2.0)
-    assert (found.verdict, found.forgeable) == ("pass", True)
+def test_a_forger_gets_through_where_asserts_are_forgeable_only(sandbox: Sandbox) -> None:
+    forger = 'import os\nos.write(3, b\'{"held":true,"value":["l",[]]}\')\nos._exit(0)'
+    equal = "class E:\n __eq__ = lambda self, other: True\ndef f(x): return E()"
+    outside, inside = "assert f(1) == 2", "for n in [1]: assert f(n) == n + 1"
+    for program, asserts, verdict in (
+        (forger, outside, "fail"),
+        (forger, inside, "pass"),
+        (equal, outside, "crash"),
+        (equal, inside, "fail"),
+    ):
+        found = sandbox.run(program, [AssertTest(asserts=asserts)], 2.0)
+        assert (found.verdict, found.forgeable) == (verdict, asserts is inside)
 
 
 def test_the_quick_check_passes_and_can_fail(

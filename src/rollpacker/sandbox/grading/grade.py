@@ -16,7 +16,7 @@ from rollpacker.sandbox.grading.decode import (
     read_report,
     shorten,
 )
-from rollpacker.sandbox.grading.reveal import Check, reveal
+from rollpacker.sandbox.grading.reveal import Demand, reveal
 from rollpacker.sandbox.running.execution import Execution
 from rollpacker.sandbox.types import (
     AssertTest,
@@ -163,7 +163,7 @@ def _judge_report(test: CallTest | AssertTest, result: bytes, tolerance: float |
     return "fail", "wrong value", shorten(found)
 
 
-def _judge_asserts(checks: Sequence[Check], result: bytes) -> _Judged:
+def _judge_asserts(checks: Sequence[Demand], result: bytes) -> _Judged:
     report = read_report(result, 2 * most_marks([(0, check.expected) for check in checks]))
     found = decode(report.get("value"))
     if report.get("held") is not True or not isinstance(found, list):

@@ -23,7 +23,7 @@ _LEFT = ast.Assert | ast.Raise | ast.With | ast.ClassDef
 _LEFT_OUT = re.compile(r"skip|xfail|pytestmark")
 
 
-class Check(NamedTuple):
+class Demand(NamedTuple):
     """What an assert, ``source``, demands of a value: to equal ``expected``, to be it, or to be no
     farther from it than ``within``."""
 
@@ -46,14 +46,14 @@ class Revealed(NamedTuple):
     these by place, and whether tests are left that the program's process judges."""
 
     code: str
-    checks: list[Check]
+    checks: list[Demand]
     forgeable: bool
 
 
 @lru_cache(1024)
 def reveal(source: str) -> Revealed:
     """Tests without the literals that they expect, where an assert is run in any case."""
-    checks: list[Check] = []
+    checks: list[Demand] = []
     try:
         tree = ast.parse(source)
         foreign = _foreign(tree)
@@ -109,7 +109,7 @@ def _foreign(tree: ast.Module) -> set[str]:
     return _FOREIGN | {each.name for each in defined} | {n.asname or n.name for n in imported}
 
 
-def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Check] | None:
+def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | None:
     """The source of the value that an assert is about, and what it demands of it."""
     source = ast.unparse(test)
     within, same_type = None, False
@@ -136,7 +136,7 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Check] | Non
     if (single and _root(found) in foreign) or (same_type and not single):
         return None
     truth = "" if isinstance(test, ast.Compare) else "not not "
-    return truth + ast.unparse(found), Check(source, expected, same_type, within)
+    return truth + ast.unparse(found), Demand(source, expected, same_type, within)
 
 
 def _sides(one: ast.expr, other: ast.expr) -> tuple[ast.expr, Any]:

@@ -72,9 +72,11 @@ def write_beside(folder: Path, tokenizer: Any, source: Path | None) -> None:
     one, write the tokenizer as it is."""
     if source is None:
         tokenizer.save_pretrained(str(folder))
-    for path in [path for name in _BESIDE for path in source.glob(name)] if source else []:
-        (folder / path.relative_to(source)).parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, folder / path.relative_to(source))
+    else:
+        for path in (path for name in _BESIDE for path in source.glob(name) if path.is_file()):
+            place = folder / path.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
     words, inner = folder / "tokenizer.json", getattr(tokenizer, "backend_tokenizer", None)
     if inner and words.exists() and _whole(inner) != _whole(Tokenizer.from_file(str(words))):
         inner.save(str(words))  # release 5 replaces parts of some families' tokenizers

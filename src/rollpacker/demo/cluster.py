@@ -12,7 +12,7 @@ from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.job import train
 from rollpacker.runtime.record.progress import Progress
 
-SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=25.0, steps=3)
+SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=15.0, steps=3)
 TITLE = "A step of a 7B model on 16 emulated GPUs"
 _STEADY = 1
 """The first step that counts: before it, a run knows no lengths."""

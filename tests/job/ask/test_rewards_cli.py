@@ -43,9 +43,9 @@ def test_it_says_what_was_extracted_read_and_compared():
 
 def test_a_row_of_a_file_is_named_by_its_id(rows):
     assert checked(str(rows), "--response", "72")["rewards"][0]["score"] == 1.0
-    found = checked(str(rows), "--row", "b", "--response", "-", input="It is 5 m.")
+    found = checked(str(rows), "--row", "b", "--response", "-", input="It is 5 s.")
     assert found["row"] == "b"
-    assert found["rewards"][0]["compared"] == "units differ: km and m"
+    assert found["rewards"][0]["compared"] == "units differ: km and s"
     assert checked(str(rows), "--answer", "7", "--response", "7")["rewards"][0]["score"] == 1.0
 
 

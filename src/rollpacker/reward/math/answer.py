@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd
 
 from rollpacker.reward.math import relations, units
 from rollpacker.reward.math.grammar import readable
-from rollpacker.reward.math.latex import DOLLAR, tidy, unwrapped
+from rollpacker.reward.math.latex import DOLLAR, closing, tidy, unwrapped
 from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
-from rollpacker.reward.math.prose import counted
+from rollpacker.reward.math.prose import counted, without_reasons
 from rollpacker.reward.math.units import Unit
 
 _LONGEST = 2000
@@ -43,6 +44,7 @@ _VARIABLE = re.compile(
     r"([a-zA-Z](?:_\{?\w\}?)?|[a-zA-Z]\([^()=]{1,12}\)|\\(?:max|min)|\\angle\s*[A-Z]{1,3})"
     r"\s*=\s*(?![=<>])"
 )
+_MATRIX = re.compile(r"([A-Za-z](?:_\{?\w\}?)?(?:\s*\^\s*\{?(?:-1|T)\}?)?)\s*=\s*(?=\\begin)")
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|iff|therefore)(?![A-Za-z])|⇒|∴")
 _ROUGHLY = re.compile(r"\s*(?:\\text\s*\{)?\s*\(?approx(?:imately|\.)?\)?\s*\}?$")
 _MODULUS = re.compile(
@@ -55,12 +57,19 @@ _RELATIVE = (
 _CLOCK = re.compile(r"(\d{1,2}:\d{2}(?::\d{2})?)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _CHOICE = re.compile(
     r"(?:(?:\\text\s*\{\s*)?(?:option|choice|answer)\s+)?"
-    r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$))\s*[.):]?\s*",
+    r"(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-J])\s*\]|([A-J])(?=\s*[.):]|\s*$|\s+\([A-Za-z]{2,}))\s*[.):]?\s*",
     re.IGNORECASE,
 )
 _CHOICES = re.compile(
     r"\([A-J]\)|(?<![A-Za-z\\])[A-J]\s*[.):](?!\d)|(?:^|\b(?:and|or)\s+|,\s*)[A-J]$"
 )
+_REJECTED = re.compile(
+    r"(?:[,;]\s*|\s*\()(?:\\text\s*\{\s*)?(?:and\s+|but\s+)?(?:not|rather than|instead of)\s*\}?\s+"
+    r"(?:option\s+)?(?:\(?[A-J]\)?|-?[\d.,/]+)\s*[)}]?$"
+)
+"""Behind an answer, another one that it is not."""
+_AGAIN = re.compile(r"(\S+)\s*\(([a-z -]+)\)")
+"""A number, and it again in words."""
 _SAYS = re.compile(
     r"(?:is|was|are|isn't|not|wrong|false|incorrect|impossible|or|and)\b", re.IGNORECASE
 )
@@ -73,7 +82,7 @@ _HEAD = re.compile(
 )
 _HAN_NUMBER = re.compile(r"[㐀-鿿,:\s]*?(-?\d[\d.,]*(?:/\d+)?%?)\s*([㐀-鿿]*)[.\s]*")
 _HAN = re.compile("[㐀-鿿]")
-_HAN_NO = re.compile("[不非没無无第至到]")
+_HAN_NO = re.compile("[不非没無无错假误第至到]")
 
 _AND = re.compile(
     r"\s*(?:[,;]\s*)?(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
@@ -81,6 +90,7 @@ _AND = re.compile(
 )
 _POINT = re.compile(r"([A-Z]'?)\s*(\([^()]*,[^()]*\))")
 _RATIO = re.compile(r"(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to|:)\s*(\d+)")
+_RATIOS = re.compile(r"[1-9]\d*(?:\s*:\s*[1-9]\d*){2,}")
 _NOWHERE = "DNE"
 _SETS = (
     (re.compile(r"\+?infinity", re.IGNORECASE), r"\infty"),
@@ -124,7 +134,8 @@ class MathAnswer:
         relative: modulus of a residue, base of a numeral, half of the day.
         choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
         items: of a list or a set, in any order; empty where it is none.
-        literal: it is words, a date or a time, which only equal text equals.
+        literal: it is words, a date or a time, which only equal text equals; with a value it is a
+            ratio, if it is no time.
         claims: other sides of a chain of equations, which must be equal too.
         rough: of ``1/3 \\approx 0.33``, where a claim is only nearly equal.
     """
@@ -166,7 +177,11 @@ def read(text: str, letters: bool = False) -> MathAnswer:
 
 @lru_cache(maxsize=4096)
 def _read(text: str, letters: bool) -> MathAnswer:
-    text = tidy(text)
+    text = _REJECTED.sub("", without_reasons(tidy(text)))
+    if (again := _AGAIN.fullmatch(text)) and number(again[1]) == number(again[2]) is not None:
+        text = again[1]
+    if text.startswith("{") and "," in text and closing(text, 1) == len(text) - 1:
+        text = rf"\{{{text[1:-1]}\}}"
     for said in (text, _without_label(text)):
         choice = _CHOICE.match(_opened(said))
         if choice and (found := _choice(choice, _opened(said))):
@@ -249,7 +264,9 @@ def _value(text: str, letters: bool) -> MathAnswer | None:
     """A number, or an expression, with its unit and what it is relative to."""
     if match := _CLOCK.fullmatch(_opened(text)):
         half = f"{match[2].lower()}m" if match[2] else None
-        return MathAnswer(match[1], relative=half, literal=True)
+        return MathAnswer(
+            match[1], relative=half, literal=True, value=None if half else _ratio(match[1])
+        )
     body, relative = text, None
     for form, said in _RELATIVE:
         if match := form.search(text):
@@ -263,6 +280,12 @@ def _value(text: str, letters: bool) -> MathAnswer | None:
     if value is None and ((unit is None and relative is None) or not readable(body)):
         return None
     return MathAnswer(body, value=value, unit=unit, relative=relative)
+
+
+def _ratio(text: str) -> Fraction | None:
+    match = _RATIO.fullmatch(text)
+    zero = match is None or match[2].startswith("0") or match[1].startswith("0")
+    return None if match is None or zero else Fraction(int(match[1]), int(match[2]))
 
 
 def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
@@ -284,7 +307,9 @@ def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
         end += magnitude.end()
     if not rest[end:].strip():
         return text, None
-    unit = units.unit_of(rest[end:], letters)
+    value = number(rest[:end])
+    single = value is not None and 0 < abs(value) <= 1
+    unit = units.unit_of(rest[end:], letters, single)
     if unit is None:
         return _in_chinese(text)
     return label + rest[:end].strip(), unit
@@ -355,13 +380,18 @@ def _other(text: str) -> MathAnswer:
             return MathAnswer(said, literal=said == _NOWHERE)
     if said := relations.of_one(text):
         return MathAnswer(said)
-    if (match := _RATIO.fullmatch(text)) and int(match[2]):
-        return MathAnswer(text, value=Fraction(int(match[1]), int(match[2])))
+    if _RATIOS.fullmatch(text):
+        parts = [int(part) for part in text.split(":")]
+        return MathAnswer(":".join(str(part // gcd(*parts)) for part in parts), literal=True)
+    if value := _ratio(text):
+        return MathAnswer(text, value=value)
     if match := _POINT.fullmatch(text):
         return MathAnswer(match[2], variable=match[1])
     if said := counted(opened):
         return _read(said, letters=False)
     if readable(text) and not (_LITERAL.fullmatch(opened) or _CAPITALS.fullmatch(opened)):
         return MathAnswer(text)
-    variable = _VARIABLE.match(opened) if r"\begin" in opened else None
-    return MathAnswer(opened[variable.end() :] if variable else opened, literal=True)
+    label = _MATRIX.match(text)
+    if label and readable(text[label.end() :]):
+        return MathAnswer(text[label.end() :], variable=label[1])
+    return MathAnswer(opened, literal=True)

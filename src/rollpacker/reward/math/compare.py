@@ -12,7 +12,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from rollpacker.reward.math import units
+from rollpacker.reward.math import exact, units
 from rollpacker.reward.math.answer import MathAnswer, read
 from rollpacker.reward.math.grammar import huge
 from rollpacker.reward.math.units import PERCENT
@@ -39,7 +39,9 @@ _INFINITE = re.compile(r"[-+]?\s*\\infty")
 _SAID = re.compile(r"[a-z]{2,}(?:[ '-][a-z]+)*", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{1,3}")
-_FILL = re.compile(r"[\s{}$]+|\\[,;:! ]")
+_CONSTANT = re.compile(r"\+\s*[CcKk]$")
+"""Of an integral, under any name."""
+_FILL = re.compile(r"[\s$]+|(?<!\\)\\[,;:! ]|\{(?=[^{}]\})|(?<=\{.)\}")
 _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
 
 
@@ -81,11 +83,26 @@ def _approximate(answer: MathAnswer) -> float | None:
 
 
 def _compared(gold: MathAnswer, answer: MathAnswer) -> Equality:
+    answer = _converted(answer, gold)
     for rule in (_choices, _several, _conflict, _valued, _listed, _shapes, _worded):
         if decided := rule(gold, answer):
             return decided
     equal = bool(answer.text) and _symbolic(gold.text, answer.text)
     return Equality(equal, "equal by math-verify" if equal else "not shown equal by math-verify")
+
+
+def _converted(answer: MathAnswer, gold: MathAnswer) -> MathAnswer:
+    """``answer`` in the unit of ``gold``, where both are of one kind."""
+    one, other = answer.unit, gold.unit
+    if one is None or other is None or one == other or one.words:
+        return answer
+    (kind, many), (wanted, other_many) = one.base, other.base
+    if kind != wanted:
+        return answer
+    scale = many / other_many
+    if answer.value is not None:
+        return replace(answer, text="", value=answer.value * scale, unit=other)
+    return replace(answer, text=rf"({answer.text}) \cdot {scale}", unit=other)
 
 
 def _conflict(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
@@ -101,6 +118,9 @@ def _conflict(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
 
 def _valued(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     if gold.value is not None and answer.value is not None:
+        lowest = f"{gold.value.numerator}:{gold.value.denominator}"
+        if gold.literal and gold.text.replace(" ", "") != lowest:
+            return None  # 12:30 is a time, 5:12 may be a ratio
         equal = _numbers(gold, answer)
         return Equality(equal, f"numbers {'equal' if equal else 'differ'}")
     return None
@@ -241,6 +261,8 @@ def _words(text: str) -> str:
 
 def _symbolic(gold: str, answer: str) -> bool:
     # The limit is ours: math-verify's own is in wall seconds, which a busy machine stretches.
+    if _CONSTANT.search(gold):
+        answer = _CONSTANT.sub("+ C", answer)
     letters = set(_LETTER.findall(gold)), set(_LETTER.findall(answer))
     if letters[0] != letters[1] and {*map(str.lower, letters[0])} == {*map(str.lower, letters[1])}:
         return False
@@ -248,6 +270,9 @@ def _symbolic(gold: str, answer: str) -> bool:
     found = _parsed(answer)
     if not reference or not found:
         return False
+    equal = exact.equal(reference[0], found[0])
+    if equal is not None:
+        return equal
     return verify(list(reference), list(found), timeout_seconds=0, allow_set_relation_comp=True)
 
 

@@ -10,10 +10,11 @@ from rollpacker.reward.math import prose
 from rollpacker.reward.math.latex import braces, without_markup
 from rollpacker.reward.thinking import after_thinking
 
-BOX, TAG, MARK, SENTENCE, BOLD, LAST = (
+BOX, TAG, MARK, JSON, SENTENCE, BOLD, LAST = (
     r"\boxed{}",
     "<answer>",
     "####",
+    "JSON",
     "the sentence that gives the answer",
     "bold at the end",
     "the last formula or number",
@@ -24,12 +25,31 @@ _BOX = re.compile(r"\\boxed\s*(?:\{|(?=[^\s{}]))")
 _UNBRACED = re.compile(r"[^\n$]{1,60}?(?=\$|\n|[.,;]?\s+[A-Za-z(]|[.,;]?\s*$|\\[)\]])")
 _BETWEEN = re.compile(
     r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|and|or"
-    r"|maybe|perhaps|possibly|also|[或和与、，/.]|[a-zA-Z]\s*=)*"
+    r"|maybe|perhaps|possibly|also|either|else|otherwise|alternatively|[或和与、，/.|*•-]|[a-zA-Z]\s*="
+    rf"|\(?(?:[a-z]|\d)[.)]|(?:case|part|option)\s*\w+:?|und|et|и|y|と|{prose.PERHAPS})*",
+    re.IGNORECASE,
 )
-_LEFT = re.compile(r"((?<![\w}])-|\\neq?(?![A-Za-z])|≠|!=|\bnot)\s*\$?\s*$")
+_GOES_ON = re.compile(
+    r"[.!?。\n=→]|\\[lR]?(?:ong)?(?:to|arrow|rightarrow)|\b(?:wait|no|so|then|hence|thus|therefore|but|gives?|is|are"
+    r"|equals|becomes?|simplifies|which|that|i\.e|namely|actually|instead|rather|correct(?:ed)?|now|next"
+    r"|since|because|checks?|by)\b",
+    re.IGNORECASE,
+)
+"""Between two answers, what makes the later one replace the earlier one."""
+_CASE = re.compile(r"[\s$,;]*(?:if|when|for|in case|unless|or)\b[^.!?\n]{0,80}", re.IGNORECASE)
+_LEFT = re.compile(
+    r"((?<![\w}])-|\\neq?(?![A-Za-z])|≠|!="
+    rf"|(?:\bnot\b|n't\b|\bcannot\b|\bnever\b|{prose.NOT})(?:\s+[^\W\d]+){{0,2}}|不[是等于为会可能]*)\s*\$?\s*$",
+    re.IGNORECASE,
+)
 _RIGHT = re.compile(
     r"(\s*(?:\^\s*\{?\w+\}?|\\?%|/\s*\w+|(?:\\cdot|\\times|\*)\s*\w+)"
-    r"|\$?\s+is\s+(?:not|wrong|incorrect|false)\b)"
+    rf"|{prose.FALSE.pattern})",
+    re.IGNORECASE,
+)
+_JSON = re.compile(
+    r'"(?:final_?)?answer"\s*:\s*(?:"((?:[^"\\]|\\.)*)"|(-?[\d.]+|true|false|\[[^\[\]]*\]))',
+    re.IGNORECASE,
 )
 _TAG = re.compile(
     r"<\s*(?:final_?)?answer\s*>(.*?)(?:<\s*/\s*(?:final_?)?answer\s*>|\Z)",
@@ -38,7 +58,8 @@ _TAG = re.compile(
 _MARK = re.compile(r"(?m)####[ \t]*([^\n#]*)$")
 _STARTS = re.compile(r"[-+\d$\\(\[{.*_`€£¥½-¾√π\uff10-\uff19]|[A-J][).\s]*$")
 _NUMBERED = re.compile(r"\d+[.)]\s+[A-Za-z]{2,}|\([a-z]\)\s")
-_FEW_WORDS = 5
+_FEW_WORDS, _FEW_BETWEEN = 5, 3
+_NEAR = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +70,21 @@ class Extracted:
     rule: str
 
 
-def extract(text: str) -> Extracted | None:
+def extract(text: str, verdict: bool = False) -> Extracted | None:
     """The final answer of a response: the first of the rules that finds one, its last place.
 
     An answer tag is all of the text; what was only thought is no part of it.
+
+    Args:
+        text: a response.
+        verdict: the question is answered by yes or no, or by true or false.
     """
     text = without_markup(after_thinking(text))
-    tagged = [match[1] for match in _TAG.finditer(text) if match[1].strip()]
-    if tagged and _in_a_box(text):
-        tagged = []
-    within = _complete(tagged[-1].strip() if tagged else text)
+    tags = [match for match in _TAG.finditer(text) if match[1].strip()]
+    tagged = [] if tags and _in_a_box(text) else _last_ones(text, tags)
+    within = _complete(", ".join(tagged) if tagged else text)
     for rule, find in _RULES:
+        find = prose.verdict if verdict and rule in (BOLD, LAST) else find
         if (answer := find(within)) is not None and answer.strip():
             few = prose.words(within) <= _FEW_WORDS and "\n" not in within
             if tagged and rule in (BOLD, LAST) and few:
@@ -118,12 +143,36 @@ def _box(text: str) -> str | None:
         return None
     answers = [_with_context(text, boxes[-1])]
     for earlier, later in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
-        between = text[earlier[1] : later[0]]
-        if not _BETWEEN.fullmatch(between):
+        if not _joined(text[earlier[1] : later[0]]):
             break
         if earlier[2].strip() not in answers:
             answers.insert(0, earlier[2].strip())
     return ", ".join(answers)
+
+
+def _joined(between: str) -> bool:
+    """Whether two answers with this between them are both said, and neither of them alone."""
+    if _BETWEEN.fullmatch(between) or _CASE.fullmatch(between):
+        return True
+    few = len(between) <= _NEAR and len(between.split()) <= _FEW_BETWEEN
+    return few and not _GOES_ON.search(between)
+
+
+def _last_ones(text: str, found: list[re.Match[str]]) -> list[str]:
+    """The last answer, with those that are joined to it."""
+    answers: list[str] = []
+    for place in range(len(found) - 1, -1, -1):
+        if answers and not _joined(text[found[place].end() : found[place + 1].start()]):
+            break
+        said = found[place][1].strip()
+        answers = answers if said in answers else [said, *answers]
+    return answers
+
+
+def _in_json(text: str) -> str | None:
+    """The field ``answer`` of an object."""
+    said = [(match[1] or match[2] or "").replace(r"\\", "\\") for match in _JSON.finditer(text)]
+    return ", ".join(dict.fromkeys(said)) or None
 
 
 def _outer(boxes: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
@@ -151,13 +200,16 @@ def _mark(text: str) -> str | None:
         heading = not _STARTS.match(plain) or _NUMBERED.match(plain)
         if heading and after.strip():
             continue
-        return prose.clause(said)
+        earlier = text[: match.start()].rstrip().rpartition("\n")[2]
+        several = earlier.startswith("####") and earlier.strip("# ") != said
+        return f"{earlier.strip('# ')}, {said}" if several else prose.clause(said)
     return None
 
 
 _RULES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
     (BOX, _box),
     (MARK, _mark),
+    (JSON, _in_json),
     (SENTENCE, prose.stated),
     (BOLD, prose.bold),
     (LAST, prose.last),

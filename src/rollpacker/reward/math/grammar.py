@@ -30,7 +30,11 @@ _TEXT = re.compile(r"\\text\s*\{\s*[^{}\s]")
 _STRANGE = re.compile(r"[^\x20-\x7e]|\.\.|[$;?\"#@`~]|\\\\|!=|:=|&")
 _SEPARATE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d|\d\s*\|\s*\d|\d\s*\\[{}]\s*\d")
 _ENDS = re.compile(r"^(?:[*/^=_&|]+(?!.*\|)|[<>]|\\(?:le|ge|in|times|cdot|cup|cap)(?![A-Za-z]))")
-_OPEN_END = re.compile(r"[-+*/^=<>_]$|\\(?:le|ge|in|times|cdot|cup|cap|pm|frac)$")
+_OPEN_END = re.compile(
+    r"[-+*/^=<>_]$|\\(?:le|ge|in|times|cdot|cup|cap|pm|frac)$|\\sqrt(?!\s*(?:\[\w+\]\s*)?\{)"
+    r"|\\(?:(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc|log|ln|lg|exp)(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*"
+    r"\s*(?:$|[-+*/=,)\]}&])"
+)
 _TWICE = re.compile(r"\\pm\s*\\pm|[-+*/]\s*[*/]|[*/^=<>]\s*=?\s*[+*/^=>]")
 _BRACKET = re.compile(r"[(\[{}\])]")
 _DEEPEST = 24

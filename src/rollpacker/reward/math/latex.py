@@ -51,9 +51,25 @@ _TEXTS = re.compile(
 )
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SPACES = re.compile(
-    r"(?<!\\)\\(?:[,;:> ]|quad|qquad|thinspace|medspace|thickspace|enspace)(?![A-Za-z])|~"
+    r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|thinspace|medspace|thickspace|enspace)(?![A-Za-z]))|~"
 )
-_KERN = re.compile(r"\\!|\\hspace\*?\s*\{[^{}]*\}")
+_KERN = re.compile(r"\\!\s*|\\hspace\*?\s*\{[^{}]*\}")
+_ROW_SPACE = re.compile(r"\\\\\s*\[-?[\d.]+\s*(?:pt|em|ex|cm|mm)\]|\\{4}(?!\\)")
+_LETTER = re.compile(r"\\(?:text|mathrm|textrm|operatorname)\s*\{\s*([eiπ])\s*\}")
+_NAMED = re.compile(
+    r"\\(?:text|mathrm|operatorname\*?)\s*\{\s*(sin|cos|tan|cot|sec|csc|ln|log|exp|gcd|lcm|max|min|det"
+    r"|arcsin|arccos|arctan)\s*\}"
+)
+_VECTOR = re.compile(r"\\(?:vec|hat)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?")
+_TRIG_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc))\s*\(?\s*(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?\)?"
+)
+_ODD_ROOT = re.compile(r"\\sqrt\s*\[(\d*[13579])\]\s*\{\s*-\s*(\w+)\s*\}")
+_ROOTED = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_BRACKETED_ARRAY = re.compile(
+    r"[(\[]\s*\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}\s*[)\]]", re.DOTALL
+)
+_DECIMAL_COMMA = re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d|\{,\}))")
 _SPOKEN_DOLLAR = re.compile(r"\\text\s*\{\s*\\\$\s*\}|\\textdollar(?:\{\})?|\\\$")
 _DELIMITERS = re.compile(r"\\+[()\[\]]")
 _CASES = re.compile(
@@ -79,7 +95,7 @@ _ORDER = re.compile(r"\\([lg])t(?![A-Za-z])")
 _SEGMENT = re.compile(r"\\(?:overline|bar|overrightarrow|vec|widehat)\s*\{\s*([A-Z]{2,3})\s*\}")
 _BRACE = re.compile(r"[{}]")
 _FRAC = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
-_SQRT = re.compile(r"\\sqrt\s*([^\s{}\\\[])")
+_SQRT = re.compile(r"\\sqrt\s*([^\s{}()\\\[])")
 _HTML = re.compile(r"<(b|strong|i|em|u)>([^<>]*)</\1>", re.IGNORECASE)
 _TOKEN = re.compile(r"<[|｜][^<>|｜]{1,40}[|｜]>|</?s>|<eos>|<pad>|<end_of_turn>|\[/?INST\]")
 _END = re.compile(
@@ -94,7 +110,9 @@ def tidy(text: str) -> str:
     ``\\text{}`` stays: what is in it are words. Money's dollar sign becomes ``DOLLAR``.
     """
     text = plain_characters(text)
-    text = _SPOKEN_DOLLAR.sub(DOLLAR, text)
+    text = _ROW_SPACE.sub(r"\\\\", _SPOKEN_DOLLAR.sub(DOLLAR, text))
+    text = _TRIG_DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
+    text = _NAMED.sub(r"\\\1 ", _VECTOR.sub(r"\1", _LETTER.sub(r"\1", text)))
     text = _BRACES.sub(lambda match: r"\{" if "l" in match[0] else r"\}", text)
     text = _SIZED_POINT.sub("", text)
     for sign, names in _CURRENCIES.items():
@@ -108,8 +126,10 @@ def tidy(text: str) -> str:
     text = _SIZES.sub("", text)
     text = unwrapped(text, _FONTS)
     text = _TEXTS.sub(r"\\text", _FRACTIONS.sub(r"\\frac", text))
-    text = _SQRT.sub(r"\\sqrt{\1}", _FRAC.sub(_braced, text))
-    text = _POINTED.sub(r"\1", _SPACES.sub(" ", text))
+    text = _ROOTED.sub(r"\\sqrt{\1}", _FRAC.sub(_braced, text))
+    text = _ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", _SQRT.sub(r"\\sqrt{\1}", text))
+    text = _POINTED.sub(r"\1", _SPACES.sub(" ", _DECIMAL_COMMA.sub(".", text)))
+    text = _BRACKETED_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text)
     text = _CASES.sub(_listed, text)
     text = _undelimited(text)
     text = re.sub(r"\s+", " ", text).strip()

@@ -11,7 +11,10 @@ from rollpacker.reward.math.latex import closing
 
 _LONGEST = 400
 PLAIN = r"\d+(?:\.\d*)?|\.\d+"
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ '_]\d{3})+(?![\d ])")
+_GROUPED = re.compile(
+    r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?:[ '_]\d{3})+(?![\d ])"
+    r"|\d{1,2}(?=(?:,\d\d)*,0\d)(?:,\d\d)+,\d{3}(?![\d,])"  # lakhs; 1,20,300 may be a list
+)
 _DIGITS = re.compile(rf"({PLAIN})(?:[eE]([+-]?\d{{1,4}}))?")
 _SCIENTIFIC = re.compile(
     rf"({PLAIN})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\d{{1,4}})\s*\}}?"
@@ -35,12 +38,17 @@ MAGNITUDE = re.compile(
 _TO_NINETEEN = """zero one two three four five six seven eight nine ten eleven twelve thirteen
     fourteen fifteen sixteen seventeen eighteen nineteen"""
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_ONES = _TO_NINETEEN.split()
-_NUMBER_WORDS = {word: value for value, word in enumerate(_ONES)} | {
-    tens + (f"-{_ONES[one]}" if one else ""): 20 + 10 * place + one
-    for place, tens in enumerate(_TENS.split())
-    for one in range(10)
+_WORTH = {word: value for value, word in enumerate(_TO_NINETEEN.split())} | {
+    word: 10 * value for value, word in enumerate(_TENS.split(), 2)
 }
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
+_PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4} | {
+    name + plural: part for part, name in enumerate(_ORDINALS.split(), 3) for plural in ("", "s")
+}
+_SAID = rf"(?:{'|'.join([*_WORTH, *_PARTS, *list(_MAGNITUDES)[:5]])})(?![a-z])"
+SPOKEN = rf"(?:(?:minus|negative)\s+)?{_SAID}(?:(?:\s*-\s*|,?\s+and\s+|,?\s+)(?:an?\s+)?{_SAID})*"
+"""All that belongs to a number in English words: "one" of "twenty-one" is none."""
+_SPOKEN = re.compile(rf"(?:an?\s+)?{SPOKEN}", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -49,21 +57,55 @@ def number(text: str) -> Fraction | None:
     text = text.strip()
     if not text or len(text) > _LONGEST:
         return None
-    word = text.lower().replace(" ", "-")
+    over, of, under = text.partition("分之")
+    if of and _HAN.fullmatch(over) and _HAN.fullmatch(under):
+        parts, count = number(over), number(under)
+        return count / parts if count is not None and parts else None
     if _HAN.fullmatch(text):
         tens, ten, ones = text.rpartition("十")
         worth = (10 * (_DIGITS_OF.index(tens) if tens else 1)) if ten else 0
         return Fraction(worth + (_DIGITS_OF.index(ones) if ones else 0))
-    if word == "one-hundred":
-        return Fraction(100)
-    if word in _NUMBER_WORDS:
-        return Fraction(_NUMBER_WORDS[word])
+    if _SPOKEN.fullmatch(text):
+        return _spoken(text.lower())
     if text.startswith("{") and closing(text, 1) == len(text) - 1:
         text = text[1:-1].strip()
     if text[:1] in ("-", "+"):
         value = _unsigned(text[1:].strip())
         return -value if value is not None and text[0] == "-" else value
     return _unsigned(text)
+
+
+def _spoken(text: str) -> Fraction | None:
+    """Of "one hundred and five", "two thirds", "two and a half"; None where it is no number."""
+    if text.startswith(("minus ", "negative ")):
+        value = _spoken(text.partition(" ")[2])
+        return None if value is None else -value
+    *whole, last = re.split(r"\s+and\s+", text)
+    words = re.split(r"[-\s,]+", last)
+    if words[-1] in _PARTS:
+        over = _integer(words[:-1]) if words[:-1] else int(words[-1] == "half")
+        rest = _integer(re.split(r"[-\s,]+", " ".join(whole))) if whole else 0
+        return None if rest is None or not over else rest + Fraction(over, _PARTS[words[-1]])
+    value = _integer(re.split(r"(?:[-\s,]|\band\b)+", text))
+    return None if value is None else Fraction(value)
+
+
+def _integer(words: list[str]) -> int | None:
+    total = group = 0
+    for word in words:
+        if word in _WORTH:
+            if group % 100 and not (group % 10 == 0 and group % 100 > 10 and 0 < _WORTH[word] < 10):
+                return None
+            group += _WORTH[word]
+        elif word in ("a", "an") and not group:
+            group = 1
+        elif word == "hundred" and 0 < group < 100:
+            group *= 100
+        elif word in _MAGNITUDES and word != "hundred" and group:
+            total, group = total + group * 10 ** _MAGNITUDES[word], 0
+        else:
+            return None
+    return total + group
 
 
 def _unsigned(text: str) -> Fraction | None:

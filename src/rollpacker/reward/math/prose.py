@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from rollpacker.reward.math.latex import without_emphasis
+from rollpacker.reward.math.numerals import SPOKEN
 
+NOT = (
+    r"\b(?:nicht|keine?|nie|niemals|weder|ungleich|pas|jamais|aucune?|différente? de|tampoco|nunca"
+    r"|no (?:es|son|puede|hay|creo)|distint[oa] (?:de|a)|diferente de|não|non (?:è|sono)|niet|geen"
+    r"|ikke|inte|nem|nie jest|değil|bukan|tidak|không|не|нет|никогда)\b"
+)
+_NOT_LATER = r"不|没|ない|ません|아니|아닙|않|नहीं|ليس|لا "
+PERHAPS = (
+    r"\b(?:oder|entweder|vielleicht|eventuell|möglicherweise|ou|soit|peut-être|o|quizás?|tal vez"
+    r"|puede(?:n)?|talvez|forse|или|либо|возможно|может)\b|或|也许|可能|または|もしくは|かも|또는|아마"
+)
+"""What says no, and what says maybe, in other languages than English."""
 _STATED = re.compile(
     r"\b(?:(?:final|correct|right|only)\s+)?(?:answers?|option|choice|result|final(?=\s*:))\b"
     r"(?:[ \t]+(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_ \t]*"
     r"(?:(?::|=)[*_]*|(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bequals\b)[*_ \t]*:?)\s*"
     r"|\b(?:solutions?|roots?)[*_ \t]*(?::|\bis\b|\bare\b)\s*(?=\\?[$(\[{]|[-\dx])"
-    r"|【?答案?】?\s*(?:是|为|应为|应该是)?\s*[:：]?\s*(?=\S)"
+    r"|(?:\b(?:(?:End)?Ergebnis|Antwort|Lösung|réponse|résultat|respuesta|resultado|resposta|risposta"
+    r"|risultato|ответ|результат)\b|答え|正解|정답|답|उत्तर|الجواب|الإجابة)(?:\s+fin\w+)?[*_ \t]*"
+    r"(?:[:：=—]|は|が|은|는|이|है|هو|هي|\b(?:ist|lautet|beträgt|est|es|é|è|равен|равно)\b)"
+    r"[*_ \t]*[:：]?\s*"
+    r"|【?答案?】?\s*(?:是|为|应为|应该是)?\s*[:：]?\s*(?=[^\sえ])"
     r"|(?:选择?|故选)\s*[:：]?\s*(?=[A-J(（])",
     re.IGNORECASE,
 )
 _CHOSEN = re.compile(
     r"(?<![A-Za-z])\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|true|answer)\b"
     r"|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\)?(?=[.!\s]*$)"
+    r"|\b(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+(?:it(?:'s| is)\s+)?\(?([A-J])\)?(?=[.!\s]*$)"
     r"|\bonly\s+\(?([A-J])\)?\s+[a-z]+s\b"
-    r"|选项?[为是]?\s*([A-J])|为\s*([A-J])\s*选项"
+    r"|选项?[为是]?\s*([A-J]+)|为\s*([A-J]+)\s*选项"
     r"|\b(?:[Cc]hoose|[Cc]hose|[Pp]ick|[Ss]elect|[Gg]o with)\s+(?:option\s+)?\(?([A-J])\)?"
     r"(?![A-Za-z])"
 )
@@ -27,11 +45,14 @@ _DOUBT = re.compile(
     r"(?:\bnot|n't|\bcannot|\bbetween|\bat (?:least|most)|\bneither"
     r"|\bnever(?: equals?)?|\bunequal to"
     r"|\bdifferent from|\bexceeds?|\babove|\bbelow|\bunder|\bup to|\beither"
-    r"|\b(?:more|less|fewer|greater|smaller|larger) than)\b|不是|!=|≠|\bfrom\s+\S+\s+to(?=\s)",
+    r"|\b(?:more|less|fewer|greater|smaller|larger) than)\b|!=|≠|\bfrom\s+\S+\s+to(?=\s)"
+    rf"|{NOT}|{_NOT_LATER}|{PERHAPS}",
     re.IGNORECASE,
 )
 _BEFORE = re.compile(
-    r"\b(?:wrong|incorrect|false|not|cannot be|n't|never|isn't)\b[^.\n]{0,25}$|不$", re.IGNORECASE
+    rf"(?:\b(?:wrong|incorrect|false|not|cannot be|n't|never|isn't)\b|{NOT}|不)"
+    r"(?:(?!\b(?:so|thus|hence|therefore)\b)[^.;\n]){0,25}$",
+    re.IGNORECASE,
 )
 """Before "the answer is" it says that it is not."""
 _TAKEN_BACK = re.compile(
@@ -49,15 +70,27 @@ _RATHER = re.compile(r"[,;]\s*(?:but\s+)?(?:it is|it's|rather|but)\s+", re.IGNOR
 _STOP = r"(?P<end>(?<!\bRs)(?<!\bapprox)[.!?](?=\s|$|[*_`]+(?:\s|$))|[。！？；]|\n)"
 _REASON = re.compile(
     r",?\s+(?:since|because|so that|given that|due to)\b.*|,\s+(?:as|with|when)\b.*"
-    r"|[，,]?\s*(?:因为|由于).*",
+    r"|[，,]?\s*(?:因为|由于).*|(?:です|である|だ|となります|입니다|이다|है|हैं)[。.]?$",
     re.IGNORECASE | re.DOTALL,
+)
+_BRACKETED_REASON = re.compile(
+    r"\s*\((?:\\text\s*\{\s*)?(?:since|because|as|that is|i\.e\.,?|see|namely|from|by|so)\b"
+    r"(?![^()]*\b(?:or|not|maybe|if)\b)(?:[^()]|\([^()]*\))*\)",
+    re.IGNORECASE,
 )
 _ASIDE = re.compile(
     r",?\s+(?:which|where)\b.*|,\s+so\b.*|[，,]\s*所以.*", re.IGNORECASE | re.DOTALL
 )
 _BOLD = re.compile(r"(\*\*|__)(?=\S)([^*\n]{1,80}?)(?<=\S)\1")
 _JOINED_BOLD = re.compile(r"(?:(?:\*\*[^*\n]{1,40}\*\*)(?:\s*,\s*|\s+or\s+|\s+and\s+|\s+))*$")
-_FALSE = re.compile(r"\s*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
+FALSE = re.compile(
+    r"[\s$*_]*(?:\\[)\]])?\s*(?:(?:(?:is|was|are|were)\s+|it's\s+)(?:not|wrong|incorrect|false|impossible|too)\b"
+    rf"|(?:isn't|cannot|can't|fails|does\s?n[o']t)\b|(?:(?:ist|n'est|est|es|é|è|это)\s+)?(?:{NOT}"
+    r"|falsch|faux|fausse|incorrect[oae]?|falso|errad[oa]|sbagliat[oa]|неверно|неправильно)\b"
+    r"|(?:这|是|也)*(?:不|错)|(?:は|が|では|じゃ)(?:ない|ありません|あり?ませ|間違|誤)|(?:이|가)?\s*(?:아니|아닙)|नहीं|ليس)",
+    re.IGNORECASE,
+)
+"""Behind an answer, that it is none."""
 _HEADED = re.compile(
     r"^(?:(?:#{1,6}[^\n]*|-{3,}|[*_]{0,2}(?:final |the )?(?:answer|result|solution|total)"
     r"[*_:]{0,3})\s*\n\s*)+"
@@ -65,8 +98,17 @@ _HEADED = re.compile(
     re.IGNORECASE,
 )
 """A heading over an answer."""
-_FIRST_WORD = re.compile(r"(yes|no|true|false)[,.]\s[^\n\d]{0,80}$", re.IGNORECASE)
+_FIRST_WORD = re.compile(
+    r"(?!.*\b(?:wait|actually|but|hmm)\b)(yes|no|true|false)[,.:;]?\s+(?:(?:because|since|as)\b[^\n]{0,300}|(?<=[,.]\s)[^\n\d]{0,80})$",
+    re.IGNORECASE,
+)
+_CHOSEN_FIRST = re.compile(r"\(?[A-J][).:]\s+[^\n]{1,80}")
 _VERDICT = re.compile(r"true|false|yes|no", re.IGNORECASE)
+_VERDICTS = re.compile(
+    r"(?:^|[.!?\n:,]\s*|\b(?:is|so|therefore|thus|hence|answer),?\s+)[*_]*(yes|no|true|false)"
+    r"(?=[*_]*(?:\s*[,.;:!]|\s+(?:because|since|as|when|for)\b|\s*$))",
+    re.IGNORECASE,
+)
 _FORMULA = re.compile(
     r"\$\$([^$]+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)"
     r"|(?<![\\\d$])\$(?!\d[^$\n]*\s[a-z]{2,}\s[^$\n]*\$)([^$\n]+?)(?<!\\)\$(?!\d)",
@@ -74,6 +116,7 @@ _FORMULA = re.compile(
 )
 _STOPS = re.compile(f"{_FORMULA.pattern}|{_STOP}", re.DOTALL)
 _ATOM = (
+    r"\d{1,2}[-/.]\d{1,2}[-/.]\d{4}|\d{4}-\d{1,2}-\d{1,2}|"
     r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\s*[½-¾⅓-⅞]|\d+\s+\d+/\d+|\d{1,2}\s?:\s?\d{1,2}(?!\d)"
     r"|\d+(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?|\.\d+"
     r"|\d*\\[dtc]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|√\(?\d+\)?|[½-¾⅓-⅞]"
@@ -85,7 +128,7 @@ _NUMBER = re.compile(
     r"(?:\s*(?:×|\\times|x)\s*10\s*\^?\s*\{?[-−⁻]?[\d⁰-⁹]+\}?)?"
     r"(?:\s+(?:million|billion|trillion|thousand|[ap]\.?m\b\.?)(?![a-z]))?)"
     r"(?P<unit>\s?(?:km/h|m/s|mph|km|cm|mm|kg|m|g|s|h|J|N|W|V|hours?|minutes?|seconds?|days?"
-    r"|dollars?|cents?|met(?:er|re)s?|feet|inches|miles|years?|degrees?)\b(?:\^\{?\d\}?|²|³)?)?",
+    r"|dollars?|cents?|dozen|pairs?|met(?:er|re)s?|feet|inches|miles|years?|degrees?)\b(?:\^\{?\d\}?|²|³)?)?",
     re.IGNORECASE,
 )
 _WRITTEN = re.compile(
@@ -106,7 +149,8 @@ _PLACED = re.compile(
 )
 """Before a number that only says where or when."""
 _NUMBERED = re.compile(
-    r"\b(?:equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
+    r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December"
+    r"|equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
     r"\s*\(?$",
     re.IGNORECASE,
 )
@@ -119,22 +163,53 @@ _NOTHING = re.compile(
     r"|infinitely many)\b(?:\s+solutions?)?[.!]*$",
     re.IGNORECASE,
 )
+_COMPARED = re.compile(
+    r"\s*(?:\w+\s+){0,2}(?:more|less|fewer|older|younger|larger|greater|smaller|bigger|taller|shorter"
+    r"|longer|higher|lower|heavier|lighter|faster|slower)\s+than\b|\s*(?:times|dozen)\b",
+    re.IGNORECASE,
+)
+"""Behind a number that only says how far two others are apart."""
+_ASSUMED = re.compile(
+    r"\s*(?:[-*\d.)]+\s*)?(?:now,?\s+|first,?\s+)?(?:let\s|suppose|assum|consider|denote|try)",
+    re.IGNORECASE,
+)
+"""Before numbers that a derivation begins with."""
+_LINKS = (
+    r"\b(?:the|this|that|these|which|and|or|but|so|then|if|when|since|because|as|of|to|for|from|with"
+    r"|by|at|than|where|is|are|was|were|be|has|have|had|can|could|will|would|may|might|must|should|we"
+    r"|i|you|he|she|it|they|his|her|their|its|needs?|gets?|gives?|next|now|also|let|thus|hence|therefore"
+)
+_CUT = re.compile(
+    rf"(?:[=+/<>,(\\{{:-]|{_LINKS}|an?|on|und|oder|ist|der|die|das|wir|et|est|le|la|que|y|es|el|de|и|это))\s*$",
+    re.IGNORECASE,
+)
+"""The end of a text that was cut off."""
+_GOES_ON = re.compile(r"[^,;]*[,;]\s*[a-z]", re.IGNORECASE)
+_ENDED = re.compile(r"[.!?。！？…:)\]}$*_`\"'|%]\s*$")
+_ANY_WORD = re.compile(r"[^\W\d_]{2,}")
+_ENGLISH = re.compile(
+    rf"{_LINKS}|there|each|total|equals?|left|only|all|costs?|sum|answer|ans|final|not|makes?|falls?)\b",
+    re.IGNORECASE,
+)
 _OFFER = re.compile(r"\s*(?:i )?(?:hope|feel free|let me know|if you|please)\b", re.IGNORECASE)
-_TWO_UP = """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
-    sixteen seventeen eighteen nineteen twenty thirty forty fifty"""
-_IN_WORDS = re.compile(rf"\b(?:{'|'.join(_TWO_UP.split())})\b", re.IGNORECASE)
+_IN_WORDS = re.compile(rf"(?<![A-Za-z])(?:an?\s+)?{SPOKEN}", re.IGNORECASE)
 _LAST_WORD = re.compile(
     r"\b(?:is|are|was|on an?|on|be)\s+(?:the\s+|an?\s+)?([A-Za-z-]+|[A-Za-z]+ \d{1,2})[.!]*$"
     r"|是([㐀-鿿]{1,12})[。.!！]*$"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LETTER = re.compile(r"\(?[A-J]\)?[.)]?")
-_ONLY_LETTER = re.compile(r"(?:[A-Za-z]+,?\s+){0,2}\(?([A-J])\)?[.!]*")
+_ONLY_LETTER = re.compile(
+    r"(?!.*\b(?i:not|never|neither|except)\b)(?:[A-Za-z]+,?\s+){0,2}\(?([A-J])\)?[.!]*"
+)
 _LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _ASSIGNED = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*=[^=]*")
+_NEVER = re.compile(rf"\bnot\b|n't|\bcannot\b|\bnever\b|\bneither\b|{NOT}", re.IGNORECASE)
+_EITHER = re.compile(r"\s*,?\s*(?:or|and)\s*")
 _LEADING = re.compile(
     r"(?:the|an?|that|indeed|therefore|thus|simply|exactly|then)\b", re.IGNORECASE
 )
+_HAN, _KANA = re.compile("[一-鿿]"), re.compile("[぀-ヿ]")
 _JOINT = re.compile("[=，]")
 """In a text of several parts, of which the last may be the answer."""
 _FEW_WORDS = 4
@@ -172,10 +247,16 @@ def _denied(text: str, place: int) -> bool:
 
 def clause(said: str) -> str:
     """The first sentence, without reasons."""
+    said = without_reasons(said[:_LOOKED_AT])
     sentence = said[: _first_end(said)].strip()
     short = _ASIDE.sub("", _REASON.sub("", sentence)).strip()
     # An exclamation, and no factorial: those are followed by more, or stand in a formula.
     return without_emphasis((short or sentence).removesuffix("!"))
+
+
+def without_reasons(text: str) -> str:
+    """``text`` without what a bracket gives as the reason: "7 (since 3 + 4 = 7)"."""
+    return _BRACKETED_REASON.sub("", text) if "(" in text else text
 
 
 def _first_end(text: str) -> int:
@@ -191,6 +272,8 @@ def _exact(said: str) -> str:
     """The answer in a clause that may hold more words than it."""
     formulas = list(_FORMULA.finditer(said))
     if formulas:
+        if _NEVER.search(said[: formulas[-1].start()]) and not _RATHER.search(said):
+            return said
         if words(_FORMULA.sub(" ", said)) <= _FEW_WORDS:
             return said
         first = formulas[0] if formulas[0].start() == 0 else formulas[-1]
@@ -201,6 +284,8 @@ def _exact(said: str) -> str:
     if "=" in said and not _ASSIGNED.fullmatch(said):
         return result(said)
     numbers = list(_NUMBER.finditer(said))
+    if any(_EITHER.fullmatch(said, a.end(), b.start()) for a, b in pairwise(numbers)):
+        return said
     if not numbers and (word := _LAST_WORD.search(said)) and word[2]:
         return word[2]
     if not numbers or not (_LEADING.match(said) or len(said.split()) > _FEW_WORDS + 2):
@@ -225,7 +310,7 @@ def bold(text: str) -> str | None:
             return None
         few = len(said.split()) <= _FEW_WORDS and not said.endswith((":", ".", ")"))
         one = _LETTER.fullmatch(said) or _FORMULA.fullmatch(said) or _VERDICT.fullmatch(said)
-        if _FALSE.match(after):
+        if FALSE.match(after):
             return None
         if (few and _NUMBER.match(said)) or one:
             joined = _JOINED_BOLD.search(text[: match.start()])
@@ -237,22 +322,53 @@ def bold(text: str) -> str | None:
 def last(text: str) -> str | None:
     """A text that is nothing but an answer, or what its last sentences end in."""
     text = _HEADED.sub("", text.strip()).strip()
-    if verdict := _FIRST_WORD.match(text):
-        return verdict[1]
-    if letter := _ONLY_LETTER.fullmatch(text):
-        return letter[1]
-    if len(text) <= _SHORT and words(text) <= 1 and not _JOINT.search(text):
+    if said := _FIRST_WORD.match(text) or _ONLY_LETTER.fullmatch(text):
+        return said[1]
+    alone = len(text) <= _SHORT and words(text) <= 1 and not _JOINT.search(text)
+    if alone or _CHOSEN_FIRST.fullmatch(text):
         return text
     sentences = [part for part in _sentences(text) if part.strip() and not _OFFER.match(part)]
-    if sentences and (nothing := _NOTHING.search(sentences[-1].strip())):
-        return nothing[1]
-    if sentences and (letter := _ONLY_LETTER.fullmatch(sentences[-1].strip())):
-        return letter[1]
-    for sentence in reversed(sentences):
+    final = sentences[-1].strip() if sentences else ""
+    if said := _NOTHING.search(final) or _ONLY_LETTER.fullmatch(final):
+        return said[1]
+    if not final or _cut_off(final):
+        return None
+    for sentence in map(without_reasons, reversed(sentences)):
+        if _ASSUMED.match(sentence) or _foreign(sentence):
+            return None
         found = _last_of(_REASON.sub("", sentence)) or _last_of(sentence)
         if found:
             return found
-    return _last_word(sentences[-1]) if sentences else None
+    return _last_word(final)
+
+
+def verdict(text: str) -> str | None:
+    """Yes or no, where that is asked for: numbers are none."""
+    said = {match[1].lower() for match in _VERDICTS.finditer(text)}
+    return (said.pop() if len(said) == 1 else None) if said else last(text)
+
+
+def _cut_off(sentence: str) -> bool:
+    """Whether a text that ends in this sentence ends before it says what it is going to say."""
+    sentence = sentence.strip(" *_`\n")
+    if _CUT.search(sentence):
+        return True
+    if _ENDED.search(sentence) or words(sentence) < 2:
+        return False
+    places = [*_places(sentence), *_IN_WORDS.finditer(sentence)]
+    if not places:
+        return not _LAST_WORD.search(sentence)
+    end = max(place.end() for place in places)
+    return words(sentence[end:]) > _FEW_WORDS + 1 or bool(_GOES_ON.match(sentence, end))
+
+
+def _foreign(sentence: str) -> bool:
+    """Whether it is in a language whose sentences no rule here knows."""
+    bare = _FORMULA.sub(" ", sentence)
+    if _ENGLISH.search(bare) or _HAN.search(bare):
+        return bool(_KANA.search(bare))
+    said = _ANY_WORD.findall(bare)
+    return len(said) > 4 or any(not word.isascii() for word in said)
 
 
 def counted(text: str) -> str | None:
@@ -275,8 +391,8 @@ def _sentences(text: str) -> list[str]:
     return parts
 
 
-def _last_of(sentence: str) -> str | None:
-    """The last formula or number, but one that only says where or when."""
+def _places(sentence: str) -> list[re.Match[str]]:
+    """Its formulas and numbers, in order."""
     places: list[re.Match[str]] = []
     for pattern in (_FORMULA, _WRITTEN, _NUMBER):
         taken = [match.span() for match in places]
@@ -286,12 +402,19 @@ def _last_of(sentence: str) -> str | None:
             if not any(start < match.end() and match.start() < end for start, end in taken)
         ]
     places = [match for match in places if not _NUMBERED.search(sentence[: match.start()])]
+    return sorted(places, key=lambda match: match.start())
+
+
+def _last_of(sentence: str) -> str | None:
+    """The last formula or number, but one that only says where or when."""
+    places = _places(sentence)
     if not places:
         return None
-    places.sort(key=lambda match: match.start())
     told = [match for match in places if not _PLACED.search(sentence[: match.start()])]
     chosen = (told or places)[-1]
     if _WORKED.search(sentence[: chosen.start()]):
+        return None
+    if FALSE.match(sentence, chosen.end()) or _COMPARED.match(sentence, chosen.end()):
         return None
     return _listed(sentence, [match for match in places if match.end() <= chosen.end()])
 
@@ -319,7 +442,8 @@ def _said(match: re.Match[str]) -> str:
 
 def _last_word(sentence: str) -> str | None:
     """What a sentence without a figure ends in."""
-    numbers = _IN_WORDS.findall(sentence)
+    found = [each for each in _IN_WORDS.finditer(sentence) if each[0].lower() != "one"]
+    numbers = [each[0] for each in found if not _COMPARED.match(sentence, each.end())]
     if _DOUBT.search(sentence):
         return None
     if numbers:

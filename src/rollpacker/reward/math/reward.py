@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from rollpacker.reward.math.compare import Equality, compare
 from rollpacker.reward.math.extract import BOX, Extracted, extract, of_gold
 
 _ASKED_EVERY_S = 0.25
+_VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)
 _VALUES = ("value", "answer", "ground_truth", "target", "solution")
 """Keys under which a gold answer that is a mapping keeps it."""
 
@@ -92,9 +94,12 @@ class MathReward:
         try:
             with _cpu_limit(self._time_limit, unwanted):
                 golds = _golds(wanted)
-                found = extract(completion)
+                verdicts = all(_VERDICT.fullmatch(gold.text) for gold in golds)
+                found = extract(completion, verdicts)
                 if found is None or (self._require_boxed and found.rule != BOX):
-                    missing = "no answer" if found is None else "no \\boxed{} (require_boxed)"
+                    missing = (
+                        "no \\boxed{} (require_boxed)" if found else "no answer marked or stated"
+                    )
                     return MathReport(0.0, found, None, golds, missing)
                 # A letter behind a number is a variable where the gold answer has letters.
                 answer = read(found.answer, all(gold.value is not None for gold in golds))

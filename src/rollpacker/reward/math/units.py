@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rollpacker.reward.math.latex import DOLLAR
 from rollpacker.reward.math.numerals import number
@@ -75,6 +76,14 @@ _SPELLINGS = {
     "₹": "rupee rs inr",
     "unit": "",
 }
+_MULTIPLES = """mm 1/1000 m, cm 1/100 m, dm 1/10 m, km 1000 m, ft 12 in, yd 36 in, mi 63360 in,
+    mg 1/1000 g, kg 1000 g, t 1000000 g, lb 16 oz, ml 1/1000 l, ms 1/1000 s, h 60 min, day 1440 min,
+    week 10080 min, kJ 1000 J, kW 1000 W, kPa 1000 Pa, kcal 1000 cal, keV 1000 eV, MeV 1000000 eV,
+    GeV 1000000000 eV, cent 1/100 $"""
+_WORTH = {
+    name: (base, Fraction(worth))
+    for name, worth, base in (each.split() for each in _MULTIPLES.split(","))
+}
 _NAMES = {name: unit for unit, names in _SPELLINGS.items() for name in (unit, *names.split())}
 _PLURALS = {f"{name}s": unit for name, unit in _NAMES.items() if len(name) > 2}
 _KNOWN = _PLURALS | _NAMES
@@ -98,7 +107,8 @@ _OTHER_WORDS = """and or to but not nor is are was be if when where for unless b
     false true solution solutions infinity infinitely many root square cube
     incorrectly rejected excluded impossible unlikely exceeds without except through
     negative imaginary score googol tens ones squares cubes roots answers guesses
-    candidates options choices values x y n"""
+    candidates options choices values x y n
+    nicht kein keine oder aber pas ou non ni o nie niet ist est es"""
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words behind a number that say something else of it than what is counted."""
 _UNUSUAL_PLURALS = """people men women children fish sheep mice geese feet teeth dice deer data old
@@ -116,7 +126,7 @@ _CHINESE_UNIT = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _PEOPLE = frozenset(_UNUSUAL_PLURALS.split())
 _COMMAND = re.compile(r"\\[A-Za-z]")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_RAISED = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?")
+_RAISED = re.compile(r"\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d))")
 _CIRCLE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])")
 _SCALE = re.compile(r"\bdeg(?:ree)?s?\s*(C|F)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
 _POWER = re.compile(r"(?<=[a-z])([23])(?![\dA-Za-z])")
@@ -141,6 +151,16 @@ class Unit:
         """1 of a length, 2 of an area."""
         return sum(power for _, power in self.factors)
 
+    @property
+    def base(self) -> tuple[Unit | None, Fraction]:
+        """What it is a multiple of, and how many of that: of km/h, m/min and 50/3."""
+        powers, scale = dict[str, int](), Fraction(1)
+        for name, power in self.factors:
+            base, worth = _WORTH.get(name, (name, Fraction(1)))
+            powers[base] = powers.get(base, 0) + power
+            scale *= worth**power
+        return _simplified(powers), scale
+
     def __str__(self) -> str:
         if self.words:
             return " ".join(sorted(self.words))
@@ -163,6 +183,8 @@ def agree(one: Unit | None, other: Unit | None) -> bool:
         return one.words <= other.words or other.words <= one.words
     if not (one.factors and other.factors):
         return False
+    if one.base[0] == other.base[0]:
+        return True
     names = {name for name, _ in one.factors}, {name for name, _ in other.factors}
     if {"unit"} in names:
         generic = one if names[0] == {"unit"} else other
@@ -171,21 +193,22 @@ def agree(one: Unit | None, other: Unit | None) -> bool:
     return names[0] != names[1] and (names[0] | names[1]) in alike
 
 
-def unit_of(tail: str, letters: bool) -> Unit | None:
+def unit_of(tail: str, letters: bool, single: bool = False) -> Unit | None:
     """The unit that the text behind a number names; None where it names none.
 
     Args:
         tail: that text, as ``latex.tidy`` leaves it.
         letters: a single letter right behind the number is a unit too, and no variable.
+        single: the number is one, or less: "1/3 cup".
     """
+    tail = _RAISED.sub(r"^\1\2", tail)
     marked = bool(_TEXT.search(tail))
     apart = marked or tail[:1].isspace() or tail.startswith("^") or _han(tail)
     text = _CIRCLE.sub(" deg ", _TEXT.sub(r" \1 ", tail))
     if _COMMAND.search(text.replace(r"\cdot", "")):
         return None
     text = text.replace(r"\%", "%").replace(r"\cdot", "*").replace(DOLLAR, "$").replace("{", "")
-    text = _RAISED.sub(r"^\1", text.replace("}", ""))
-    text = re.sub(r"[()\\]", " ", text.replace("·", "*"))
+    text = re.sub(r"[()\\]", " ", text.replace("}", "").replace("·", "*"))
     if _han(text.strip()):
         text = _CHINESE_UNIT.sub(lambda match: _CHINESE[match[0]], text)
     text = _POWER.sub(r"^\1", _SCALE.sub(lambda match: f"deg{match[1].upper()}", text))
@@ -196,7 +219,7 @@ def unit_of(tail: str, letters: bool) -> Unit | None:
     if known is not None:
         single = len(parts) == 1 and len(parts[0]) == 1 and parts[0].isalpha()
         return known if apart or not single or (letters and parts[0] in "mgshlL") else None
-    return _counted(parts, text) if apart else None
+    return _counted(parts, text, single) if apart else None
 
 
 def _measured(parts: list[str]) -> Unit | None:
@@ -237,7 +260,7 @@ def _simplified(powers: dict[str, int]) -> Unit | None:
     return Unit(factors) if factors else None
 
 
-def _counted(parts: list[str], text: str) -> Unit | None:
+def _counted(parts: list[str], text: str, single: bool) -> Unit | None:
     """Words that are no unit of measurement, as in "72 clips" and in 12 and a Chinese measure."""
     if any(each.isdigit() for each in text) or len(parts) > 6:
         return None
@@ -248,9 +271,10 @@ def _counted(parts: list[str], text: str) -> Unit | None:
         words = words[1:] if part_of and len(words) > 1 else ["of"]
     if not all(word.isalpha() or word in "-'" for word in words):
         return None
-    if any(_says_more(word) for word in words) or any(each in "不非没無无" for each in text):
+    if any(_says_more(word) for word in words) or any(each in "不非没無无错假误" for each in text):
         return None
-    if not (_han(words[-1]) or words[-1].endswith("s") or words[-1] in _PEOPLE):
+    plural = _han(words[-1]) or words[-1].endswith("s") or words[-1] in _PEOPLE
+    if not (plural or (single and text.isascii())):
         return None
     return Unit(words=frozenset(_stem(word) for word in words if len(word) > 2 or _han(word)))
 

@@ -80,6 +80,7 @@ def estimated(run: Path, source: LengthSource, task: str) -> EstimatedJob | None
         graded=True,
         costs={costs.name: f"{costs.model} on {gpus} {costs.device}, as the run emulated them"},
         left_out="the time of the driver",
+        texts=False,
     )
 
 

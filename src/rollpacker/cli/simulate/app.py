@@ -211,7 +211,7 @@ def _drafting(
     if job.cases[0].calibration.ahead.possible:
         if encode.given:
             notes.append("--tokenizer measures no drafts: the costs have them already")
-    elif drafts := rehearsed(path, encode, notes.append, task):
+    elif job.texts and (drafts := rehearsed(path, encode, notes.append, task)):
         return replace(job, drafts=drafts)
     return job
 

@@ -193,7 +193,7 @@ def mode(speedup: float, kept: float = 1.0, reach: float = 1.0) -> ModeEstimate:
         (mode(1.2), mode(1.3), mode(1.5, 0.96), mode(1.9, 0.8), "prompts"),
         (mode(1.2), mode(1.2), mode(1.5, 0.94), mode(1.9, 0.8), "exact"),
         (mode(1.38, 1.0, 1.05), mode(1.41, 0.99, 1.05), mode(1.5, 0.9), mode(1.7, 0.8), "exact"),
-        (mode(1.2, 1.0, 1.05), mode(1.4, 0.97, 1.05), mode(1.5, 0.96, 1.05), mode(1.6), "race"),
+        (mode(1.2, 1.0, 1.05), mode(1.4, 0.97, 1.05), mode(1.5, 0.96, 1.05), mode(1.8), "race"),
         (mode(1.2, 1.0, 1.05), mode(1.4, 0.97, 1.05), mode(1.5, 0.96, 1.05), mode(1.3), "auto"),
         (mode(0.97, 1.0, 1.05), mode(0.9), mode(0.9), mode(0.9), "exact"),
         (mode(0.9, 1.0, 1.05), mode(0.9), mode(0.9), mode(0.9), "off"),

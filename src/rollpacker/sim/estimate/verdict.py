@@ -50,12 +50,12 @@ class ModeEstimate:
 def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
     """The simplest mode that keeps ``limit`` of the true mean length and is not clearly beaten.
 
-    A mode is where the range of another one begins above the end of its own. ``off`` where that
-    is so for ``off`` and the one that would be chosen.
+    A mode is where the range of another one begins more than 5% above the end of its own. ``off``
+    where the range of the one that would be chosen ends below it.
     """
     fair = [name for name in _SIMPLEST if modes[name].kept_vs_true_len >= limit] or ["exact"]
     best = max(modes[name].low for name in fair)
-    chosen = next(name for name in fair if modes[name].high >= best)
+    chosen = next(name for name in fair if _WORTH_IT * modes[name].high >= best)
     return chosen if modes[chosen].high >= 1.0 else "off"
 
 

@@ -70,7 +70,7 @@ def blocks(rows: Rows) -> dict[str, str]:
         ", ".join(f"{each:.2f}x" for each in some) for some in (late, full, SETTINGS.values())
     ]
     footnote = (
-        "The paper's baseline grades after the rollout: over that one, plain rounds that grade while\n"
+        "The paper's baseline grades after the rollout: over it, plain rounds that grade while\n"
         f"they decode gain {listed[0]} here, and the paper's full system\n"
         f"{listed[1]}; published are {listed[2]}."
     )

@@ -1,4 +1,4 @@
-"""Whether two expressions have one value, to a hundred digits and however small they are.
+"""Whether two expressions have one value, to a hundred digits behind those of the larger one.
 
 math-verify takes numbers that differ by less than 1e-15 for equal, alone and in tuples and sets.
 """
@@ -9,7 +9,8 @@ from typing import Any
 
 import sympy as sp
 
-_DIGITS = 100
+_DIGITS, _MOST_DIGITS = 100, 2000
+"""Behind a number's own, and in all."""
 _PLACES = (7, 11, 13, 17, 19, 23)
 """Where expressions in variables are compared: whole numbers, as some variables count things."""
 _ROUNDED = 2e-6
@@ -50,12 +51,27 @@ def _values(one: sp.Expr, other: sp.Expr) -> bool | None:
     ):
         return None
     places = dict(zip(variables, _PLACES, strict=False))
-    rounded, least = one.has(sp.Float) or other.has(sp.Float), 0.0
-    if rounded:
-        least = _ROUNDED * max(abs(side.evalf(8, subs=places)) for side in (one, other))
-    parts = difference.evalf(2, subs=places, maxn=_DIGITS).as_real_imag()
+    rounded = one.has(sp.Float) or other.has(sp.Float)
+    least = _ROUNDED * _size(one, other, places) if rounded else 0.0
+    if variables or rounded:
+        return None if _is_zero(difference, places, _DIGITS, least) else False
+    if not _is_zero(difference, places, _DIGITS):
+        return False
+    # A small difference of large numbers lies behind all of their digits, for roots twice so far.
+    digits = _DIGITS + 3 * int(sp.log(_size(one, other) + 1, 10))
+    if digits > _MOST_DIGITS:
+        return difference.doit() == 0
+    return digits == _DIGITS or _is_zero(difference, places, digits)
+
+
+def _size(one: sp.Expr, other: sp.Expr, places: dict[Any, int] | None = None) -> sp.Expr:
+    return max(abs(side.evalf(8, subs=places)) for side in (one, other))
+
+
+def _is_zero(difference: sp.Expr, places: dict[Any, int], digits: int, least: Any = 0.0) -> bool:
+    """As far as so many digits tell. Raises ``ValueError`` where it is no number."""
+    parts = difference.evalf(2, subs=places, maxn=digits).as_real_imag()
     if not all(part.is_Number and part.is_finite for part in parts):
-        return None
-    # A part of which not one digit is certain is zero, as far as it was worked out.
-    apart = any(part and getattr(part, "_prec", 0) != 1 and abs(part) > least for part in parts)
-    return None if (variables or rounded) and not apart else not apart
+        raise ValueError("no number")
+    # A part of which not one digit is certain is zero.
+    return not any(part and getattr(part, "_prec", 0) != 1 and abs(part) > least for part in parts)

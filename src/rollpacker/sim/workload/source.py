@@ -68,7 +68,8 @@ class LengthSource:
         drawn = self.lengths.given(rng, traits, self.responses or 1)
         fresh = (Recorded(traits[n : n + 1], each) for n, each in enumerate(drawn))
         places = range(0, len(self.recorded), prompts)
-        parts = [self.recorded[at : at + prompts] for at in places] + [tuple(fresh)]
+        parts: list[tuple[Recorded, ...]] = [self.recorded[at : at + prompts] for at in places]
+        parts.append(tuple(fresh))
         chosen = rng.integers(len(parts), size=steps)
         return replace(self, recorded=tuple(each for n in chosen for each in parts[n]))
 

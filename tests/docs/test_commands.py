@@ -32,7 +32,7 @@ def cli() -> Any:
 @cache
 def targets() -> set[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))
+    return set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.M))
 
 
 def parsed(words: Sequence[str]) -> tuple[str, Any]:

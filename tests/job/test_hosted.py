@@ -91,6 +91,7 @@ class Trainer:
             rewards=Lengths(),
             params=SamplingParams(max_tokens=CAP, stop_token_ids=(EOS_ID,)),
             tokenizer=self.tokenizer,
+            read=self.tokenizer.decode,
             progress=Progress(Console(quiet=True)),
         )
         self.job = HostedJob(RunConfig.model_validate(config), host)

@@ -65,6 +65,7 @@ class Run:
             rewards=Lengths(),
             params=SamplingParams(max_tokens=CAP, stop_token_ids=(EOS_ID,)),
             tokenizer=tokenizer,
+            read=tokenizer.decode,
             progress=Progress(Console(file=self._said, width=500)),
         )
         self.job = HostedJob(self.config, host)

@@ -305,7 +305,13 @@ def test_a_process_that_may_not_be_signalled_keeps_no_other_from_it(script: Modu
     child = subprocess.Popen(["sleep", "60"], **as_nobody)
     source = Path(str(script.__file__)).read_text(encoding="utf-8")
     # As a program: it imports nothing of this package.
-    code = source.partition('if __name__ == "__main__"')[0] + f"send([1, {child.pid}], 9)"
+    those = f"[1, {child.pid}]"
+    told = (
+        f"send({those}, 9)"
+        if script is keeper
+        else f"ends = {{}}; follow(ends, {those}); send(ends, 9)"
+    )
+    code = source.partition('if __name__ == "__main__"')[0] + told
     try:
         subprocess.run(["python3", "-S", "-c", code], **as_nobody, cwd="/", check=True)
         assert child.wait(30) == -signal.SIGKILL

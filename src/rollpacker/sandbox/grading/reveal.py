@@ -18,6 +18,7 @@ from rollpacker.sandbox.guest.values import encode
 
 _MADE: dict[str, Any] = {"float": float, "list": list, "set": set, "tuple": tuple}
 _FOREIGN = {*dir(builtins), *sys.stdlib_module_names, "pytest", ""}
+_ISCLOSE = {"rel_tol": 1e-9, "abs_tol": 0.0}
 _ENDS = ast.Return | ast.Yield | ast.YieldFrom | ast.Await
 _LEFT = ast.Assert | ast.Raise | ast.With | ast.ClassDef
 _LEFT_OUT = re.compile(r"skip|xfail|pytestmark")
@@ -122,6 +123,11 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | No
             ):
                 found, expected = _sides(one, other)
                 within = float(_literal(limit)) + 0.0 * expected  # both are numbers
+            case ast.Call(ast.Attribute(ast.Name("math"), "isclose"), [one, other], given):
+                found, expected = _sides(one, other)
+                # A program may have put a function of its own into the module.
+                limits = _ISCLOSE | {str(each.arg): _literal(each.value) for each in given}
+                within = max(limits["rel_tol"] * abs(expected), limits["abs_tol"])
             case ast.Compare(one, [ast.Eq() | ast.Is() as how], [other]):
                 found, expected = _sides(one, other)
                 same_type = isinstance(how, ast.Is)

@@ -31,9 +31,8 @@ def equal(one: Any, other: Any) -> bool | None:
     if isinstance(one, _SET) and isinstance(other, _SET):
         apart = any(all(equal(each, item) is False for item in other.args) for each in one.args)
     elif isinstance(one, (sp.Interval, sp.Tuple, sp.MatrixBase)) and isinstance(other, type(one)):
-        parts = (
-            (one.flat(), other.flat()) if isinstance(one, sp.MatrixBase) else (one.args, other.args)
-        )
+        sides: Any = one, other
+        parts = [each.flat() if hasattr(each, "flat") else each.args for each in sides]
         apart = any(equal(*pair) is False for pair in zip(*parts, strict=False))
     else:
         apart = False
@@ -41,7 +40,7 @@ def equal(one: Any, other: Any) -> bool | None:
 
 
 def _values(one: sp.Expr, other: sp.Expr) -> bool | None:
-    difference = (one - other).replace(
+    difference: Any = (one - other).replace(
         lambda part: isinstance(part, sp.UnevaluatedExpr), lambda part: part.args[0]
     )
     variables = sorted(difference.free_symbols, key=str)
@@ -50,7 +49,7 @@ def _values(one: sp.Expr, other: sp.Expr) -> bool | None:
         each.args[0].has(sp.factorial, sp.exp) for each in growing
     ):
         return None
-    places = dict(zip(variables, _PLACES, strict=False))
+    places: Any = dict(zip(variables, _PLACES, strict=False))
     rounded = one.has(sp.Float) or other.has(sp.Float)
     least = _ROUNDED * _size(one, other, places) if rounded else 0.0
     if variables or rounded:
@@ -64,11 +63,11 @@ def _values(one: sp.Expr, other: sp.Expr) -> bool | None:
     return digits == _DIGITS or _is_zero(difference, places, digits)
 
 
-def _size(one: sp.Expr, other: sp.Expr, places: dict[Any, int] | None = None) -> sp.Expr:
+def _size(one: sp.Expr, other: sp.Expr, places: Any = None) -> sp.Expr:
     return max(abs(side.evalf(8, subs=places)) for side in (one, other))
 
 
-def _is_zero(difference: sp.Expr, places: dict[Any, int], digits: int, least: Any = 0.0) -> bool:
+def _is_zero(difference: Any, places: Any, digits: int, least: Any = 0.0) -> bool:
     """As far as so many digits tell. Raises ``ValueError`` where it is no number."""
     parts = difference.evalf(2, subs=places, maxn=digits).as_real_imag()
     if not all(part.is_Number and part.is_finite for part in parts):

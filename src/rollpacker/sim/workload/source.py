@@ -70,7 +70,7 @@ class LengthSource:
         places = range(0, len(self.recorded), prompts)
         parts: list[tuple[Recorded, ...]] = [self.recorded[at : at + prompts] for at in places]
         parts.append(tuple(fresh))
-        chosen = rng.integers(len(parts), size=steps)
+        chosen: list[int] = rng.integers(len(parts), size=steps).tolist()
         return replace(self, recorded=tuple(each for n in chosen for each in parts[n]))
 
 

@@ -141,7 +141,7 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | No
     # Of what compares inside, true says nothing.
     if (single and _root(found) in foreign) or (same_type and not single):
         return None
-    truth = "" if isinstance(test, ast.Compare) else "not not "
+    truth = "" if within is not None or isinstance(test, ast.Compare) else "not not "
     return truth + ast.unparse(found), Demand(source, expected, same_type, within)
 
 

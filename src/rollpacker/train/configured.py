@@ -40,8 +40,10 @@ def build_trainer(
 
     Raises ``ValueError`` for what cannot be trained.
     """
+    # A family that ties nothing has a head of its own in vLLM too, whatever its config.json says.
+    ties = bool(getattr(model, "_tied_weights_keys", None))
     apart = config.engine.kind == "vllm" and not model.config.tie_word_embeddings
-    if apart and source(config.model.path)[1].tie_word_embeddings:
+    if ties and apart and source(config.model.path)[1].tie_word_embeddings:
         raise ValueError(
             f"model.path={config.model.path}: its lm_head is not its embeddings, and vLLM would "
             "drop it: set tie_word_embeddings to false in its config.json, or engine.kind=mini"

@@ -148,7 +148,6 @@ def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     modes = {mode: _mode(summary) for mode, summary in summaries.items()}
     off, best = modes["off"], modes[RECOMMENDED]
     before = summaries["off"]["before"]
-    busy = min(mode["worker_cpu_s"] + mode["driver_cpu_s"] for mode in (off, best))
     return {
         "before": {
             "sampled_accuracy": before["eval/sampled_accuracy"],
@@ -159,7 +158,6 @@ def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             "wall": off["train_wall_s"] / best["train_wall_s"],
             "decode_steps": off["decode_steps"] / best["decode_steps"],
         },
-        "packing_bound": {"speedup": off["train_wall_s"] * summaries["off"]["workers"] / busy},
         "recommended_mode": RECOMMENDED,
         "scope": SCOPE,
     }

@@ -53,9 +53,8 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         runs: the run folder of each mode, ``off`` among them.
         summary: ``before`` (accuracies before training), ``modes`` (results by mode),
             ``speedup`` (``wall``, ``decode_steps``), ``recommended_mode`` and, where known,
-            ``packing_bound`` (``speedup``: the most that perfect packing of the baseline's work
-            onto the workers could win in wall time), ``cluster`` (by mode ``run``, the folder of a
-            run on emulated devices, and whether it is ``honest``; shown where all of them are).
+            ``cluster`` (by mode ``run``, the folder of a run on emulated devices, and whether it is
+            ``honest``; shown where all of them are).
         out: the HTML file to write.
 
     Raises ``ReportError`` (a ``ValueError``) with one line when a run cannot be read or the
@@ -123,7 +122,7 @@ def _early_step(modes: Sequence[_Mode]) -> int:
 def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
     best = summary["recommended_mode"]
     results = summary["modes"]
-    speedup, bound = summary.get("speedup", {}), number(summary.get("packing_bound", {}), "speedup")
+    speedup = summary.get("speedup", {})
     others = number(summary, "other_load") or 0.0
     tiles = [
         Tile(
@@ -131,7 +130,6 @@ def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
             _times_text(number(speedup, "wall")),
             "wall time, off / "
             + best
-            + (f"; perfect packing {_times_text(bound)}" if bound is not None else "")
             + (
                 f"; noise: other processes took {others:.0%} of the cores" if others > NOISY else ""
             ),
@@ -176,13 +174,6 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         "wall time falls, accuracy does not, and kept / true length stays at 1: below it the "
         "updates see shorter responses than the model writes."
     )
-    bound = number(summary.get("packing_bound", {}), "speedup")
-    if bound is not None:
-        text += (
-            f" Packing the work of the workers and the driver onto all cores without any gap would "
-            f"be {bound:.2f} times as fast as off: no schedule can win more, and grading is left "
-            "out of it."
-        )
     if scope := summary.get("scope"):
         text += f" {scope}"
     table = Grid(header=["", *(mode.name for mode in modes)], rows=rows)

@@ -171,8 +171,6 @@ def _mode(summary: Mapping[str, Any]) -> dict[str, Any]:
         "train_wall_s": timing["steps"],
         "rollout_wall_s": timing["rollout"],
         "rollout_cpu_s": timing["decode_cpu"],
-        "worker_cpu_s": timing["worker_cpu"],
-        "driver_cpu_s": timing["driver_cpu"],
         "decode_steps": summary["decode_steps"],
         "decoded_tokens": summary["decoded_tokens"],
         "kept_tokens": summary["kept_tokens"],

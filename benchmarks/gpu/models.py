@@ -49,7 +49,9 @@ def random_model(name: str, device: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) -> None:
+def write_checkpoint(
+    folder: Path, name: str, device: str, *, mean_length: int, **changes: Any
+) -> None:
     """A checkpoint with a byte tokenizer whose responses end after ``mean_length`` tokens or so."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -58,7 +60,7 @@ def write_checkpoint(folder: Path, name: str, device: str, *, mean_length: int) 
     words = ["<pad>", "<eos>", *letters]
     words += [f"<{i}>" for i in range(size - len(words))]
     ends = [1, *range(size - size // mean_length + 1, size)]
-    random_model(name, device, eos_token_id=ends).save_pretrained(folder)
+    random_model(name, device, eos_token_id=ends, **changes).save_pretrained(folder)
     Qwen2Tokenizer(
         vocab={word: i for i, word in enumerate(words)},
         merges=[],

@@ -45,6 +45,7 @@ class RolloutMachine(RuleBasedStateMachine):
         replica_engines=st.integers(0, 2),
         layout=st.sampled_from(["colocated", "colocated", "separate"]),
         rows=st.sampled_from([None, RowCosts(free=1, each=0.05)]),
+        turns=st.booleans(),
     )
     def begin(
         self,
@@ -68,6 +69,7 @@ class RolloutMachine(RuleBasedStateMachine):
         replica_engines: int,
         layout: Layout,
         rows: RowCosts | None,
+        turns: bool,
     ) -> None:
         rule = "consolidate" if scaling == "compared" else scaling
         sizes = {"a": first} | ({"b": second} if second else {})
@@ -97,6 +99,7 @@ class RolloutMachine(RuleBasedStateMachine):
             replica_engines=replica_engines,
             layout=layout,
             rows=rows,
+            turns=turns and not ordered,
             machine=None
             if scaling == "consolidate"
             else local_machine(workers, max(1, replica_engines)),
@@ -163,6 +166,11 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def sum_gradients(self, data: st.DataObject) -> None:
         self.world.sum_gradients(data.draw(st.integers(0, len(self.world.gradients) - 1)))
+
+    @precondition(lambda self: self.world.lying_down)
+    @rule(data=st.data())
+    def confirm_sleep(self, data: st.DataObject) -> None:
+        self.world.confirm_sleep(self.pick(data, self.world.lying_down))
 
     @precondition(lambda self: self.world.applying)
     @rule()
@@ -260,6 +268,8 @@ def finish_all(world: World) -> None:
             world.grade(min(world.grading), float(len(world.graded) % 2))
         elif world.stopping:
             world.confirm_abort(min(world.stopping))
+        elif world.lying_down:
+            world.confirm_sleep(min(world.lying_down))
         elif world.gradients:
             world.sum_gradients(0)
         elif world.applying:

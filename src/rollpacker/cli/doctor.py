@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, Part
 
 _GB = 1e9
+_REPORT = Path("doctor-run.json")
 _OTHERWISE = {
     "model.dtype": "computed in bfloat16",
     "model.lora_rank": "trains adapters instead of all weights",
@@ -34,6 +36,9 @@ def doctor(
         str | None, typer.Option(help="With CONFIG: a GPU by name, instead of this machine.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="How many of --device.", min=1)] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="With CONFIG: try engine, drafts and a step here.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this machine and print the fix for each failure; with CONFIG, a job's memory.
@@ -42,12 +47,39 @@ def doctor(
     """
     if gpus is not None and device is None:
         raise ValueError(f"--gpus {gpus}: of which kind? Add --device, such as --device H100")
-    if path is not None:
+    if run:
+        if path is None or device is not None:
+            raise ValueError("--run tries a job on this machine: doctor job.yaml --run")
+        _try(path, overrides or [], as_json)
+    elif path is not None:
         _job(path, overrides or [], device, gpus or 1, as_json)
     elif device is not None:
         raise ValueError(f"--device {device}: name the job that is to run there: doctor job.yaml")
     else:
         _installation(as_json)
+
+
+def _try(path: Path, overrides: list[str], as_json: bool) -> None:
+    """Try a job's parts here; what was found is kept as JSON, to attach to a report."""
+    from rollpacker import config
+    from rollpacker.job.ask.trial import trial, versions
+    from rollpacker.job.plan.gpu_job import with_gpu_defaults
+    from rollpacker.runtime.record.progress import Progress
+
+    found: list[dict[str, Any]] = []
+    for finding in trial(with_gpu_defaults(config.load(path, overrides), Progress())):
+        found.append(asdict(finding))
+        _REPORT.write_text(json.dumps({"versions": versions(), "steps": found}, indent=1) + "\n")
+        if not as_json and finding.ok is not None:
+            _mark(finding.ok, f"{finding.step}: {finding.detail} ({finding.seconds:.1f} s)")
+        elif not as_json:
+            print_plain(f"--  {finding.step}: {finding.detail}")
+    if as_json:
+        print_json({"versions": versions(), "steps": found})
+    else:
+        print_plain(f"written to {_REPORT}, to attach to a report")
+    if not all(each["ok"] for each in found):
+        raise typer.Exit(1)
 
 
 def _installation(as_json: bool) -> None:
@@ -87,6 +119,10 @@ def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_jso
 def _print(found: MemoryFit) -> None:
     needs, machine = found.needs, found.needs.machine
     print_plain(_headline(found))
+    if found.defaults:
+        from rollpacker.job.plan.gpu_job import in_words
+
+        print_plain(f"of what the job leaves out: {in_words(found.defaults)}")
     _table("each that decodes" if needs.trainer else "each device", needs.worker)
     if needs.trainer:
         _table("each that trains", needs.trainer)
@@ -204,7 +240,9 @@ def _fix(found: MemoryFit) -> str:
 
 def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
     machine = changed.machine
-    keys = " ".join(_override(key, value) for key, value in changes.items())
+    from rollpacker.job.plan.gpu_job import in_words
+
+    keys = in_words(changes)
     more = machine.workers > needs.machine.workers
     place = f" on {_gpus(machine)}" if more else ""
     size = f"{changed.total / _GB:.1f} of {machine.device_bytes / _GB:.1f} GB"
@@ -215,14 +253,6 @@ def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
 def _gpus(machine: JobMachine) -> str:
     each = f"{machine.devices} x {machine.name}"
     return each if machine.nodes == 1 else f"{machine.nodes} nodes of {each}"
-
-
-def _override(key: str, value: Any) -> str:
-    """As the command line takes it."""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{name}: {each}" for name, each in value.items())
-        return f"'{key}={{{inner}}}'"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _amount(part: Part) -> str:

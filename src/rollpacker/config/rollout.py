@@ -100,8 +100,10 @@ class StreamingConfig(Config):
     compares the rest of the step with and without a move, by measured costs."""
     lookahead: int = Field(default=2, ge=1)
     """Gradient tasks in flight per replica."""
-    group_tokens: int = Field(default=1024, ge=1)
-    """Tokens that make one gradient task; small groups are put together."""
+    group_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one gradient task while responses decode, of small groups together; default: two
+    micro-batches (``train.micro_batch_tokens``). After the rollout tasks may be eight times as
+    large, and shrink with what is left."""
     scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
     """What frees devices from the tail: ``consolidate`` goes by ``consolidate_below``; ``paper``
     frees half between 20% and 50% of finished responses if the rest fits; ``fixed`` frees half at

@@ -39,6 +39,10 @@ class DevicesConfig(Config):
     ``separate``: ``training`` of them train, from the first complete group on."""
     training: int = Field(default=0, ge=0)
     """Devices that train with ``layout: separate``, the last ones."""
+    turns: Literal["auto", "off", "engine", "both"] = "auto"
+    """What leaves a device while the other works on it, with ``engine.kind: vllm``. ``engine``: an
+    engine sleeps while gradients are computed; ``both``: the trainer's state too waits in the
+    machine's memory while responses decode; ``auto``: ``engine`` on GPUs."""
     emulate: str | None = None
     """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``: they take the
     time that a calibration says; nothing is trained."""
@@ -52,6 +56,11 @@ class DevicesConfig(Config):
         if self.layout == "colocated" and self.training:
             raise ValueError(
                 "devices.training: all devices train with devices.layout=colocated; set separate"
+            )
+        if self.turns in ("engine", "both") and (self.layout == "separate" or self.per_gpu > 1):
+            raise ValueError(
+                f"devices.turns={self.turns}: an engine and a trainer take turns where they share "
+                "a device alone: leave it out with devices.layout=separate or devices.per_gpu > 1"
             )
         if self.emulate is not None and not self.per_node:
             raise ValueError("devices.emulate needs devices.per_node: how many devices there are")

@@ -115,6 +115,13 @@ class FormEngine(Tagged, frozen=True, kw_only=True):
     members: tuple[EngineId, ...]
 
 
+class SleepEngine(Tagged, frozen=True, kw_only=True):
+    """``engine`` gives its memory to the replica on its devices, until it has new weights; answered
+    by ``EngineSlept``."""
+
+    engine: EngineId
+
+
 class Speculate(Tagged, frozen=True, kw_only=True):
     """``engine`` decodes several tokens at once where it guesses them, while it runs at most
     ``below`` attempts; until it has new weights (``engine.base.Speculation``)."""
@@ -174,6 +181,7 @@ Decision = (
     | MigrateAttempts
     | OfferTail
     | FormEngine
+    | SleepEngine
     | Speculate
     | AccumulateGradients
     | FinishRollout

@@ -146,6 +146,12 @@ class EngineFormed(Tagged, frozen=True, kw_only=True):
     engine: EngineId
 
 
+class EngineSlept(Tagged, frozen=True, kw_only=True):
+    """Answer to ``SleepEngine``: replicas have its memory."""
+
+    engine: EngineId
+
+
 class RoundMeasured(Tagged, frozen=True, kw_only=True):
     """What the engines went through in the round that has just ended.
 
@@ -196,6 +202,7 @@ Event = (
     | UpdateApplied
     | WeightsPublished
     | EngineFormed
+    | EngineSlept
     | RoundMeasured
     | DecodeTimed
     | EpochEnded

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 from rollpacker.config import RunConfig, parse
+from rollpacker.policy.settings import USUAL_MICRO_BATCH
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.calibration import Calibration
 
@@ -68,8 +69,8 @@ def paper_job(
             "num_generations": costs.responses,
             "max_completion_length": costs.response_cap,
             "tail_batching": {"mode": mode, "race_responses": mode == "auto"},
-            "streaming": {"group_tokens": 16384},
         },
+        "train": {"micro_batch_tokens": USUAL_MICRO_BATCH},
         "engine": {
             "kind": "vllm",
             "tensor_parallel": costs.rollout_tp,

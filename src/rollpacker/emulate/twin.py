@@ -81,6 +81,7 @@ def estimated(run: Path, source: LengthSource, task: str) -> EstimatedJob | None
         costs={costs.name: f"{costs.model} on {gpus} {costs.device}, as the run emulated them"},
         left_out="the time of the driver",
         texts=False,
+        early=config.grading.asynchronous if config.rollout.tail_batching.mode == "off" else None,
     )
 
 

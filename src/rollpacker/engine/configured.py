@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import RunConfig
@@ -27,10 +28,12 @@ def build_engine(
     span: Span = ALONE,
     *,
     alone: bool = True,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> Engine:
     """The configured engine, over ``model`` if it can share one; ``span``: over several processes.
 
-    ``alone``: nothing else in this process runs a model of transformers, as a trainer does.
+    ``alone``: nothing else in this process runs a model of transformers, as a trainer does;
+    ``note`` takes what the user should know.
 
     Raises ``ValueError`` for a model that it cannot run, and where it is not installed.
     """
@@ -61,6 +64,7 @@ def build_engine(
                 span=span,
                 alone=alone,
                 verifies=False if config.rollout.speculation.mode == "off" else None,
+                note=note,
             )
         case FakeEngineConfig():
             from rollpacker.engine.fake import FakeEngine

@@ -49,10 +49,12 @@ class RolloutPolicy:
         self._hears: dict[type, list[Callable[[Any], None]]] = {
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
             ev.TailReleased: [streaming.release_tail],
+            ev.EngineSlept: [streaming.slept],
             ev.UpdateApplied: [streaming.applied],
             ev.DecodeTimed: [self._speculating.timed],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],
             do.AcceptGroup: [streaming.accept],
+            do.StartAttempt: [streaming.started],
             do.FinishRollout: [streaming.finish, measure.finish, self._speculating.finish],
         }
         self._feels: dict[type, list[Callable[[Any, Attempt], None]]] = {
@@ -65,7 +67,7 @@ class RolloutPolicy:
             self._hears[ev.PromptsDrawn] = [engines.drawn]
             self._hears[ev.RoundMeasured] = [engines.measured]
             self._hears[do.DropGroup] = [engines.forget]
-            self._hears[do.StartAttempt] = [engines.started]
+            self._hears[do.StartAttempt].append(engines.started)
             self._feels[ev.AttemptFinished].append(engines.finished)
             self._feels[ev.AttemptMigrated] = [engines.migrated]
 
@@ -103,6 +105,8 @@ class RolloutPolicy:
             self._ledger.follow(decision)
             if isinstance(decision, do.FormEngine):
                 self._add(made, self._speculating.formed(decision))
+            elif isinstance(decision, do.SleepEngine):
+                self._tail.retire(decision.engine)
 
     def _follow(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
         for decision in decisions:

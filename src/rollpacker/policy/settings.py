@@ -13,6 +13,9 @@ from rollpacker.policy.engines.fleet import Layout, tail_engines
 from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
 
+USUAL_MICRO_BATCH = 8192
+"""Tokens that keep a GPU busy with models of 0.5 to 14 billion parameters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingRules:
@@ -27,6 +30,8 @@ class StreamingRules:
         train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
             advantages which are not zero for them).
         prompts: groups of an update, where a round may have several updates' worth of them.
+        task_tokens: tokens of a gradient task while the rollout lasts.
+        turns: engines sleep while replicas on their devices compute gradients.
         tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
             takes the nodes; 0 offers none.
         layout: where replicas are.
@@ -41,6 +46,8 @@ class StreamingRules:
     train_all: bool = False
     layout: Layout = "colocated"
     prompts: int = 0
+    task_tokens: int = 1024
+    turns: bool = False
     tail_engines: int = 0
     replica_engines: int = 0
 
@@ -92,6 +99,8 @@ class RolloutSettings:
         permits: bool = False,
         layout: Layout = "colocated",
         replica_engines: int = 0,
+        micro_batch_tokens: int = USUAL_MICRO_BATCH,
+        turns: bool = False,
     ) -> RolloutSettings:
         """From a run's configuration, and what else is known of it.
 
@@ -101,11 +110,12 @@ class RolloutSettings:
             engines: how many there are.
             whole_batch: the update needs all groups before its first gradient.
             asynchronous: how responses are graded; None leaves it to the mode.
-            ordered, updates, train_all, replica_engines: as in ``StreamingRules``.
+            ordered, updates, train_all, replica_engines, turns: as in ``StreamingRules``.
             shared: other jobs may be given the nodes of a tail.
             permits: nodes are the job's for a phase at a time, so replicas that have some of their
                 own wait for the rollout's end.
             layout: where replicas are; separate ones have no use for the engines of a tail.
+            micro_batch_tokens: of one forward and backward.
         """
         frees = machine is None and layout == "colocated"
         off = rollout.tail_batching.mode == "off" or (permits and layout == "separate")
@@ -117,6 +127,8 @@ class RolloutSettings:
             updates=updates,
             train_all=train_all,
             prompts=rollout.prompts_per_step,
+            task_tokens=rollout.streaming.group_tokens or 2 * micro_batch_tokens,
+            turns=turns,
             tail_engines=tail_engines(engines) if shared and frees else 0,
             layout=layout,
             replica_engines=replica_engines,

@@ -44,6 +44,8 @@ def test_else_it_has_its_share(settings):
     told = settings(sharers=2, gpu_memory=0.5)
     assert told["gpu_memory_utilization"] == 0.25
     assert told["max_model_len"] == -1
+    assert told["max_num_batched_tokens"] == 8192
+    assert "block_size" not in told  # else vLLM would not choose by its attention
     assert "kv_cache_memory_bytes" not in told
     assert told["distributed_executor_backend"].budget is None
 

@@ -109,7 +109,7 @@ def moves_of(world: World) -> list[do.MigrateAttempts]:
 
 
 def test_a_tail_is_offered_once_and_leaves_its_nodes_only_when_somebody_takes_them() -> None:
-    shape = {"prompts_per_step": 8, "num_generations": 4, "streaming": {"group_tokens": 64}}
+    shape = {"prompts_per_step": 8, "num_generations": 4, "streaming": {"group_tokens": 8}}
     given = settings(shape, {"a": 8}, consolidate_below=0, tail_engines=1)
     world = World(given, workers=4)
     world.start()

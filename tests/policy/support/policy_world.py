@@ -45,9 +45,11 @@ def settings(
     layout: Layout = "colocated",
     machine: Hardware | None = None,
     rows: RowCosts | None = None,
+    turns: bool = False,
 ) -> RolloutSettings:
+    config = RolloutConfig.model_validate(rollout)
     return RolloutSettings(
-        rollout=RolloutConfig.model_validate(rollout),
+        rollout=config,
         seed=0,
         sizes=sizes,
         cap=100,
@@ -61,6 +63,8 @@ def settings(
             tail_engines=tail_engines,
             replica_engines=replica_engines,
             layout=layout,
+            task_tokens=config.streaming.group_tokens or 1024,
+            turns=turns,
         ),
         machine=machine,
         rows=rows,
@@ -105,6 +109,8 @@ class World:
         self.ahead: dict[EngineId, do.Speculate] = {}
         self.applying: do.ApplyUpdate | None = None
         self.updated: set[tuple[PromptId, int]] = set()
+        self.asleep: set[EngineId] = set()
+        self.lying_down: set[EngineId] = set()
 
     @staticmethod
     def _prompts(domain: str, count: int) -> list[Prompt]:
@@ -171,6 +177,8 @@ class World:
                     self.moving[attempt] = decision.target
             case do.AccumulateGradients():
                 self._accumulate(decision)
+            case do.SleepEngine():
+                self._sleep(decision.engine)
             case _:
                 self._note(decision)
         return None
@@ -207,6 +215,14 @@ class World:
             case _:
                 raise AssertionError(decision)
 
+    def _sleep(self, engine: EngineId) -> None:
+        assert self.settings.rules.turns
+        assert engine in self.workers
+        assert engine not in self.asleep | self.lying_down, "told to sleep twice"
+        bound = [self.moving.get(a, at) for a, at in self.running.items()]
+        assert engine not in bound, "an engine sleeps with attempts"
+        self.lying_down.add(engine)
+
     def _check_count(self) -> None:
         """Every step has as many groups as it may: seats of prompts that were dropped are taken."""
         most = self.settings.rollout.prompts_per_step
@@ -227,6 +243,10 @@ class World:
     def _start(self, decision: do.StartAttempt) -> None:
         assert decision.attempt not in self.used, "an attempt id came twice"
         assert decision.engine in self.workers, "started on a dead worker"
+        if decision.engine in self.asleep | self.lying_down:
+            assert {*self.workers} <= self.asleep | self.lying_down, "others are awake"
+            self.asleep.discard(decision.engine)
+            self.lying_down.discard(decision.engine)
         self.used.add(decision.attempt)
         self.running[decision.attempt] = decision.engine
         self.first.setdefault(decision.prompt, self.step)
@@ -258,6 +278,9 @@ class World:
     def _accumulate(self, decision: do.AccumulateGradients) -> None:
         assert decision.replica in self.replicas, "gradients on a dead replica"
         assert self.rollout_over or not self._decodes_on(decision.replica)
+        if self.settings.rules.turns:
+            beside = {*self._beside(decision.replica)} & {*self.workers}
+            assert beside <= self.asleep, "gradients beside an engine that has its memory"
         for part in decision.parts:
             assert part.prompt in self.accepted, "gradients of a group that was not accepted"
             for place in range(part.start, part.stop):
@@ -271,11 +294,15 @@ class World:
 
     def _decodes_on(self, replica: ReplicaId) -> bool:
         """Whether an engine on a replica's devices has attempts that are not to move away."""
-        engines = range(replica, replica + self.size) if not self.separate else ()
+        engines = self._beside(replica)
         return any(self.moving.get(a, engine) in engines for a, engine in self.running.items())
+
+    def _beside(self, replica: ReplicaId) -> Collection[int]:
+        return range(replica, replica + self.size) if not self.separate else ()
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
         assert self.rollout_over
+        assert not self.lying_down, "updated while an engine lies down"
         assert not self.gradients, "updated before all gradients were summed"
         self.updated |= self.summed.keys()
         if decision.last:
@@ -311,6 +338,11 @@ class World:
         replica, parts = self.gradients.pop(place)
         self.tell(ev.GradientsAccumulated(replica=replica, parts=parts, seconds=0.01))
 
+    def confirm_sleep(self, engine: EngineId) -> None:
+        self.lying_down.discard(engine)
+        self.asleep.add(engine)
+        self.tell(ev.EngineSlept(engine=engine))
+
     def apply(self) -> None:
         assert self.applying is not None
         done, self.applying = self.applying, None
@@ -326,6 +358,7 @@ class World:
     def lose_devices(self, engines: Collection[EngineId], replicas: Collection[ReplicaId]) -> None:
         """These engines and these replicas die together."""
         self.workers = [engine for engine in self.workers if engine not in engines]
+        self.lying_down -= {*engines}
         self.replicas = [replica for replica in self.replicas if replica not in replicas]
         for attempt in [a for a, w in self.running.items() if w in engines]:
             del self.running[attempt]
@@ -339,5 +372,10 @@ class World:
 
     def idle(self) -> bool:
         return not (
-            self.running or self.grading or self.stopping or self.gradients or self.applying
+            self.running
+            or self.grading
+            or self.stopping
+            or self.gradients
+            or self.applying
+            or self.lying_down
         )

@@ -152,6 +152,8 @@ def finish_all(world: Talking) -> None:
             world.grade(min(world.grading), float(len(world.graded) % 2))
         elif world.stopping:
             world.confirm_abort(min(world.stopping))
+        elif world.lying_down:
+            world.confirm_sleep(min(world.lying_down))
         elif world.gradients:
             world.sum_gradients(0)
         elif world.applying:

@@ -242,7 +242,7 @@ def test_vllm_is_offered_where_an_engine_of_one_device_is_too_large() -> None:
 def test_engines_of_several_devices_share_weights_and_heads() -> None:
     """Qwen2.5-7B has 28 layers with 4 heads of keys and values of 128: 57,344 bytes a token."""
     engine = {"kind": "vllm", "tensor_parallel": 2, "kv_tokens": 65_536}
-    config = job(engine=engine, trainer={"kind": "fsdp", "shard": 4})
+    config = job(engine=engine, trainer={"kind": "fsdp", "shard": 4}, devices={"turns": "off"})
     found = needs(config, LARGE, H100)
     said = sizes(found)
     assert said["engine's weights"] == pytest.approx(7.615616512)

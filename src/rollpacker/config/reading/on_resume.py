@@ -39,7 +39,7 @@ _KEYS: Mapping[OnResume, str] = {
         engine.gpu_memory
         train.micro_batch_tokens train.packing trainer.kind trainer.shard
         devices.nodes devices.per_node devices.per_gpu devices.threads devices.kind devices.layout
-        devices.training
+        devices.training devices.turns
     """,
     "said": """
         steps epochs rewards[].timeout_s rewards[].on_error grading.retries rollout.max_retries

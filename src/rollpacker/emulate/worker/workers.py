@@ -21,12 +21,13 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Forced
 from rollpacker.emulate.worker.responses import Coming, EmulatedResponses
 from rollpacker.engine.base import EngineInfo
+from rollpacker.policy.engines.device_split import turns
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send
 from rollpacker.sim.costs.ahead import Rule
-from rollpacker.sim.world.machines import bare_curve
+from rollpacker.sim.world.machines import SLEEP_S, bare_curve
 from rollpacker.sim.world.worker import GradientWork, SimWorker, StepWork
 from rollpacker.train.base import Partial, Update
 
@@ -74,6 +75,7 @@ class EmulatedEngine:
         self._version = -1
         self._resting = self.asleep = part.resting
         self._then: list[Callable[[], None]] = []
+        self._turns = turns(place.emulated.run, gpus=False) != "off"
         self.trained: Callable[[int, GradientWork], None] = lambda _id, _task: None
         self.worker = SimWorker(
             0,
@@ -124,7 +126,8 @@ class EmulatedEngine:
         known = self._resting or command.version == self._version
         self._version = command.version
         if not known:
-            self._place.agenda.after(self._place.emulated.publish_s, self._loaded)
+            wake_s = SLEEP_S if self.asleep and self._turns else 0.0
+            self._place.agenda.after(self._place.emulated.publish_s + wake_s, self._loaded)
             return
         others = self._place.overlapping(self)
         awake = next((other for other in others if not other.asleep), None)
@@ -150,8 +153,12 @@ class EmulatedEngine:
             return
         self.asleep = True
         work = _work(self.worker.end_step())
-        self.worker.form()
-        self._send(msg.Slept(work=work, size=self._size))
+        slept = msg.Slept(work=work, size=self._size)
+        if self._turns:
+            self._place.agenda.after(SLEEP_S, lambda: self._send(slept))
+        else:
+            self.worker.form()
+            self._send(slept)
         self._react()
 
     def _react(self) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -123,7 +124,9 @@ class VllmSpeculator(Speculator):
         needed = [-(-request.num_tokens // block) for request in running]
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() // len(groups)
         free -= sum(needed) - sum(held)
-        left = scheduler.max_num_scheduled_tokens - len(rows)
+        graphed = scheduler.vllm_config.compilation_config.max_cudagraph_capture_size
+        # Steps of more rows than a GPU's graphs have would run without one.
+        left = min(scheduler.max_num_scheduled_tokens, graphed or sys.maxsize) - len(rows)
         most = np.zeros(len(rows), np.int32)
         for place, (row, request) in enumerate(zip(rows, running, strict=True)):
             spare = needed[place] * block - request.num_tokens

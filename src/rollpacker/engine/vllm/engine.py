@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
@@ -26,6 +27,7 @@ from rollpacker.engine.base import (
 from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.drafts.drafter import Drafter
 from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
+from rollpacker.engine.probe import drafts_differ
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.ahead import VllmSpeculator
@@ -37,12 +39,11 @@ from rollpacker.errors import words_of
 from rollpacker.hub import config_folder
 
 if TYPE_CHECKING:
-    import torch
-
     from rollpacker.config import ModelConfig, VllmEngineConfig
 
 _GONE = "the engine has no weights: it slept, or took only some of the last ones; load them first"
 _MEASURED = (1, 4, 16, 32, 64)
+_MEASURED_ON_A_GPU = (*_MEASURED, 128, 256, 512)
 _MEASURED_AT = 32
 """Tokens of context: all prompts together are one chunk of prefill."""
 
@@ -68,7 +69,11 @@ class VllmEngine:
         alone: no model of transformers is used in this process: vLLM changes their classes where it
             has no implementation of its own.
         drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
-        verifies: it can decode ahead; None: on a CPU only, since that never ran on a GPU.
+        verifies: it can decode ahead; None: on a CPU, and on GPUs whose attention takes rows of
+            unequal length, Ampere's to Hopper's.
+        proves: drafts are tried with the first weights, and are left off where they change a
+            response; None: on GPUs.
+        note: takes what the user should know.
 
     Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
     """
@@ -85,6 +90,8 @@ class VllmEngine:
         alone: bool = True,
         drafter: Drafter | None = None,
         verifies: bool | None = None,
+        proves: bool | None = None,
+        note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._tokenizer = tokenizer
         self._device, self._devices = device, span.size
@@ -99,7 +106,7 @@ class VllmEngine:
             sharers,
             span,
             alone=alone,
-            verifies=device == "cpu" if verifies is None else verifies,
+            verifies=_takes_drafts(device) if verifies is None else verifies,
         )
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
@@ -115,6 +122,8 @@ class VllmEngine:
                 self._scheduler, config.max_running, self._context, drafter or Drafter()
             )
             self._scheduler.ahead = self._ahead
+        self._proves = device != "cpu" if proves is None else proves
+        self._note = note
         self._try()
 
     def _try(self) -> None:
@@ -137,10 +146,12 @@ class VllmEngine:
 
     def info(self) -> EngineInfo:
         """Its facts, by measurement; nothing may be held. Its counters move."""
-        contexts = (ON_A_CPU if self._device == "cpu" else ON_A_GPU).within(
+        on_cpu = self._device == "cpu"
+        contexts = (ON_A_CPU if on_cpu else ON_A_GPU).within(
             self._room, self._kv_tokens, self._most_running
         )
-        measured = measure_steps(self, _MEASURED, min(_MEASURED_AT, self._room // 2), contexts)
+        sizes = _MEASURED if on_cpu else _MEASURED_ON_A_GPU
+        measured = measure_steps(self, sizes, min(_MEASURED_AT, self._room // 2), contexts)
         if self._ahead is not None:
             decode_ahead(self, self._room)
             self._ahead.turn_over()
@@ -240,11 +251,26 @@ class VllmEngine:
         self._drop_prefixes()
         if self._ahead is not None:
             self._ahead.turn_over()
+            if self._proves:
+                self._prove()
         self._version = version
 
+    def _prove(self) -> None:
+        """Leave decoding ahead off where it changes what is sampled; once."""
+        assert self._ahead is not None
+        self._proves = False
+        problem = drafts_differ(self, loose=self._engine.model_config.dtype != torch.float32)
+        if problem:
+            self._note(f"WARNING decoding ahead stays off: with drafts, {problem}")
+            self._ahead = self._scheduler.ahead = None
+        else:
+            self._ahead.turn_over()
+        self._drop_prefixes()
+
     def sleep(self) -> None:
-        """Give the memory of KV cache and weights back; nothing may be held. A CPU keeps it."""
-        assert not self.busy()
+        """Give the memory of KV cache and weights back, and forget what is held, as a step that was
+        dropped left it. A CPU keeps the memory."""
+        self._remove([*self._rows.values()], "abort")
         self._drop_prefixes()
         self._bare = True
         if self._engine.model_config.enable_sleep_mode:
@@ -341,6 +367,10 @@ class VllmEngine:
         """Forget cached prefixes; vLLM refuses while a sequence has blocks."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM still holds KV blocks and kept its cached prefixes")
+
+
+def _takes_drafts(device: str) -> bool:
+    return device == "cpu" or torch.cuda.get_device_capability(device)[0] in (8, 9)
 
 
 def _ints(tokens: Sequence[int]) -> NDArray[np.int32]:

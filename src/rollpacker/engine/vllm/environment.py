@@ -11,6 +11,8 @@ FIXED = {
     # A worker is on its cores already.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler is compiled by nvcc as the engine starts, and our seeds never use it.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 _USUAL = {"VLLM_LOGGING_LEVEL": "ERROR"}
 

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
+except ImportError:  # before vLLM 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 

@@ -82,7 +82,13 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
         for module in model.modules():
             if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
                 module.quant_method.moe_kernel = None
-    names = {name for name, _ in model.named_parameters()}
+    own = {name for name, _ in model.named_parameters()}
+    # Of the checkpoint alone: vLLM derives further parameters from it as it loads (MLA's W_UV).
+    names = own & {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in get_layerwise_info(module).restore_metadata[0]
+    }
     with set_current_vllm_config(config):
         initialize_layerwise_reload(model)
         try:
@@ -93,6 +99,8 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
     head = getattr(model, "lm_head", None)
     if head is not None and on_cpu:
         head.quant_method.process_weights_after_loading(head)
+    if not on_cpu:
+        torch.cuda.empty_cache()  # else a layer's copies stay beside ``gpu_memory``
     return sorted(kept | (names - taken if taken is not None else set()))
 
 

@@ -13,6 +13,7 @@ from rollpacker.job.plan.build import evaluation_params, max_completion_length, 
 from rollpacker.job.plan.checks import check_ends, check_engine
 from rollpacker.job.plan.emulated import check_emulated
 from rollpacker.job.plan.environments import Environments, environments_of
+from rollpacker.job.plan.gpu_job import with_gpu_defaults
 from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_held_out
 from rollpacker.reward.votes import voting
@@ -68,6 +69,7 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
 
 
 async def _assess(config: RunConfig, progress: Progress) -> dict[str, Any]:
+    config = with_gpu_defaults(config, progress)
     card = read_card(config.model)
     check_engine(config, card.kind)
     environments = environments_of(config, card, progress)

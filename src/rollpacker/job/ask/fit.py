@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rollpacker.config import RunConfig
 from rollpacker.job.plan.checks import check, check_context, check_engine
-from rollpacker.job.plan.model_size import model_shape
-from rollpacker.runtime.cluster.devices import place_devices, worker_devices
+from rollpacker.job.plan.gpu_job import defaults_here, machine_here, shape_of
+from rollpacker.runtime.cluster.devices import place_devices
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.sim.costs.hardware import find_device
-from rollpacker.sim.costs.models import ModelShape, find_model
+from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.estimate_memory import needs
 from rollpacker.sim.memory.fitting_settings import (
     NONE,
@@ -24,10 +24,12 @@ from rollpacker.sim.memory.fitting_settings import (
     other_results,
     with_changes,
 )
+from rollpacker.sim.memory.gpu_defaults import gpu_defaults
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 _MOST_GPUS, _MOST_NODES = 8, 4
 """Of one machine, and how many of them are thought of."""
+_NO_BFLOAT16 = ("T4",)
 _Found = tuple[Changes, MemoryNeeds]
 
 
@@ -36,7 +38,8 @@ class MemoryFit:
     """What was found.
 
     Args:
-        config: the job.
+        config: the job, with its ``defaults``.
+        defaults: what it gets on GPUs for keys that it leaves out.
         shape: its model's.
         needs: as the job is.
         changes: with which it fits, where it does not, maybe on more devices; None where none were
@@ -52,6 +55,7 @@ class MemoryFit:
     """
 
     config: RunConfig
+    defaults: Changes
     shape: ModelShape
     needs: MemoryNeeds
     changes: Changes | None
@@ -94,11 +98,18 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
             "devices.emulate: emulated devices hold nothing; --device and --gpus say on which "
             "machine the job is to fit"
         )
-    shape = _shape(config.model.path)
+    shape = shape_of(config.model.path)
+    if device is None:
+        machine = machine_here(config)
+        defaults = defaults_here(config, shape, machine)
+    else:
+        machine = _elsewhere(config, device, gpus)
+        bfloat16 = machine.name not in _NO_BFLOAT16
+        defaults = gpu_defaults(config, shape, machine, vllm=True, bfloat16=bfloat16)
+    config = with_changes(config, defaults)
     check_engine(config, shape.kind)
     if shape.context:
         check_context(config, shape.context)
-    machine = _here(config) if device is None else _elsewhere(config, device, gpus)
     found = needs(config, shape, machine)
     better, otherwise = (None, None) if found.fits else _better(config, shape, machine)
     changes, changed = better or (None, None)
@@ -106,6 +117,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
     here = device is None and machine.cuda
     return MemoryFit(
         config=config,
+        defaults=defaults,
         shape=shape,
         needs=found,
         changes=changes,
@@ -117,43 +129,8 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
     )
 
 
-def _shape(path: str) -> ModelShape:
-    """Of a folder or a known model; only then is the hub asked."""
-    try:
-        found = find_model(path)
-    except ValueError:
-        return model_shape(path)
-    return model_shape(path) if found.frozen is None else found
-
-
 def _free() -> float:
     return free_memory_gb() * 1024**3
-
-
-def _here(config: RunConfig) -> JobMachine:
-    places = [device for device, _ in worker_devices(config)]
-    name, packed = "this machine's memory", 4
-    if places[0] == "cpu":
-        if config.model.dtype == "bfloat16":
-            from rollpacker.engine.mini.cpu.lanes import HAS_BF16_DOT
-
-            packed = 2 if HAS_BF16_DOT else 4
-        free, devices = _free(), 1
-    else:
-        import torch
-
-        device = torch.cuda.get_device_properties(0)
-        name, free, devices = device.name, float(device.total_memory), torch.cuda.device_count()
-    return JobMachine(
-        name=name,
-        cuda=places[0] != "cpu",
-        devices=devices,
-        device_bytes=free,
-        workers=config.devices.nodes * len(places),
-        on_device=max(Counter(places).values()),
-        packed=packed,
-        nodes=config.devices.nodes,
-    )
 
 
 def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:

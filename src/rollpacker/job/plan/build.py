@@ -31,7 +31,7 @@ from rollpacker.job.plan.machine import machine_of
 from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import RunStart
-from rollpacker.policy.engines.device_split import engine_sizes, replica_size
+from rollpacker.policy.engines.device_split import engine_sizes, replica_size, turns
 from rollpacker.policy.engines.hardware import Hardware
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.rollout import RolloutPolicy
@@ -349,6 +349,8 @@ def rollout_settings(
         permits=bool(config.mux.url),
         layout=config.devices.layout,
         replica_engines=_replica_engines(config, pool),
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        turns=not hosted and turns(config, gpus=pool.on_gpus) != "off",
     )
 
 

@@ -53,6 +53,7 @@ def check(config: RunConfig) -> None:
             f"rollout.planner={config.rollout.planner} is for engines that can span several "
             "devices: take engine.kind=vllm, or leave it at 'off'"
         )
+    _check_turns(config)
     if config.rollout.tail_batching.censoring_weights and mode != "prompts":
         raise ValueError(
             "rollout.tail_batching.censoring_weights over-corrects where responses race; "
@@ -61,6 +62,23 @@ def check(config: RunConfig) -> None:
     _check_group(config)
     _check_environment(config)
     _check_partial(config)
+
+
+def _check_turns(config: RunConfig) -> None:
+    """Who leaves a device for whom, where it is not left to us."""
+    if (asked := config.devices.turns) in ("auto", "off"):
+        return
+    others = {
+        f"engine.kind={config.engine.kind}": config.engine.kind != "vllm",
+        f"rollout.planner={config.rollout.planner}": config.rollout.planner != "off",
+        "mux.url": bool(config.mux.url),
+        "devices.emulate": config.devices.emulate is not None and asked == "both",
+    }
+    for other, clashes in others.items():
+        if clashes:
+            raise ValueError(
+                f"devices.turns={asked} does not go with {other}: leave one of them out"
+            )
 
 
 def _check_partial(config: RunConfig) -> None:

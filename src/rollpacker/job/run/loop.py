@@ -21,6 +21,7 @@ from rollpacker.config import RunConfig
 from rollpacker.durable import disk_full, replace_file
 from rollpacker.job.plan.build import Parts, build, total_steps
 from rollpacker.job.plan.emulated import sum_up, title
+from rollpacker.job.plan.gpu_job import with_gpu_defaults
 from rollpacker.job.plan.learning_rate import with_learning_rate
 from rollpacker.job.plan.resume import RunStart, choose_start
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
@@ -132,6 +133,7 @@ async def _train(order: _Order, resume: bool) -> None:
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
+    config = with_gpu_defaults(config, progress)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     for line in start.changed:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rollpacker.config import RunConfig
 from rollpacker.policy.engines.hardware import unsplit
@@ -64,6 +64,19 @@ def apart(config: RunConfig) -> bool:
     Where an engine can share the replica's weights it shares its process too.
     """
     return config.devices.layout == "separate" or config.engine.kind == "vllm"
+
+
+def turns(config: RunConfig, *, gpus: bool) -> Literal["off", "engine", "both"]:
+    """What leaves a device while the other works on it (``devices.turns``).
+
+    A planner's engines sleep by themselves, and so do those of a job that RollMux schedules.
+    """
+    asked, devices = config.devices.turns, config.devices
+    if asked != "auto":
+        return asked
+    able = config.engine.kind == "vllm" and devices.layout == "colocated" and devices.per_gpu == 1
+    alone = config.rollout.planner == "off" and not config.mux.url
+    return "engine" if gpus and able and alone else "off"
 
 
 def split(config: RunConfig, places: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:

@@ -25,6 +25,10 @@ from rollpacker.policy.settings import RolloutSettings
 _SMALLEST_TASK = 512
 """Tokens below which cutting a task costs more than it balances."""
 
+_LARGER = 8
+"""By so much tasks may be larger once no device waits to be freed: each ends with a micro-batch
+that is not full. Without a bound, a worker would not hear for minutes that it is to stop."""
+
 
 @dataclass(slots=True)
 class _Sum:
@@ -72,6 +76,12 @@ class Streaming:
         """Tasks of each replica that may be free now: a heap."""
         self._looked = 0
         self._look_at_all()
+        beside = self._fleet.beside if rules.turns else {}
+        self._awake = {replica: {*beside.get(replica, ())} for replica in replicas}
+        """Engines on a replica's devices that have its memory."""
+        self._lying_down: set[EngineId] = set()
+        self._tired: list[EngineId] = []
+        """Engines that are to sleep, and have not been told."""
         self._reach: dict[PromptId, list[int]] = {}
         """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
         self._ready: list[_Ready] = []
@@ -99,6 +109,25 @@ class Streaming:
             self._tasks -= 1
             heappush(self._free, (replica.tasks, event.replica))
 
+    def slept(self, event: ev.EngineSlept) -> None:
+        """Replicas have an engine's memory."""
+        self._asleep(event.engine)
+
+    def _asleep(self, engine: EngineId) -> None:
+        self._lying_down.discard(engine)
+        for replica in self._fleet.on.get(engine, ()):
+            awake = self._awake[replica]
+            if engine in awake:
+                awake.discard(engine)
+                if replica in self._sums:
+                    heappush(self._free, (self._sums[replica].tasks, replica))
+
+    def started(self, decision: do.StartAttempt) -> None:
+        """An engine that slept wakes, because no other is left."""
+        if self._rules.turns:
+            for replica in self._fleet.on.get(decision.engine, ()):
+                self._awake[replica].add(decision.engine)
+
     def applied(self, event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
         del event
@@ -114,6 +143,8 @@ class Streaming:
     def lose(self, event: ev.DevicesLost) -> None:
         """Gradient sums are gone: others must repeat their groups, before an update that has been
         decided and has changed no weight yet; there is no going on from one that has."""
+        for engine in event.engines:
+            self._asleep(engine)
         if any(one in self._sums for one in event.replicas):
             self._applying = False
         for lost in (self._sums.pop(one) for one in event.replicas if one in self._sums):
@@ -138,6 +169,8 @@ class Streaming:
         del decision
         self._rollout_over = True
         self._look_at_all()
+        for replica in self._sums if self.waiting or self._next else ():
+            self._rest(replica)
         size = self._rules.prompts
         if self._ledger.updates > 1:
             self._later = [self._next[i : i + size] for i in range(0, len(self._next), size)]
@@ -160,7 +193,10 @@ class Streaming:
             yield from self._tail.decide()
             yield from self._consolidate()
         yield from self._dispatch()
-        if self._rollout_over and not self._ready and not self._tasks:
+        yield from (do.SleepEngine(engine=engine) for engine in self._tired)
+        self._tired.clear()
+        idle = not (self._ready or self._tasks or self._lying_down)
+        if self._rollout_over and idle:
             self._applying = True
             yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
 
@@ -172,7 +208,7 @@ class Streaming:
         ledger = self._ledger
         if not self._rules.stream or len(ledger.running) > self._rules.consolidate_below:
             return
-        if self.waiting < self._config.group_tokens or ledger.busy < 2:
+        if self.waiting < self._rules.task_tokens or ledger.busy < 2:
             return
         running = ledger.by_engine()
         trains = {engine: self._trains(self._fleet.on[engine]) for engine in running}
@@ -208,6 +244,8 @@ class Streaming:
             return True
         if self._tail.released or not self._rules.stream:
             return False
+        if self._awake[replica] and not self._ledger.busy:
+            return False  # the last engine that is awake may be given another prompt
         return not any(map(self._ledger.decodes, self._fleet.beside[replica]))
 
     def _look_at_all(self) -> None:
@@ -228,9 +266,17 @@ class Streaming:
             tasks, replica = self._free[0]
             known = self._sums.get(replica)
             if known is not None and tasks == known.tasks and self._may_train(replica):
-                return replica if tasks < most else None
+                if not self._awake[replica]:
+                    return replica if tasks < most else None
+                self._rest(replica)
             heappop(self._free)
         return None
+
+    def _rest(self, replica: ReplicaId) -> None:
+        """Its engines are to sleep: it is free when they do."""
+        tired = sorted(self._awake[replica] - self._lying_down)
+        self._lying_down.update(tired)
+        self._tired += tired
 
     def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
         """A fixed share for each replica: the k-th group goes to replica k modulo replicas."""
@@ -282,7 +328,8 @@ class Streaming:
         self-scheduling).
         """
         share = max(_SMALLEST_TASK, self.waiting // (2 * len(self._sums)))
-        budget = min(self._config.group_tokens, share)
+        most = self._rules.task_tokens * (_LARGER if self._rollout_over else 1)
+        budget = min(most, share)
         first = self._cut(_part(heappop(self._ready)), budget)
         taken = [first]
         tokens = self._cost(first)

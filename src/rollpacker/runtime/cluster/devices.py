@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rollpacker.config import DevicesConfig, RunConfig
 
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""Devices of NVIDIA's driver: on Linux, and on Windows' Linux (WSL2)."""
 Place = tuple[str, tuple[int, ...]]
 """A device and the CPU cores beside it, empty for any."""
 
@@ -46,7 +48,8 @@ def place_devices(devices: DevicesConfig, gpus: int) -> list[Place]:
 
 
 def _gpu_count() -> int:
-    if not Path("/dev/nvidiactl").exists():
+    """Counted by the driver's management library, so that forked workers may still use CUDA."""
+    if not any(Path(each).exists() for each in _DRIVERS):
         return 0
     import torch
 

@@ -47,7 +47,7 @@ class Check:
 
 def checks(output: Path = Path("runs")) -> list[Check]:
     """Look at everything, in order. ``output`` is the folder that runs are written to."""
-    found = [_python(), *_packages(), _cpu(), _memory(), _cuda(), _mini_engine(), _vllm_engine()]
+    found = [_python(), *_packages(), _cpu(), _memory(), devices(), _mini_engine(), _vllm_engine()]
     found.append(_sandbox())
     return [*found, *_output(output), _pipes()]
 
@@ -113,8 +113,8 @@ def free_memory_gb() -> float:
     return free_bytes() / _GB
 
 
-def _cuda() -> Check:
-    """GPUs are optional; a driver that torch cannot use is not."""
+def devices() -> Check:
+    """GPUs of this machine, which are optional; a driver that torch cannot use is not."""
     driver = shutil.which("nvidia-smi") is not None
     try:
         torch = importlib.import_module("torch")

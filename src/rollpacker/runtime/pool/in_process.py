@@ -43,6 +43,7 @@ class InProcess:
     """
 
     transport = None
+    on_gpus = False
 
     def __init__(self, engine: Engine, weights: NewWeights, *, lockstep: bool) -> None:
         self.info = engine.info()

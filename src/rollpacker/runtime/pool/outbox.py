@@ -38,6 +38,7 @@ class EngineOutbox:
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
         self._forming: list[do.FormEngine] = []
         self._speculating: list[do.Speculate] = []
+        self._tired: list[EngineId] = []
 
     def begin(self) -> None:
         """A step begins."""
@@ -45,6 +46,7 @@ class EngineOutbox:
         self._waits = False
         self._forming.clear()
         self._speculating.clear()
+        self._tired.clear()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -68,6 +70,10 @@ class EngineOutbox:
     def speculate(self, decision: do.Speculate) -> None:
         """When its devices are put together, before its first attempts."""
         self._speculating.append(decision)
+
+    def sleep(self, decision: do.SleepEngine) -> None:
+        """When what an engine decodes was told to stop."""
+        self._tired.append(decision.engine)
 
     def wait(self) -> None:
         """In lockstep, send nothing until ``proceed``."""
@@ -98,6 +104,9 @@ class EngineOutbox:
         while self._attempts and (self._lockstep or sent < _AT_ONCE):
             sent += self._submit(next(iter(self._attempts)))
         self._stop()
+        for engine in self._tired:
+            self._workers.to_engine(engine, msg.Sleep())
+        self._tired.clear()
         if self._attempts:
             asyncio.get_running_loop().call_soon(self.send)
 

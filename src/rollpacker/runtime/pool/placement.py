@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.engine.base import Span
-from rollpacker.policy.engines.device_split import apart, check_engines, replica_size, split
+from rollpacker.policy.engines.device_split import (
+    apart,
+    check_engines,
+    replica_size,
+    split,
+    turns,
+)
 from rollpacker.runtime.cluster.devices import Place
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
@@ -61,11 +67,13 @@ def lay_out(
         return [
             replace(slot, engine=EnginePart(engine=EngineId(n))) for n, slot in enumerate(replicas)
         ]
+    # A trainer that leaves its device is to find the room that it left.
+    leaves = turns(config, gpus=on_gpus(nodes)) == "both"
     engines = [
         _slot(
             seat,
             engine=EnginePart(
-                engine=EngineId(start // sizes[0]), span=span, resting=size > sizes[0]
+                engine=EngineId(start // sizes[0]), span=span, resting=size > sizes[0] or leaves
             ),
         )
         for size in sizes
@@ -114,6 +122,11 @@ def worker_specs(
         )
         specs[slot.device.node].append(spec)
     return specs
+
+
+def on_gpus(nodes: Sequence[Node]) -> bool:
+    """Whether their devices are GPUs."""
+    return any(device.startswith("cuda") for node in nodes for device, _ in node.places)
 
 
 def decoding_devices(config: RunConfig, nodes: Sequence[Node]) -> list[int]:

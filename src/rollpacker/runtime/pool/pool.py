@@ -13,11 +13,12 @@ from math import gcd
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.engine.base import EngineInfo, least
-from rollpacker.policy.engines.device_split import apart
+from rollpacker.policy.engines.device_split import apart, turns
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
 from rollpacker.runtime.ipc.wire import encode
 from rollpacker.runtime.messages import messages as msg
+from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
@@ -66,6 +67,8 @@ class WorkerPool:
         self._generation = 0
         self._topology = Topology()
         self._formed: dict[EngineId, int] = {}
+        self._asleep: set[EngineId] = set()
+        self._leaving: asyncio.Task[None] | None = None
         self._version = 0
         self._weights: Mapping[int, SharedWeights] | None = None
         self._carriers: tuple[int, ...] = ()
@@ -90,6 +93,11 @@ class WorkerPool:
     def node_size(self) -> int:
         """Devices of a node that decode; neighbours of so many can be put together."""
         return gcd(*placement.decoding_devices(self._config, self._nodes))
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its devices are GPUs, of this machine or others."""
+        return placement.on_gpus(self._nodes)
 
     @property
     def info(self) -> EngineInfo:
@@ -247,8 +255,15 @@ class WorkerPool:
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command; a dead worker is noticed by its closed channel, not here."""
-        self._lead(self._formed.get(engine, self._sizes[0]), engine, command)
+        """Send a command; a dead worker is noticed by its closed channel, not here. One that sleeps
+        is woken for its first requests."""
+        size = self._formed.get(engine, self._sizes[0])
+        if isinstance(command, msg.Sleep):
+            self._asleep.add(engine)
+        elif isinstance(command, msg.Submit) and engine in self._asleep:
+            self._asleep.discard(engine)
+            self._load(size, engine)
+        self._lead(size, engine, command)
 
     def _lead(self, size: int, engine: EngineId, command: msg.EngineCommand) -> None:
         self._supervisor.send(self._topology.engines[size, engine][0], command)
@@ -304,6 +319,7 @@ class WorkerPool:
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
         """Tell all engines of the smallest size, and any that is formed later, to take these."""
         self._version, self._weights = version, weights
+        self._asleep.clear()
         for engine in self.engines:
             self._load(self._sizes[0], engine)
 
@@ -316,6 +332,7 @@ class WorkerPool:
         for member in members:
             self.to_engine(member, msg.Sleep())
             self._formed.pop(member, None)
+        self._asleep -= {*members}
         self._formed[engine] = size = len(members) * self._sizes[0]
         self._load(size, engine)
 
@@ -344,13 +361,37 @@ class WorkerPool:
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
         workers = [n for r in replicas for n in self._topology.replicas[r]]
+        saves = isinstance(command, msg.Save) and self._leaves  # for that its state comes back
+        if saves:
+            await self.offload("rollout")
         answers = self._supervisor.expect(workers)
         for worker in workers:
             self._supervisor.send(worker, command)
-        for done in await asyncio.gather(*answers):
+        answered = await asyncio.gather(*answers)
+        if saves:
+            await self.offload("train")
+            await self.onload("rollout")
+        for done in answered:
             assert isinstance(done, msg.Done)
             if done.fault is not None:
                 raise done.fault.error()
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether the trainer's state waits in the machine's memory while engines decode."""
+        return turns(self._config, gpus=self.on_gpus) == "both"
+
+    def leave(self, then: Callable[[], None]) -> None:
+        """Let replicas leave the devices, where they take turns on these, and go on."""
+
+        async def go_on() -> None:
+            await self.offload("train")
+            then()
+
+        if self._leaves:
+            self._leaving = spawn(go_on())
+        else:
+            then()
 
     def _dispatch(self, number: int, report: msg.Report) -> None:
         match report:

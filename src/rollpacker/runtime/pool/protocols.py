@@ -104,6 +104,10 @@ class WeightTransport(Protocol):
         each of these engines, one of each node, report ``Carried``. None where nothing is to do."""
         ...
 
+    def leave(self, then: Callable[[], None]) -> None:
+        """Let replicas leave the devices, where they take turns on these, and go on."""
+        ...
+
     def part(self) -> None:
         """A ``carry`` has failed: the next one begins anew."""
         ...

@@ -59,7 +59,7 @@ class Decoding:
         self._seed = seed
         self._outbox = EngineOutbox(workers, self._request, lockstep=lockstep)
         self.send, self.proceed = self._outbox.send, self._outbox.proceed
-        self.speculate = self._outbox.speculate
+        self.speculate, self.sleep = self._outbox.speculate, self._outbox.sleep
         self._hints = hints
         self._episodes = episodes
         self._post = post
@@ -202,7 +202,7 @@ class Decoding:
             case msg.WeightsLoaded():
                 self._post(ev.EngineFormed(engine=engine))
             case msg.Slept():
-                pass
+                self._post(ev.EngineSlept(engine=engine))
 
     def lose(self, engine: EngineId) -> list[ev.Event]:
         """What it ran is over; returns what ends with it, but for its loss itself."""

@@ -51,7 +51,6 @@ class Publishing:
             self._sharing = self._transport.share()
 
     def _load(self) -> None:
-        self._sharing = None
         self._missing = set(self._workers.engines)
         self._workers.load_weights(self.version, self._places)
 
@@ -114,10 +113,11 @@ class Publishing:
         """Nobody is asked again before all have answered: they would take the one for the other."""
         if self._sending or self._receiving:
             return
-        if not self._problem:
-            self._load()
-            return
         assert self._transport is not None
+        if not self._problem:
+            self._sharing = None
+            self._transport.leave(self._load)
+            return
         self._transport.part()
         self._tries += 1
         if self._tries >= _TRIES:

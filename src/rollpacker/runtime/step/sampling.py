@@ -98,6 +98,7 @@ class Sampling:
             do.AbortAttempt: self._abort,
             do.MigrateAttempts: self._decoding.migrate,
             do.FormEngine: self._decoding.form,
+            do.SleepEngine: self._decoding.sleep,
             do.Speculate: self._decoding.speculate,
             do.GradeAttempt: self._grade,
         }

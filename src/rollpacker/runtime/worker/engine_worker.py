@@ -207,7 +207,7 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
     """An engine, or a part of one, in a process of its own."""
     config, part = spec.config, spec.engine
     assert part is not None
-    engine = build_engine(config, *_model(spec), spec.device, part.span)
+    engine = build_engine(config, *_model(spec), spec.device, part.span, note=_noted(send))
     if part.span.rank > 0:
         lead = join(part.span)
         send(msg.Ready())
@@ -226,12 +226,16 @@ def engine_worker(spec: WorkerSpec, send: Send) -> Role:
     return worker
 
 
+def _noted(send: Send) -> Callable[[str], None]:
+    return lambda text: send(msg.Noted(text=text))
+
+
 def measured(engine: Engine, send: Send, max_length: int) -> EngineInfo:
     """What the engine is able to do; the driver is told where that takes long.
 
     Raises ``ValueError`` where it has no room for a response of ``max_length`` tokens.
     """
-    with told_of_compiling(lambda text: send(msg.Noted(text=text))):
+    with told_of_compiling(_noted(send)):
         info = engine.info()
     check_room(info, max_length)
     return info

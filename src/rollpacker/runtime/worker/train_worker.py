@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.durable import disk_full
+from rollpacker.policy.engines.device_split import turns
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import WeightsOut
@@ -54,13 +55,12 @@ class TrainWorker:
             msg.Apply: self._apply,
             msg.Share: self._share,
             msg.Carry: lambda command: send(self._carrier.send(command, self._out)),
-            msg.Reform: self._reform,
             msg.Save: lambda command: self._answer(self._save, command.folder),
             msg.Load: lambda command: self._answer(trainer.load, command.folder),
             msg.Onload: lambda _command: send(msg.Done()),
         }
         self.commands: Commands = {kind: self._onloaded(act) for kind, act in here.items()}
-        self.commands[msg.Offload] = self._offload
+        self.commands |= {msg.Offload: self._offload, msg.Reform: self._reform}
 
     def _offload(self, _command: msg.Offload) -> None:
         self._trainer.warm.offload()
@@ -120,6 +120,10 @@ class TrainWorker:
         else:
             for _ in trainer.weights():  # each of them is gathered for the lead
                 pass
+        if trainer.device.type == "cuda":
+            from torch.cuda import empty_cache
+
+            empty_cache()  # an engine that wakes takes what the gradients have left
         self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
 
     def _reform(self, command: msg.Reform) -> None:
@@ -155,7 +159,10 @@ class TrainWorker:
 
 def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
     """A replica, or a part of one, in a process of its own."""
-    worker = train_worker(spec, trainer_of(spec, *prepared(spec)), send)
+    trainer = trainer_of(spec, *prepared(spec))
+    if turns(spec.config, gpus=spec.device.startswith("cuda")) == "both":
+        trainer.warm.offload()
+    worker = train_worker(spec, trainer, send)
     send(msg.Ready())
     return worker
 

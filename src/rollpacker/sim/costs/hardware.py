@@ -40,13 +40,14 @@ class DeviceSpec:
 # 1800 GB/s. The other figures of these three: NVIDIA A100 80GB SXM, H100 SXM and HGX B200
 # (180 GB usable, 1,000 W) datasheets, without sparsity. A800: an A100 with 400 GB/s of NVLink.
 # The others: their datasheets, GeForce cards with sums in float32, with the same share of PCIe
-# 4.0's 64 GB/s (RTX5090: of PCIe 5.0's 128 GB/s).
+# 4.0's 64 GB/s (RTX5090 and RTXPRO6000: of PCIe 5.0's 128 GB/s; T4: of 3.0's 32 GB/s, in float16).
 DEVICES: Mapping[str, DeviceSpec] = {
     device.name: device
     for device in (
         DeviceSpec(name="A100", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=240e9),
         DeviceSpec(name="A800", bandwidth=2.039e12, flops=312e12, memory=80e9, bus=160e9),
         DeviceSpec(name="A100-40GB", bandwidth=1.555e12, flops=312e12, memory=40e9, bus=240e9),
+        DeviceSpec(name="T4", bandwidth=0.32e12, flops=65e12, memory=16e9, bus=12.8e9),
         DeviceSpec(name="A10", bandwidth=0.6e12, flops=125e12, memory=24e9, bus=25.6e9),
         DeviceSpec(name="A10G", bandwidth=0.6e12, flops=70e12, memory=24e9, bus=25.6e9),
         DeviceSpec(name="L4", bandwidth=0.3e12, flops=121e12, memory=24e9, bus=25.6e9),
@@ -54,6 +55,8 @@ DEVICES: Mapping[str, DeviceSpec] = {
         DeviceSpec(name="RTX4090", bandwidth=1.008e12, flops=165e12, memory=24e9, bus=25.6e9),
         DeviceSpec(name="RTX5090", bandwidth=1.792e12, flops=209e12, memory=32e9, bus=51.2e9),
         DeviceSpec(name="A6000", bandwidth=0.768e12, flops=155e12, memory=48e9, bus=25.6e9),
+        DeviceSpec(name="RTX6000Ada", bandwidth=0.96e12, flops=364e12, memory=48e9, bus=25.6e9),
+        DeviceSpec(name="RTXPRO6000", bandwidth=1.792e12, flops=503e12, memory=96e9, bus=51.2e9),
         DeviceSpec(name="L40", bandwidth=0.864e12, flops=181e12, memory=48e9, bus=25.6e9),
         DeviceSpec(name="L40S", bandwidth=0.864e12, flops=362e12, memory=48e9, bus=25.6e9),
         DeviceSpec(name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9, bus=360e9),
@@ -101,4 +104,5 @@ def find_device(name: str) -> DeviceSpec:
 
 def _bare(name: str) -> str:
     """The model alone; of a size only the one that is not usual."""
-    return re.sub(r"[^A-Z0-9]|NVIDIA|GEFORCE|RTX|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())
+    brands = "NVIDIA|TESLA|GEFORCE|RTX|GENERATION|BLACKWELL|(SERVER|WORKSTATION)EDITION"
+    return re.sub(rf"[^A-Z0-9]|{brands}|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.config.rollout import RolloutConfig, StreamingConfig, TailMode
+from rollpacker.config.rollout import RolloutConfig, TailMode
 from rollpacker.core.types import RoundKind
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics.statistics import dependence, read_of
@@ -133,6 +133,7 @@ class EstimatedJob:
         drafts: what engines that decode ahead might bring.
         repeats: relative deviation between two runs of the same job.
         texts: its responses say something, so that drafts can be measured on them.
+        early: mode ``off`` grades responses while others decode, as its own run did.
     """
 
     task: str
@@ -146,6 +147,7 @@ class EstimatedJob:
     drafts: DraftCases = ASSUMED_DRAFTS
     repeats: float = _REPEATS
     texts: bool = True
+    early: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,6 @@ def on_paper_gpus(
             prompts_per_step=prompts,
             num_generations=source.responses,
             max_completion_length=source.cap,
-            streaming=StreamingConfig(group_tokens=16384),
         ),
         cases=(),
         graded=False,
@@ -256,6 +257,10 @@ def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> Estimated
     """The job of a run on its own workers. Raises ``ValueError`` when it timed too little."""
     costs = calibrate(run)
     rollout = RolloutConfig.model_validate(run.settings["rollout"])
+    tasks = {"group_tokens": run.settings["rules"]["task_tokens"]}
+    streaming = rollout.streaming.model_copy(update=tasks)
+    rollout = rollout.model_copy(update={"streaming": streaming})
+    early = run.settings["asynchronous_grading"] if rollout.tail_batching.mode == "off" else None
     return EstimatedJob(
         task=task,
         source=replace(source, cap=run.settings["cap"]),
@@ -266,6 +271,7 @@ def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> Estimated
         left_out="what other jobs take" if run.cores else "that processes may share cores",
         ahead=run.settings.get("rows") is not None and rollout.speculation.mode != "off",
         repeats=_REPEATS_CPU,
+        early=early,
     )
 
 
@@ -331,6 +337,7 @@ def simulation_of(job: EstimatedJob, case: CostCase, steps: int, seed: int = 0) 
         steps=steps,
         seed=seed,
         rollout=job.rollout,
+        asynchronous_grading=job.early if job.rollout.tail_batching.mode == "off" else None,
         gpus=case.gpus,
         rollout_tp=_tensor_parallel(job, case),
         domains={"default": DomainConfig(reward="math" if job.graded else "none")},
@@ -355,7 +362,8 @@ def _simulated(
         changed = rollout.model_copy(update={"tail_batching": tail, **changes})
         config = simulation_of(replace(job, rollout=changed), case, count, number)
         same = replace(source, recorded=source.recorded[first * size :])
-        return Simulation(config, case.calibration, same).run()
+        grows = rollout.planner != "off"
+        return Simulation(config, case.calibration, same, grows=grows).run()
 
     off = run("off")
     base = off.mean_step_s

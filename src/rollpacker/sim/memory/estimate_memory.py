@@ -7,7 +7,7 @@ and what a process takes before it holds anything, are estimates.
 from __future__ import annotations
 
 from rollpacker.config import RunConfig, longest_response
-from rollpacker.policy.engines.device_split import divide
+from rollpacker.policy.engines.device_split import divide, turns
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.engine_memory import decoding_phases, engine_parts
 from rollpacker.sim.memory.graders import graders
@@ -16,6 +16,8 @@ from rollpacker.sim.memory.working_set import backward, forward, gathered
 
 _HOST_PROCESS = 2.0e9
 """Of a process on CUDA, in the machine's own memory."""
+_ASLEEP = 1.5e9
+"""What vLLM keeps on a device while it sleeps, besides its process."""
 _ENVIRONMENTS_PROCESS = 0.2e9
 """Of a process of environments, without what they hold themselves."""
 
@@ -78,6 +80,15 @@ def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
             (*trainer, *_largest(training), _processes(job, 1)),
         )
     processes = _processes(job, 1 + engines if job.division.apart else 1)
+    taken = turns(job.config, gpus=job.machine.cuda)
+    if taken != "off":
+        asleep = Part(name="engine, asleep", size=_ASLEEP, note="its graphs", estimated=True)
+        stays = [] if taken == "both" else trainer
+        phases = (
+            (*stays, *engine, *_largest(decoding), processes),
+            (*trainer, asleep, *_largest(training), processes),
+        )
+        return tokens, max(phases, key=lambda phase: sum(part.size for part in phase)), ()
     return tokens, (*trainer, *engine, *_largest(training | decoding), processes), ()
 
 
@@ -164,6 +175,9 @@ def _host(job: Placed) -> tuple[Part, ...]:
         Part(name="processes", size=processes * _HOST_PROCESS, estimated=True),
         Part(name="loading", size=loading, note="trainers load the model", estimated=True),
     ]
+    if turns(job.config, gpus=True) == "both":
+        size = training * sum(part.size for part in _trainer(job))
+        parts.append(Part(name="trainers", size=size, note="their state while engines decode"))
     if reference := _reference_bytes(job):
         size = training * reference
         parts.append(Part(name="references", size=size, note="the first weights"))

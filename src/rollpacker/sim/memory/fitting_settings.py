@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 
 from rollpacker.config import MiniEngineConfig, RunConfig, VllmEngineConfig, parse
+from rollpacker.policy.engines.device_split import turns
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.estimate_memory import needs
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
@@ -155,7 +157,7 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
         node = tree
         for parent in parents:
             node = cast(dict[str, Any], node[parent])
-        node[leaf] = value
+        node[leaf] = deepcopy(value)  # a section that another key then changes
     return parse(tree, "the changed job")
 
 
@@ -219,6 +221,8 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
     least = _LEAST * (config.rollout.max_completion_length or 0)
     if isinstance(engine, MiniEngineConfig) and least and not 0 < engine.kv_tokens <= least:
         single.append({"engine.kv_tokens": least})
+    if turns(config, gpus=machine.cuda) == "engine":
+        single.append({"devices.turns": "both"})
     if config.rollout.planner != "off":  # its engines hold memory while they rest
         single.append({"rollout.planner": "off"})
     yield {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
-from rollpacker.config import Config, RolloutConfig, StreamingConfig
+from rollpacker.config import Config, RolloutConfig
 from rollpacker.policy.engines.fleet import Layout
 from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.workload.sequences import ToolKv
@@ -37,9 +37,7 @@ class SimulationConfig(Config):
     """Steps of the job."""
     seed: int = 0
     """Seed of lengths and of the policy's synthetic rounds."""
-    rollout: RolloutConfig = RolloutConfig(
-        prompts_per_step=128, streaming=StreamingConfig(group_tokens=16384)
-    )
+    rollout: RolloutConfig = RolloutConfig(prompts_per_step=128)
     """As in a run's configuration."""
     asynchronous_grading: bool | None = None
     """Grade responses as they finish; default: in every mode but ``off``."""

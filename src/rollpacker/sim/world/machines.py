@@ -17,6 +17,8 @@ from rollpacker.sim.world.grading import RewardKind
 
 _CURVE = tuple(2**power for power in range(11))
 """Batch sizes at which the policy is told a decode step's latency."""
+SLEEP_S = 0.5
+"""In which an engine gives its memory back, or takes it: assumed, until a GPU has told."""
 CONTEXT = 1024
 """Context of each sequence at which that latency is taken, tokens."""
 
@@ -141,8 +143,11 @@ def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
     return max(calibration.train_gpus, engine_devices(config, calibration))
 
 
-def machine_of(config: SimulationConfig, calibration: Calibration) -> Hardware | None:
-    """What the policy may know of the machines; None where it does not ask, as in runs."""
+def machine_of(
+    config: SimulationConfig, calibration: Calibration, *, grows: bool = True
+) -> Hardware | None:
+    """What the policy may know of the machines; None where it does not ask, as in runs. ``grows``:
+    engines of the tail may be put together into larger ones."""
     rules = config.rollout
     if rules.planner == "off" and rules.streaming.scaling == "consolidate":
         if rules.streaming.consolidate_below != "auto":
@@ -162,7 +167,11 @@ def machine_of(config: SimulationConfig, calibration: Calibration) -> Hardware |
         device_bytes=devices.device_bytes,
         weight_bytes=devices.weight_bytes,
         heads=devices.heads,
-        profiles={n: _profile(calibration.engine(n)) for n in devices.sizes() if n >= base},
+        profiles={
+            n: _profile(calibration.engine(n))
+            for n in (devices.sizes() if grows else (base,))
+            if n >= base
+        },
         train_token_s=calibration.training(1).token_s,
     )
 

@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollpacker.config import CodeTimeoutConfig
+from rollpacker.config import CodeTimeoutConfig, TrainConfig
 from rollpacker.core.pump import Record
 from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
 from rollpacker.policy.engines.speculation import MOST
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.settings import RolloutSettings, asynchronous_grading
+from rollpacker.policy.settings import (
+    USUAL_MICRO_BATCH,
+    RolloutSettings,
+    asynchronous_grading,
+)
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import EngineCosts, packing_bound_s, single_sequence_s
 from rollpacker.sim.workload.source import LengthSource
@@ -40,6 +44,7 @@ class Simulation:
         calibration: costs of its machines.
         source: lengths of its responses.
         record: takes every event with its decisions.
+        grows: a tail may be put onto larger engines, which runs do only with a planner.
 
     Raises ``ValueError`` when the machines cannot run it.
     """
@@ -50,6 +55,8 @@ class Simulation:
         calibration: Calibration,
         source: LengthSource,
         record: Record | None = None,
+        *,
+        grows: bool = True,
     ) -> None:
         if config.rollout.tail_batching.carries and source.turns is not None:
             raise ValueError(
@@ -59,6 +66,7 @@ class Simulation:
         self._config = config
         self._source = source
         self._calibration = calibration
+        self._grows = grows
         self.costs = world_costs(config, calibration)
         self._sizes = calibration.engine_sizes(rollout_gpus(config, calibration))
         self.cap = config.rollout.max_completion_length or source.cap or calibration.response_cap
@@ -92,9 +100,14 @@ class Simulation:
             whole_batch=config.reward_phase,
             asynchronous=config.asynchronous_grading,
             ordered=not config.balanced_training,
-            machine=machine_of(config, self._calibration),
+            machine=machine_of(config, self._calibration, grows=self._grows),
             rows=self._rows(engine),
             layout=config.layout,
+            micro_batch_tokens=(
+                USUAL_MICRO_BATCH
+                if self._calibration.measured is None
+                else TrainConfig().micro_batch_tokens
+            ),
         )
 
     def _rows(self, engine: EngineCosts) -> RowCosts | None:

@@ -18,7 +18,7 @@ from rollpacker.sim.workload.workload import Workload
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.decoding import SimulatedDecoding
 from rollpacker.sim.world.grading import SimulatedGrading
-from rollpacker.sim.world.machines import WorldCosts
+from rollpacker.sim.world.machines import SLEEP_S, WorldCosts
 from rollpacker.sim.world.result import StepResult
 from rollpacker.sim.world.step import SimulatedAttempt, SimulatedStep, step_result
 from rollpacker.sim.world.worker import GradientWork, SimWorker
@@ -168,6 +168,7 @@ class World:
             do.GradeAttempt: self._grade,
             do.MigrateAttempts: self._decoding.migrate,
             do.PublishWeights: self._publish,
+            do.SleepEngine: self._sleep,
             do.Speculate: self._speculate,
             do.StartAttempt: self._start,
             do.StepEnvironment: self._decoding.step_environment,
@@ -300,6 +301,9 @@ class World:
             decision.below, decision.most, decision.free, decision.row_cost, self._costs.ahead
         )
         self._touch(self._engines[decision.engine]).speculate(rule)
+
+    def _sleep(self, decision: do.SleepEngine) -> None:
+        self._agenda.after(SLEEP_S, lambda: self._post(ev.EngineSlept(engine=decision.engine)))
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
         """Nothing to do where nothing was kept."""

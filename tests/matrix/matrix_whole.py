@@ -58,6 +58,13 @@ ELSEWHERE = {
     "devices.emulate": (
         "tests/emulate/test_emulated_runs.py::test_a_run_keeps_what_the_simulator_keeps"
     ),
+    **{
+        f"devices.turns={way}": (
+            "tests/runtime/step/test_turns_runs.py::"
+            "test_turns_change_nothing_but_who_has_the_memory"
+        )
+        for way in ("off", "engine", "both")
+    },
     "rollout.planner=paper": (
         "tests/runtime/step/test_planner_runs.py::"
         "test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it"

@@ -75,7 +75,7 @@ def test_a_job_of_seven_billion_weights_fits_as_it_is_translated(tmp_path: Path)
     assert not found.needs.tight
     # Of the job with the worst case it is the first key that is proposed, and the only one.
     found = look(with_changes(run, {"train.micro_batch_tokens": 147456}), "H100", 8)
-    assert found.changes == {"train.micro_batch_tokens": 16384}
+    assert found.changes == {"train.micro_batch_tokens": 65536}
 
 
 def test_thirty_two_billion_weights_on_the_machines_that_verl_takes(tmp_path: Path) -> None:

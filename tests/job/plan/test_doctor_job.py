@@ -114,8 +114,8 @@ def test_vllm_that_is_missing_here_is_said_and_is_no_failure(job: Path) -> None:
 def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> None:
     done = cli_here("doctor", job, "model.path=Qwen/Qwen2.5-72B", "--device", "L40S")
     (fix,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fix: "))
-    assert "model.lora_rank=16 'engine={kind: vllm, " in fix
-    assert "}' on 8 x L40S (" in fix
+    assert "model.lora_rank=16 " in fix
+    assert " on 8 x L40S (" in fix
     assert "trains adapters instead of all weights, still " in fix
     assert "GB too much; take a smaller model, shorter responses or larger devices" in fix
 
@@ -124,13 +124,13 @@ def test_what_learns_the_same_comes_before_what_does_not(job: Path) -> None:
     """On more GPUs if need be; then no more keys than are needed for those that are there."""
     done = cli_here("doctor", job, "--device", "H100")
     fix, other = (line.strip() for line in done.stdout.splitlines() if line.startswith("      "))
-    assert fix.startswith("fix: trainer.kind=fsdp ")
-    assert " on 4 x H100 (" in fix
+    assert "trainer.kind=fsdp " in fix
+    assert " on 2 x H100 (" in fix
     assert "lora" not in fix
     assert other.startswith("or: train.gradient_checkpointing=true model.lora_rank=16 (")
     assert other.endswith("), trains adapters instead of all weights")
     found = json.loads(cli_here("doctor", job, "--device", "H100", "--json").stdout)
-    assert (found["change_devices"], "model.lora_rank" in found["change"]) == (4, False)
+    assert (found["change_devices"], "model.lora_rank" in found["change"]) == (2, False)
 
 
 def test_the_micro_batch_is_the_first_key_that_is_tried(job: Path) -> None:
@@ -138,8 +138,8 @@ def test_the_micro_batch_is_the_first_key_that_is_tried(job: Path) -> None:
     words = ("train.gradient_checkpointing=true", "train.micro_batch_tokens=147456")
     asked = ("--device", "H100", "--gpus", 8)
     done = cli_here("doctor", job, *spread, *words, *asked)
-    assert "fix: train.micro_batch_tokens=16384 (" in done.stdout
-    words = (*words, "train.micro_batch_tokens=16384")
+    assert "fix: train.micro_batch_tokens=65536 (" in done.stdout
+    words = (*words, "train.micro_batch_tokens=65536")
     assert cli_here("doctor", job, *spread, *words, *asked).returncode == 0
 
 
@@ -170,11 +170,11 @@ def test_several_machines(job: Path) -> None:
 
 
 def test_more_devices_are_offered_where_one_is_too_few(job: Path) -> None:
-    done = cli_here("doctor", job, "model.lora_rank=8", "--device", "L40S", "--json")
+    done = cli_here("doctor", job, "model.lora_rank=8", "--device", "L4", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert not found["fits"]
-    assert found["needed_gb"] > found["memory_gb"] == 48.0
+    assert found["needed_gb"] > found["memory_gb"] == 24.0
     assert found["change_devices"] >= 1
     total = sum(part["gb"] for part in found["worker"])
     assert total == pytest.approx(found["needed_gb"])
@@ -190,7 +190,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(tree))
-    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 8.0)
+    monkeypatch.setattr("rollpacker.job.plan.gpu_job.free_memory_gb", lambda: 8.0)
     done = cli_here("doctor", path, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -198,7 +198,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["memory_gb"] == pytest.approx(8 * 1.024**3)
     assert found["workers"] == found["workers_on_device"] == 2
     assert found["kv_tokens"] // found["sequences"] == 256
-    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 0.5)
+    monkeypatch.setattr("rollpacker.job.plan.gpu_job.free_memory_gb", lambda: 0.5)
     assert cli_here("doctor", path).returncode == 1
 
 
@@ -262,10 +262,10 @@ def test_experts_are_held_whole_and_said() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "decodes", "trains", "responses"),
     [
-        ("qwen3-30b-a3b", (), "66.4 GB", "63.3 GB", 234),
-        ("qwen3-next-80b-a3b", (), "66.4 GB", "161.6 GB", 205),
-        ("gemma3-12b", (), "67.5 GB", "0.0 GB", 38),
-        ("qwen3-30b-a3b", ("model.path=google/gemma-3-27b-it",), "67.4 GB", "61.5 GB", 176),
+        ("qwen3-30b-a3b", (), "67.8 GB", "63.3 GB", 234),
+        ("qwen3-next-80b-a3b", (), "67.8 GB", "161.6 GB", 205),
+        ("gemma3-12b", (), "50.5 GB", "0.0 GB", 38),
+        ("qwen3-30b-a3b", ("model.path=google/gemma-3-27b-it",), "69.8 GB", "61.5 GB", 176),
     ],
 )
 def test_the_table_of_the_guide(
@@ -288,6 +288,7 @@ def test_the_table_of_the_guide(
 
 def test_the_built_in_engine_is_refused_for_families_that_it_does_not_run(job: Path) -> None:
     words = ("doctor", job, "model.path=Qwen/Qwen3-30B-A3B", "--device", "H100", "--gpus", 8)
+    words = (*words, "engine={kind: mini}")
     done = cli_here(*words)
     assert done.returncode == 2
     assert "not 'qwen3_moe': engine.kind=vllm may run it" in done.stderr

@@ -79,6 +79,9 @@ class Scripted:
         self.sending = bool(self.receiving)
         return sorted(self.receiving)
 
+    def leave(self, then: Callable[[], None]) -> None:
+        then()
+
     def part(self) -> None:
         assert not self.sending
         assert not self.receiving

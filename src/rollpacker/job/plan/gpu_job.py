@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.engine.host_memory import free_bytes
 from rollpacker.job.plan.model_size import model_shape
 from rollpacker.runtime.cluster.devices import worker_devices
+from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import ModelShape, find_model
 from rollpacker.sim.memory.fitting_settings import NONE, Changes, with_changes
@@ -83,7 +83,7 @@ def machine_here(config: RunConfig) -> JobMachine:
             from rollpacker.engine.mini.cpu.lanes import HAS_BF16_DOT
 
             packed = 2 if HAS_BF16_DOT else 4
-        free, devices = float(free_bytes()), 1
+        free, devices = free_memory_gb() * 1024**3, 1
     else:
         import torch
 

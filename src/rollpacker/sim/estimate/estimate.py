@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rollpacker.config.rollout import RolloutConfig, TailMode
 from rollpacker.core.types import RoundKind
+from rollpacker.policy.settings import RolloutSettings
 from rollpacker.polytrace.schema import Trace
 from rollpacker.polytrace.statistics.statistics import dependence, read_of
 from rollpacker.sim.costs import calibration as calibrations
@@ -257,7 +258,7 @@ def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> Estimated
     """The job of a run on its own workers. Raises ``ValueError`` when it timed too little."""
     costs = calibrate(run)
     rollout = RolloutConfig.model_validate(run.settings["rollout"])
-    tasks = {"group_tokens": run.settings["rules"]["task_tokens"]}
+    tasks = {"group_tokens": RolloutSettings.from_json(run.settings).rules.task_tokens}
     streaming = rollout.streaming.model_copy(update=tasks)
     rollout = rollout.model_copy(update={"streaming": streaming})
     early = run.settings["asynchronous_grading"] if rollout.tail_batching.mode == "off" else None

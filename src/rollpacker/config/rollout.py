@@ -128,8 +128,8 @@ class SpeculationConfig(Config):
     suggest them. Samples stay what they are; of vLLM in bfloat16, only their distribution."""
 
     mode: Literal["auto", "off"] = "auto"
-    """``auto``: where nothing races and the engine can (``mini``, and vLLM on CPUs), while few
-    sequences run; not in mode ``off``."""
+    """``auto``: where nothing races and the engine can (``mini``, and vLLM on CPUs and on GPUs from
+    Ampere to Hopper), while few sequences run; not in mode ``off``."""
 
 
 class RolloutConfig(Config):

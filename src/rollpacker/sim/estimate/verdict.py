@@ -105,8 +105,8 @@ def sentences(
         )
     if ahead is not None and ahead.speedup > _SAME * exact.speedup:
         told.append(
-            f"Decoding ahead, which changes no distribution, may make exact {ahead.range}; the "
-            "engine mini does it, and vLLM on CPUs."
+            f"Decoding ahead, which changes no distribution, may make exact {ahead.range}; engines "
+            "mini and vLLM do it."
         )
     if aborted >= 0.01:
         told.append(

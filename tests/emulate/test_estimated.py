@@ -25,3 +25,15 @@ def test_an_estimate_has_the_machine_that_the_run_emulated(tmp_path: Path) -> No
     assert not found.texts
     (run / "config.yaml").write_text("{}\n", encoding="utf-8")
     assert estimated(run, source, "off") is None
+
+
+def test_the_baseline_grades_when_the_run_of_off_did(tmp_path: Path) -> None:
+    source, run = load_source("paper-8k"), tmp_path / "run"
+    run.mkdir()
+    for mode, early in (("off", True), ("off", None), ("exact", True)):
+        tree = job(tmp_path, mode).model_dump(mode="json")
+        tree["grading"]["asynchronous"] = early
+        (run / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        found = estimated(run, source, mode)
+        assert found is not None
+        assert found.early == (early if mode == "off" else None)

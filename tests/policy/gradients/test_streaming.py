@@ -148,3 +148,47 @@ def offers_of(world: World) -> list[do.OfferTail]:
 
 def test_a_quarter_of_the_workers_keeps_a_tail() -> None:
     assert [tail_engines(count) for count in (1, 2, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+def task_tokens(world: World) -> list[int]:
+    return [sum((part.stop - part.start) * 1000 for part in parts) for _, parts in world.gradients]
+
+
+def test_tasks_fill_micro_batches_once_the_rollout_is_over() -> None:
+    """32 prompts x 8 responses of 1,000 tokens: 131 tasks of a micro-batch each before."""
+    shape = {"prompts_per_step": 32, "num_generations": 8, "streaming": {"group_tokens": 2048}}
+    world = World(settings(shape, {"a": 32}, consolidate_below=0, stream=False), 1)
+    world.start()
+    finish_worker(world, 0, tokens=1000)
+    sizes: list[int] = []
+    while world.gradients:
+        sizes += task_tokens(world)[:1]
+        world.sum_gradients(0)
+    assert sum(sizes) == 256_000
+    assert max(sizes) > 8 * 2048 - 1000
+    assert len(sizes) < 30
+    assert sorted(sizes, reverse=True)[0] == sizes[0]
+
+
+def test_an_engine_sleeps_before_gradients_are_summed_beside_it() -> None:
+    world = started(consolidate_below=0, turns=True)
+    finish_worker(world, 0, tokens=50)
+    assert not world.gradients
+    assert world.lying_down == {EngineId(0)}
+    world.confirm_sleep(EngineId(0))
+    assert {replica for replica, _ in world.gradients} == {0}
+    finish_worker(world, 1, tokens=50)
+    assert world.lying_down == {EngineId(1)}
+    world.confirm_sleep(EngineId(1))
+    while world.gradients:
+        world.sum_gradients(0)
+    assert world.applying
+
+
+def test_the_last_engine_stays_awake_until_the_rollout_is_over() -> None:
+    world = started(consolidate_below=0, turns=True)
+    world.lose_devices([EngineId(1)], [])
+    for attempt in sorted(world.running)[:-1]:
+        world.finish(attempt, 50)
+    assert not world.lying_down
+    assert not world.gradients

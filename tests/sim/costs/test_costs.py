@@ -127,6 +127,9 @@ def test_bad_models_are_named(tmp_path: Path) -> None:
         ("NVIDIA A10", "A10", 24),
         ("a10g", "A10G", 24),
         ("RTX A6000", "A6000", 48),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada", 48),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000", 96),
+        ("Tesla T4", "T4", 16),
     ],
 )
 def test_devices_are_found_as_people_and_drivers_write_them(

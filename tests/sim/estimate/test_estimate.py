@@ -16,6 +16,8 @@ from rollpacker.sim.costs.calibration import FOLDER
 from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.estimate.verdict import AHEAD, ModeEstimate, recommend, sentences
 from rollpacker.sim.workload.source import of_trace
+from rollpacker.sim.world.machines import machine_of
+from rollpacker.sim.world.simulator import Simulation
 
 
 def trace_of(lengths: np.ndarray, *, cap: int, steps: int = 4, task: str = "made") -> Trace:
@@ -302,3 +304,21 @@ def test_a_page_is_written(tailed: est.Estimate, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert tailed.sentences[0] in text
     assert "http" not in text.split("<script")[0]
+
+
+def test_a_tail_is_not_put_onto_larger_engines_without_a_planner() -> None:
+    """Which runs cannot do: an estimate that did said 1.44x of an emulated 14B, not 1.07x."""
+    trace = long_tailed(np.random.default_rng(0))
+    job = est.on_paper_gpus(
+        trace.tasks[0], of_trace(trace), est.EstimatedMachine(calibration="paper-14b-16k")
+    )
+    (case,) = job.cases
+    sizes = [
+        len(machine.sizes)
+        for grows in (False, True)
+        if (machine := machine_of(est.simulation_of(job, case, 2), case.calibration, grows=grows))
+    ]
+    assert sizes[0] == 1 < sizes[1]
+    config = est.simulation_of(job, case, 5)
+    larger = Simulation(config, case.calibration, job.source, grows=True).run()
+    assert est.estimate(job, trace, steps=5).modes["exact"].step_s > larger.mean_step_s

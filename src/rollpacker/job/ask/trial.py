@@ -188,9 +188,11 @@ class EngineTrial:
 
     def _start(self) -> tuple[str, dict[str, Any]]:
         import torch
+        from transformers.utils import logging
 
         from rollpacker.train.model.loading import load_model
 
+        logging.disable_progress_bar()
         config, device = self._config, self._device
         self._model, tokenizer = load_model(config.model, device)
         before, begun = _held(device), time.monotonic()

@@ -109,6 +109,11 @@ def prepare(spec: WorkerSpec) -> None:
     torch.set_num_threads(spec.config.devices.threads)
     torch.manual_seed(spec.config.seed)
     if spec.device != "cpu":
+        if not torch.cuda.is_available():  # else torch's traceback, of a driver that NVML knows
+            raise ValueError(
+                f"{spec.device} is there and torch cannot use it: update the NVIDIA driver to one "
+                f"for CUDA {torch.version.cuda}, or set devices.kind=cpu"
+            )
         torch.cuda.set_device(spec.device)
 
 

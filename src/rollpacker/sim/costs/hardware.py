@@ -104,5 +104,5 @@ def find_device(name: str) -> DeviceSpec:
 
 def _bare(name: str) -> str:
     """The model alone; of a size only the one that is not usual."""
-    brands = "NVIDIA|TESLA|GEFORCE|RTX|GENERATION|BLACKWELL|(SERVER|WORKSTATION)EDITION"
+    brands = "NVIDIA|TESLA|GEFORCE|RTX|GENERATION|BLACKWELL|(SERVER|WORKSTATION) EDITION"
     return re.sub(rf"[^A-Z0-9]|{brands}|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())

@@ -173,11 +173,12 @@ def tasks(device: str) -> Iterator[Fact]:
 
     small = device == "cpu"
     length, count = (32, 16) if small else (1000, 64)
+    nobody: Any = None  # a checkpoint alone needs the tokenizer
     for size in ("tiny",) if small else ("0.5B", "1.5B"):
         model = random_model(size, device)
         for budget in (1024, 4096, 16384):
             config = TrainConfig(learning_rate=1e-6, micro_batch_tokens=budget)
-            trainer = LocalTrainer(model, None, config, temperature=1.0, max_length=length)
+            trainer = LocalTrainer(model, nobody, config, temperature=1.0, max_length=length)
             sample = Sample(
                 prompt=PromptId("p"),
                 index=0,
@@ -215,7 +216,8 @@ def copies(device: str) -> Iterator[Fact]:
         mapped = torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
         for locked in (False, True):
             if locked and device == "cuda":
-                torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), size, 0)
+                cuda: Any = torch.cuda.cudart()
+                cuda.cudaHostRegister(mapped.data_ptr(), size, 0)
             for way, (to, of) in {"out": (mapped, source), "in": (source, mapped)}.items():
                 begun = time.perf_counter()
                 to.copy_(of)

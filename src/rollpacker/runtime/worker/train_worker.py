@@ -36,16 +36,24 @@ class TrainWorker:
         send: takes reports.
         crowded: devices share a GPU.
         alone: no other process has a part of its replica.
+        frees: an engine takes turns with it on its device.
     """
 
     at = "the gradients of a group"
 
     def __init__(
-        self, trainer: Trainer, send: Send, *, crowded: bool = False, alone: bool = True
+        self,
+        trainer: Trainer,
+        send: Send,
+        *,
+        crowded: bool = False,
+        alone: bool = True,
+        frees: bool = False,
     ) -> None:
         self._trainer = trainer
         self._send = send
         self._crowded = crowded
+        self._frees = frees
         self._tasks: deque[msg.Accumulate] = deque()
         self._out: WeightsOut | None = None
         self._carrier = WeightRelay()
@@ -107,6 +115,7 @@ class TrainWorker:
         start = time.monotonic()
         update = self._trainer.apply(command.total)
         checksum = self._trainer.checksum() if command.checksum else 0
+        self._free()
         end = time.monotonic()
         self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
 
@@ -120,11 +129,15 @@ class TrainWorker:
         else:
             for _ in trainer.weights():  # each of them is gathered for the lead
                 pass
-        if trainer.device.type == "cuda":
+        self._free()
+        self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
+
+    def _free(self) -> None:
+        """Give back what torch keeps of a working set: an engine that wakes takes its memory."""
+        if self._frees and self._trainer.device.type == "cuda":
             from torch.cuda import empty_cache
 
-            empty_cache()  # an engine that wakes takes what the gradients have left
-        self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
+            empty_cache()
 
     def _reform(self, command: msg.Reform) -> None:
         from rollpacker.train.mesh import meet
@@ -160,7 +173,7 @@ class TrainWorker:
 def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
     """A replica, or a part of one, in a process of its own."""
     trainer = trainer_of(spec, *prepared(spec))
-    if turns(spec.config, gpus=spec.device.startswith("cuda")) == "both":
+    if _turns(spec) == "both":
         trainer.warm.offload()
     worker = train_worker(spec, trainer, send)
     send(msg.Ready())
@@ -171,7 +184,12 @@ def train_worker(spec: WorkerSpec, trainer: Trainer, send: Send) -> TrainWorker:
     """The worker's part of its replica, which takes commands."""
     assert spec.replica is not None
     crowded, alone = spec.config.devices.per_gpu > 1, spec.replica.span.size == 1
-    return TrainWorker(trainer, send, crowded=crowded, alone=alone)
+    frees = _turns(spec) != "off"
+    return TrainWorker(trainer, send, crowded=crowded, alone=alone, frees=frees)
+
+
+def _turns(spec: WorkerSpec) -> str:
+    return turns(spec.config, gpus=spec.device.startswith("cuda"))
 
 
 def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:

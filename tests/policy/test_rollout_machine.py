@@ -167,6 +167,11 @@ class RolloutMachine(RuleBasedStateMachine):
     def sum_gradients(self, data: st.DataObject) -> None:
         self.world.sum_gradients(data.draw(st.integers(0, len(self.world.gradients) - 1)))
 
+    @precondition(lambda self: self.world.waking)
+    @rule(data=st.data())
+    def confirm_wake(self, data: st.DataObject) -> None:
+        self.world.confirm_wake(self.pick(data, self.world.waking))
+
     @precondition(lambda self: self.world.lying_down)
     @rule(data=st.data())
     def confirm_sleep(self, data: st.DataObject) -> None:

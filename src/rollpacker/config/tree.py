@@ -42,7 +42,8 @@ class DevicesConfig(Config):
     turns: Literal["auto", "off", "engine", "both"] = "auto"
     """What leaves a device while the other works on it, with ``engine.kind: vllm``. ``engine``: an
     engine sleeps while gradients are computed; ``both``: the trainer's state too waits in the
-    machine's memory while responses decode; ``auto``: ``engine`` on GPUs."""
+    machine's memory while responses decode; ``auto``: ``engine`` on GPUs, but ``off`` with a
+    planner, RollMux, ``layout: separate`` or ``per_gpu`` above 1."""
     emulate: str | None = None
     """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``: they take the
     time that a calibration says; nothing is trained."""

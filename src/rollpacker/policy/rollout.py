@@ -50,11 +50,11 @@ class RolloutPolicy:
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
             ev.TailReleased: [streaming.release_tail],
             ev.EngineSlept: [streaming.slept],
+            ev.EngineFormed: [streaming.woke],
             ev.UpdateApplied: [streaming.applied],
             ev.DecodeTimed: [self._speculating.timed],
             ev.DevicesLost: [streaming.lose, self._speculating.lose],
             do.AcceptGroup: [streaming.accept],
-            do.StartAttempt: [streaming.started],
             do.FinishRollout: [streaming.finish, measure.finish, self._speculating.finish],
         }
         self._feels: dict[type, list[Callable[[Any, Attempt], None]]] = {
@@ -67,14 +67,14 @@ class RolloutPolicy:
             self._hears[ev.PromptsDrawn] = [engines.drawn]
             self._hears[ev.RoundMeasured] = [engines.measured]
             self._hears[do.DropGroup] = [engines.forget]
-            self._hears[do.StartAttempt].append(engines.started)
+            self._hears[do.StartAttempt] = [engines.started]
             self._feels[ev.AttemptFinished].append(engines.finished)
             self._feels[ev.AttemptMigrated] = [engines.migrated]
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         """Take one event; the decisions are in the order in which to perform them."""
         made: list[do.Decision] = []
-        if isinstance(event, ev.WeightsPublished | ev.EngineFormed):
+        if isinstance(event, ev.WeightsPublished):
             return made  # known for the record: nothing depends on it
         of = self._ledger.take(event)
         if isinstance(event, ev.StepStarted):

@@ -128,7 +128,7 @@ class RolloutSettings:
             train_all=train_all,
             prompts=rollout.prompts_per_step,
             task_tokens=rollout.streaming.group_tokens or 2 * micro_batch_tokens,
-            turns=turns,
+            turns=turns and not ordered,
             tail_engines=tail_engines(engines) if shared and frees else 0,
             layout=layout,
             replica_engines=replica_engines,

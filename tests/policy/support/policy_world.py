@@ -111,6 +111,7 @@ class World:
         self.updated: set[tuple[PromptId, int]] = set()
         self.asleep: set[EngineId] = set()
         self.lying_down: set[EngineId] = set()
+        self.waking: set[EngineId] = set()
 
     @staticmethod
     def _prompts(domain: str, count: int) -> list[Prompt]:
@@ -243,10 +244,10 @@ class World:
     def _start(self, decision: do.StartAttempt) -> None:
         assert decision.attempt not in self.used, "an attempt id came twice"
         assert decision.engine in self.workers, "started on a dead worker"
-        if decision.engine in self.asleep | self.lying_down:
-            assert {*self.workers} <= self.asleep | self.lying_down, "others are awake"
-            self.asleep.discard(decision.engine)
-            self.lying_down.discard(decision.engine)
+        if decision.engine in (self.asleep | self.lying_down) - self.waking:
+            down = self.asleep | self.lying_down
+            assert {*self.workers} <= down, "others are awake"
+            self.waking.add(decision.engine)
         self.used.add(decision.attempt)
         self.running[decision.attempt] = decision.engine
         self.first.setdefault(decision.prompt, self.step)
@@ -303,6 +304,9 @@ class World:
     def _apply(self, decision: do.ApplyUpdate) -> None:
         assert self.rollout_over
         assert not self.lying_down, "updated while an engine lies down"
+        if self.settings.rules.turns and not self.separate and self.accepted:
+            beside = {e for r in self.replicas for e in self._beside(r)} & {*self.workers}
+            assert beside <= self.asleep, "updated beside an engine that has its memory"
         assert not self.gradients, "updated before all gradients were summed"
         self.updated |= self.summed.keys()
         if decision.last:
@@ -315,6 +319,8 @@ class World:
     def finish(
         self, attempt: AttemptId, tokens: int = 7, reason: str = "stop", **drafts: int
     ) -> None:
+        if self.running[attempt] in self.waking:
+            self.confirm_wake(self.running[attempt])
         del self.running[attempt]
         self.moving.pop(attempt, None)
         self.tell(
@@ -343,6 +349,13 @@ class World:
         self.asleep.add(engine)
         self.tell(ev.EngineSlept(engine=engine))
 
+    def confirm_wake(self, engine: EngineId) -> None:
+        if engine in self.lying_down:
+            self.confirm_sleep(engine)
+        self.waking.discard(engine)
+        self.asleep.discard(engine)
+        self.tell(ev.EngineFormed(engine=engine))
+
     def apply(self) -> None:
         assert self.applying is not None
         done, self.applying = self.applying, None
@@ -359,6 +372,7 @@ class World:
         """These engines and these replicas die together."""
         self.workers = [engine for engine in self.workers if engine not in engines]
         self.lying_down -= {*engines}
+        self.waking -= {*engines}
         self.replicas = [replica for replica in self.replicas if replica not in replicas]
         for attempt in [a for a, w in self.running.items() if w in engines]:
             del self.running[attempt]

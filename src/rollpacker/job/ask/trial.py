@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rollpacker.config import RunConfig
+from rollpacker.config import RunConfig, VllmEngineConfig
 from rollpacker.engine.configured import build_engine
 from rollpacker.errors import words_of
 from rollpacker.runtime.cluster.devices import worker_devices
@@ -30,6 +30,8 @@ _DEADLINE_S = {"engine": 900.0, "step": 900.0}
 _USUAL_S = 180.0
 _NEEDED = ("devices", "engine", "sleep")
 """Steps without which the engine's others are skipped; the job's own needs the first two."""
+_PROMPTS, _LONGEST = 8, 256
+"""Of the job's step, which is to take seconds."""
 _SAID = ("rollpacker", "torch", "transformers", "vllm")
 
 
@@ -121,12 +123,18 @@ def _found(step: str, act: Callable[[], tuple[str, dict[str, Any]]]) -> Finding:
 
 
 def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
-    """A step of the job itself, in a folder that goes."""
+    """A step of the job itself, of few prompts, in a folder that goes."""
     from rollpacker.job import train
 
     with tempfile.TemporaryDirectory(prefix="rollpacker-doctor-") as folder:
+        rollout = config.rollout
+        small = {
+            "prompts_per_step": min(_PROMPTS, rollout.prompts_per_step),
+            "max_completion_length": min(_LONGEST, rollout.max_completion_length or _LONGEST),
+        }
         one = config.model_copy(
             update={
+                "rollout": rollout.model_copy(update=small),
                 "output": folder,
                 "steps": 1,
                 "eval": None,
@@ -141,7 +149,7 @@ def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
         for name in ("step_time", "timing_s/rollout", "sampler/kl", "completions/mean_length")
         if name in line
     }
-    return f"a step of the job took {line['step_time']:.1f} s", kept
+    return f"a small step of the job took {line['step_time']:.1f} s", kept
 
 
 class EngineTrial:
@@ -155,7 +163,10 @@ class EngineTrial:
     STEPS = ("devices", "engine", "weights", "log-probabilities", "sleep", "drafts", "rates")
 
     def __init__(self, config: RunConfig, build: Callable[..., Any] = build_engine) -> None:
-        self._config = config
+        engine = config.engine
+        if isinstance(engine, VllmEngineConfig):  # one device is enough to try
+            engine = engine.model_copy(update={"tensor_parallel": 1})
+        self._config = config.model_copy(update={"engine": engine})
         self._build = build
         self._loads = 0
 
@@ -194,7 +205,9 @@ class EngineTrial:
 
         logging.disable_progress_bar()
         config, device = self._config, self._device
-        self._model, tokenizer = load_model(config.model, device)
+        # Beside vLLM, which takes its share of the device, the model is compared on the CPU.
+        self._place = device if config.engine.kind == "mini" else "cpu"
+        self._model, tokenizer = load_model(config.model, self._place)
         before, begun = _held(device), time.monotonic()
         notes: list[str] = []
         self._engine = self._build(
@@ -247,7 +260,7 @@ class EngineTrial:
 
         gaps: list[float] = []
         for number, output in enumerate(self._first):
-            ids = torch.from_numpy(_with_prompt(number, output.tokens))[None].to(self._device)
+            ids = torch.from_numpy(_with_prompt(number, output.tokens))[None].to(self._place)
             with torch.no_grad():
                 logits = self._model(ids).logits[0].float()
             start = ids.shape[1] - len(output.tokens)

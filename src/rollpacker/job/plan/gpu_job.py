@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,31 +12,64 @@ from rollpacker.config import RunConfig
 from rollpacker.job.plan.model_size import model_shape
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
+from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import ModelShape, find_model
+from rollpacker.sim.memory.estimate_memory import needs
 from rollpacker.sim.memory.fitting_settings import NONE, Changes, with_changes
-from rollpacker.sim.memory.gpu_defaults import gpu_defaults
+from rollpacker.sim.memory.gpu_defaults import gpu_defaults, left_out
 from rollpacker.sim.memory.needs import JobMachine
 
+_TOO_LARGE = (
+    "the job does not fit by arithmetic: rollpacker doctor with its file names the keys that make "
+    "it fit"
+)
 _SLOW = (
     "vLLM is not installed, so engine mini decodes, which takes about 25 ms a token whatever the "
     "model: pip install 'rollpacker[vllm]'"
 )
 
 
-def with_gpu_defaults(config: RunConfig, progress: Progress) -> RunConfig:
+def with_gpu_defaults(
+    config: RunConfig, progress: Progress, found: VerifiedCheckpoint | None = None
+) -> RunConfig:
     """``config`` with the engine, type and memory that this machine's GPUs want, where the job
-    leaves them out; the same on a CPU. Raises ``ValueError``."""
-    if config.devices.emulate is not None or config.devices.kind == "cpu":
+    leaves them out, or with those of the checkpoint to go on from; the same on a CPU, and where
+    the GPUs are other machines'. Raises ``ValueError``."""
+    devices = config.devices
+    if devices.emulate is not None or devices.kind == "cpu" or config.cluster.address:
         return config
     machine = machine_here(config)
-    changes = defaults_here(config, shape_of(config.model.path), machine) if machine.cuda else NONE
+    if not machine.cuda:
+        return config
+    if found is not None:
+        return with_changes(config, _as_before(config, found.state["config"]))
+    shape = shape_of(config.model.path)
+    changes = defaults_here(config, shape, machine)
     if not changes:
         return config
     progress.note(f"on {machine.name}, of what the job leaves out: {in_words(changes)}")
-    found = with_changes(config, changes)
-    if found.engine.kind == "mini" and not _has_vllm():
+    chosen = with_changes(config, changes)
+    if chosen.engine.kind == "mini" and not _has_vllm():
         progress.note(_SLOW)
+    with suppress(ValueError):  # that devices do not divide is said where they are taken
+        if not needs(chosen, shape, machine).fits:
+            progress.note(f"WARNING {_TOO_LARGE}")
+    return chosen
+
+
+def _as_before(config: RunConfig, saved: Mapping[str, Any]) -> Changes:
+    """Values of a run for what the job leaves out: another machine would choose others."""
+    keys = left_out(config)
+    if "engine" in keys:
+        keys = {key for key in keys if not key.startswith("engine.")}
+    found: dict[str, Any] = {}
+    for key in keys:
+        node: Any = saved
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, dict) else None  # another engine's
+        if node is not None:
+            found[key] = node
     return found
 
 

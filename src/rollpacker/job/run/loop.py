@@ -133,7 +133,7 @@ async def _train(order: _Order, resume: bool) -> None:
     found = checkpoints.latest()
     for problem in checkpoints.problems:
         progress.note(f"WARNING {problem}; an older checkpoint is used")
-    config = with_gpu_defaults(config, progress)
+    config = with_gpu_defaults(config, progress, found if resume else None)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
     for line in start.changed:

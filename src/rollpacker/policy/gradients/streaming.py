@@ -59,6 +59,7 @@ class Streaming:
     def __init__(self, settings: RolloutSettings, ledger: Ledger) -> None:
         self._config = settings.rollout.streaming
         self._rules = settings.rules
+        self._draws = settings.rollout.dynamic_sampling.enabled
         self._ledger = ledger
         self._tail = TailRelease(settings.rules.tail_engines, ledger)
         self._begin((), ())
@@ -122,11 +123,11 @@ class Streaming:
                 if replica in self._sums:
                     heappush(self._free, (self._sums[replica].tasks, replica))
 
-    def started(self, decision: do.StartAttempt) -> None:
-        """An engine that slept wakes, because no other is left."""
+    def woke(self, event: ev.EngineFormed) -> None:
+        """An engine that slept has its memory again, as no other is left to decode."""
         if self._rules.turns:
-            for replica in self._fleet.on.get(decision.engine, ()):
-                self._awake[replica].add(decision.engine)
+            for replica in self._fleet.on.get(event.engine, ()):
+                self._awake[replica].add(event.engine)
 
     def applied(self, event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
@@ -169,7 +170,7 @@ class Streaming:
         del decision
         self._rollout_over = True
         self._look_at_all()
-        for replica in self._sums if self.waiting or self._next else ():
+        for replica in self._sums if self._reach else ():
             self._rest(replica)
         size = self._rules.prompts
         if self._ledger.updates > 1:
@@ -244,8 +245,8 @@ class Streaming:
             return True
         if self._tail.released or not self._rules.stream:
             return False
-        if self._awake[replica] and not self._ledger.busy:
-            return False  # the last engine that is awake may be given another prompt
+        if self._awake[replica] and (self._draws or not self._ledger.busy):
+            return False  # an engine that may be given another prompt stays awake
         return not any(map(self._ledger.decodes, self._fleet.beside[replica]))
 
     def _look_at_all(self) -> None:

@@ -361,16 +361,17 @@ class WorkerPool:
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
         workers = [n for r in replicas for n in self._topology.replicas[r]]
-        saves = isinstance(command, msg.Save) and self._leaves  # for that its state comes back
-        if saves:
+        if self._leaves:  # for that its state comes back to the devices
             await self.offload("rollout")
         answers = self._supervisor.expect(workers)
         for worker in workers:
             self._supervisor.send(worker, command)
-        answered = await asyncio.gather(*answers)
-        if saves:
-            await self.offload("train")
-            await self.onload("rollout")
+        try:
+            answered = await asyncio.gather(*answers)
+        finally:
+            if self._leaves:
+                await self.offload("train")
+                await self.onload("rollout")
         for done in answered:
             assert isinstance(done, msg.Done)
             if done.fault is not None:

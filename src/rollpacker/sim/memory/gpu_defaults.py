@@ -48,7 +48,7 @@ def gpu_defaults(
         vllm: it is installed there, and runs the model.
         bfloat16: the GPUs compute in it.
     """
-    unset = {key for key in _KEYS if not _given(config, key)}
+    unset = left_out(config)
     changes: dict[str, Any] = {}
     if bfloat16 and "model.dtype" in unset:
         changes["model.dtype"] = "bfloat16"
@@ -60,6 +60,11 @@ def gpu_defaults(
     else:
         unset -= {"engine.gpu_memory", "devices.turns"}
     return _fitting(config, shape, machine, changes, unset)
+
+
+def left_out(config: RunConfig) -> set[str]:
+    """Keys of these that the user has not set."""
+    return {key for key in _KEYS if not _given(config, key)}
 
 
 def _fitting(

@@ -69,7 +69,7 @@ def trial_of(job: Path, folder: Path, kind: str) -> Iterator[Fact]:
     done = subprocess.run(
         [*COMMAND, "doctor", str(job), "--run"], cwd=folder, capture_output=True, text=True
     )
-    report = folder / "doctor-run.json"
+    report = folder / "rollpacker-doctor.json"
     if not report.exists():
         yield {"error": (done.stderr or done.stdout)[-400:]}
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, Part
 
 _GB = 1e9
-_REPORT = Path("doctor-run.json")
+_REPORT = Path("rollpacker-doctor.json")
 _OTHERWISE = {
     "model.dtype": "computed in bfloat16",
     "model.lora_rank": "trains adapters instead of all weights",

@@ -140,3 +140,35 @@ def test_drafts_that_change_a_response_are_left_off(make, monkeypatch):
     wrong.speculate(Speculation(below=64, most=8))
     wrong.submit(EACH[:4])
     assert len(drain(wrong)) == 4
+
+
+def test_drafts_that_fail_are_left_off(make, monkeypatch):
+    notes: list[str] = []
+
+    def fail(*_given):
+        raise RuntimeError("CUDA error: misaligned address")
+
+    monkeypatch.setattr("rollpacker.engine.vllm.first_runner.keep", fail)
+    engine = make(proves=True, note=notes.append)
+    assert engine._ahead is None
+    assert "misaligned address" in notes[0]
+
+
+def test_an_engine_that_does_not_start_with_drafts_starts_without(make, monkeypatch):
+    from rollpacker.engine.vllm import engine as module
+
+    notes: list[str] = []
+    build_it = module.build
+
+    def build(*given, verifies, **more):
+        if verifies:
+            raise ValueError("no such proposer")
+        return build_it(*given, verifies=False, **more)
+
+    monkeypatch.setattr(module, "build", build)
+    engine = make(proves=True, note=notes.append)
+    assert "no such proposer" in notes[0]
+    engine.submit(EACH[:4])
+    assert len(drain(engine)) == 4
+    with pytest.raises(ValueError, match="no such proposer"):
+        make()

@@ -121,7 +121,7 @@ def test_the_command_writes_a_file_and_its_status_tells(
     job.write_text(json.dumps(config.model_dump(mode="json")), encoding="utf-8")
     done = CliRunner().invoke(app, ["doctor", str(job), "--run"])
     assert done.exit_code == 0, done.output
-    steps = json.loads((tmp_path / "doctor-run.json").read_text(encoding="utf-8"))["steps"]
+    steps = json.loads((tmp_path / "rollpacker-doctor.json").read_text(encoding="utf-8"))["steps"]
     assert [each["step"] for each in steps] == [*EngineTrial.STEPS, "step"]
     assert all(each["ok"] for each in steps)
     assert steps[-1]["facts"]["step_time"] > 0

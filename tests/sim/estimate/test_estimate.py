@@ -322,3 +322,19 @@ def test_a_tail_is_not_put_onto_larger_engines_without_a_planner() -> None:
     config = est.simulation_of(job, case, 5)
     larger = Simulation(config, case.calibration, job.source, grows=True).run()
     assert est.estimate(job, trace, steps=5).modes["exact"].step_s > larger.mean_step_s
+
+
+def test_auto_is_said_where_it_may_be_faster_and_is_not_clearly(tailed: est.Estimate) -> None:
+    modes = dict(tailed.modes)
+    exact = modes["exact"]
+    modes["auto"] = replace(
+        exact,
+        speedup=1.3 * exact.speedup,
+        low=exact.low,
+        high=2 * exact.high,
+        kept_vs_true_len=0.97,
+    )
+    said = sentences(modes, "exact", left_out="x", depends=None, read=1000, limit=0.95)
+    assert any("Mode auto may be faster" in line for line in said)
+    said = sentences(modes, "auto", left_out="x", depends=None, read=1000, limit=0.95)
+    assert not any("Mode auto may be faster" in line for line in said)

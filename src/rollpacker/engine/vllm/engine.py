@@ -99,15 +99,20 @@ class VllmEngine:
         folder = config_folder(model.path)
         found = model.model_copy(update={"path": folder})
         self._path = model.path
-        self._engine: Any = build(
-            found,
-            config,
-            device,
-            sharers,
-            span,
-            alone=alone,
-            verifies=_takes_drafts(device) if verifies is None else verifies,
-        )
+        self._note = note
+        self._proves = device != "cpu" if proves is None else proves
+        verifies = _takes_drafts(device) if verifies is None else verifies
+
+        def built(verifies: bool) -> Any:
+            return build(found, config, device, sharers, span, alone=alone, verifies=verifies)
+
+        try:
+            self._engine: Any = built(verifies)
+        except ValueError as error:
+            if not (verifies and self._proves):
+                raise
+            self._engine = built(False)
+            note(f"WARNING decoding ahead stays off: vLLM does not start with it: {error}")
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
@@ -122,8 +127,6 @@ class VllmEngine:
                 self._scheduler, config.max_running, self._context, drafter or Drafter()
             )
             self._scheduler.ahead = self._ahead
-        self._proves = device != "cpu" if proves is None else proves
-        self._note = note
         self._try()
 
     def _try(self) -> None:
@@ -152,7 +155,7 @@ class VllmEngine:
         )
         sizes = _MEASURED if on_cpu else _MEASURED_ON_A_GPU
         measured = measure_steps(self, sizes, min(_MEASURED_AT, self._room // 2), contexts)
-        if self._ahead is not None:
+        if self._ahead is not None and not self._proves:
             decode_ahead(self, self._room)
             self._ahead.turn_over()
         return EngineInfo(
@@ -259,7 +262,11 @@ class VllmEngine:
         """Leave decoding ahead off where it changes what is sampled; once."""
         assert self._ahead is not None
         self._proves = False
-        problem = drafts_differ(self, loose=self._engine.model_config.dtype != torch.float32)
+        try:
+            problem = drafts_differ(self, loose=self._engine.model_config.dtype != torch.float32)
+        except Exception as error:
+            problem = words_of(error) or type(error).__name__
+            self._remove([*self._rows.values()], "abort")
         if problem:
             self._note(f"WARNING decoding ahead stays off: with drafts, {problem}")
             self._ahead = self._scheduler.ahead = None

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
 from multiprocessing.connection import Connection
 from typing import Any
+
+from rich.console import Console
 
 from rollpacker.config import RunConfig, VllmEngineConfig
 from rollpacker.engine.configured import build_engine
@@ -142,7 +145,7 @@ def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
                 "checkpoint": config.checkpoint.model_copy(update={"every": 0}),
             }
         )
-        run = train(one, resume=False, progress=Progress(every=1000))
+        run = train(one, progress=Progress(Console(file=StringIO())))
         line = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     kept = {
         name: line[name]

@@ -69,7 +69,7 @@ def sentences(
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to six sentences.
+    """The estimate in plain words, one to seven sentences.
 
     ``left_out`` is what the simulation does not have; ``depends`` says what lengths of the trace
     are, None where unknown; ``read`` how many responses it has, and ``aborted`` the share that
@@ -90,6 +90,13 @@ def sentences(
             f"Only {read} finished responses were read: a log of more steps says more of the tail."
         )
     told.append(_use(recommended, chosen, left_out))
+    auto = modes.get("auto", exact)
+    fair = recommended == "exact" and auto.kept_vs_true_len >= limit
+    if fair and auto.speedup > _WORTH_IT * exact.speedup:
+        told.append(
+            f"Mode auto may be faster ({auto.range}), keeping {auto.kept_vs_true_len:.2f} of the "
+            "true mean length, but the ranges do not tell the two apart."
+        )
     tempting = _SAME * max(1.0, chosen.speedup)
     biased = [n for n, r in races.items() if r.kept_vs_true_len < limit and r.speedup > tempting]
     for name in biased[:1] if pays else ():

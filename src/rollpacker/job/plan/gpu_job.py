@@ -37,7 +37,8 @@ def with_gpu_defaults(
     leaves them out, or with those of the checkpoint to go on from; the same on a CPU, and where
     the GPUs are other machines'. Raises ``ValueError``."""
     devices = config.devices
-    if devices.emulate is not None or devices.kind == "cpu" or config.cluster.address:
+    elsewhere = devices.nodes > 1 or bool(config.cluster.address)
+    if devices.emulate is not None or devices.kind == "cpu" or elsewhere:
         return config
     machine = machine_here(config)
     if not machine.cuda:

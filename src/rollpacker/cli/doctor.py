@@ -120,7 +120,7 @@ def _print(found: MemoryFit) -> None:
     needs, machine = found.needs, found.needs.machine
     print_plain(_headline(found))
     if found.defaults:
-        from rollpacker.job.plan.gpu_job import in_words
+        from rollpacker.sim.memory.fitting_settings import in_words
 
         print_plain(f"of what the job leaves out: {in_words(found.defaults)}")
     _table("each that decodes" if needs.trainer else "each device", needs.worker)
@@ -240,7 +240,7 @@ def _fix(found: MemoryFit) -> str:
 
 def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
     machine = changed.machine
-    from rollpacker.job.plan.gpu_job import in_words
+    from rollpacker.sim.memory.fitting_settings import in_words
 
     keys = in_words(changes)
     more = machine.workers > needs.machine.workers

@@ -79,7 +79,7 @@ def _apart(
     """What a process finds, and the step that it was at where it hangs or dies."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=part, args=(config, theirs), daemon=False)
+    process = context.Process(target=part, args=(config, theirs))
     process.start()
     theirs.close()
     try:

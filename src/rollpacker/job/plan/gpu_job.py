@@ -16,7 +16,7 @@ from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import ModelShape, find_model
 from rollpacker.sim.memory.estimate_memory import needs
-from rollpacker.sim.memory.fitting_settings import NONE, Changes, with_changes
+from rollpacker.sim.memory.fitting_settings import NONE, Changes, in_words, with_changes
 from rollpacker.sim.memory.gpu_defaults import gpu_defaults, left_out
 from rollpacker.sim.memory.needs import JobMachine
 
@@ -86,19 +86,6 @@ def defaults_here(config: RunConfig, shape: ModelShape, machine: JobMachine) -> 
 
 def _has_vllm() -> bool:
     return find_spec("vllm") is not None
-
-
-def in_words(changes: Changes) -> str:
-    """Changes as the command line takes them."""
-    return " ".join(override(key, value) for key, value in changes.items())
-
-
-def override(key: str, value: Any) -> str:
-    """One of them."""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{name}: {each}" for name, each in value.items())  # pyright: ignore
-        return f"'{key}={{{inner}}}'"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def shape_of(path: str) -> ModelShape:

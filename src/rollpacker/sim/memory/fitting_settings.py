@@ -161,6 +161,19 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
     return parse(tree, "the changed job")
 
 
+def in_words(changes: Changes) -> str:
+    """As the command line takes them."""
+    return " ".join(_override(key, value) for key, value in changes.items())
+
+
+def _override(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        section = cast(dict[str, Any], value)
+        inner = ", ".join(f"{name}: {each}" for name, each in section.items())
+        return f"'{key}={{{inner}}}'"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
 def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
     """As it is, fewer devices on a GPU, engines and replicas over more and more devices."""
     yield {}

@@ -1,10 +1,10 @@
-"""The first hour of a GPU: does vLLM work there, step by step, and what do our choices bring?
+"""The first hour of a GPU, in one command: vLLM step by step, and the gains of our choices.
 
     python -m benchmarks.gpu.first_hour --out first-hour.jsonl [--parts engine train] [--device cpu]
 
 Each part is a process of its own with a deadline, and appends a JSON line for each fact to OUT at
-once, so that what it has is kept where it hangs. The most telling ones come first. On a CPU
-everything is small: that rehearses the script, and times of it mean nothing.
+once, so a part that hangs loses nothing. The most telling parts come first. On a CPU everything is
+small: that rehearses the script, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 import yaml
 
 from benchmarks._run import COMMAND, flags, metrics, write_lines
-from benchmarks.gpu.everything import hardware
-from benchmarks.gpu.models import random_model, synchronize, write_checkpoint
+from benchmarks.gpu.models import forget, hardware, random_model, synchronize, write_checkpoint
 
+SCRIPT = "benchmarks.gpu.first_hour"
 SIZE = {"cuda": "0.5B", "cpu": "tiny"}
 LIMIT_S = {
     "versions": 20,
@@ -39,7 +39,7 @@ LIMIT_S = {
     "copies": 30,
     "draws": 40,
     "mesh": 40,
-    "decode": 60,
+    "decode": 90,
 }
 """Seconds of each part, in the order in which they run."""
 Fact = dict[str, Any]
@@ -277,17 +277,18 @@ def mesh(device: str) -> Iterator[Fact]:
 
 
 def decode(device: str) -> Iterator[Fact]:
-    """The built-in engine at 64 and 256 sequences, to compare with vLLM's rates."""
-    from benchmarks.gpu.decode import mini_rate
+    """The built-in engine and transformers' ``generate``, to compare with vLLM's rates."""
+    from benchmarks.gpu.decode import generate_rate, mini_rate
 
-    for size in ("tiny",) if device == "cpu" else ("0.5B",):
+    small = device == "cpu"
+    for size in ("tiny",) if small else ("0.5B", "7B"):
         model = random_model(size, device)
-        for batch in (8,) if device == "cpu" else (64, 256):
-            yield {
-                "model": size,
-                "batch": batch,
-                "tokens_per_s": mini_rate(model, batch, 16, device),
-            }
+        for batch in (8,) if small else (64, 256):
+            for name, rate in {"mini": mini_rate, "generate": generate_rate}.items():
+                found = rate(model, batch, 16, device)
+                yield {"model": size, "batch": batch, "engine": name, "tokens_per_s": found}
+                forget(device)
+        del model
 
 
 PARTS: dict[str, Callable[[str], Iterator[Fact]]] = {
@@ -320,7 +321,7 @@ def run_one(part: str, device: str, out: Path) -> None:
 
 def apart(part: str, device: str, out: Path, limit_s: float) -> str:
     """A part in a process of its own; what went wrong, or nothing."""
-    command = [sys.executable, "-m", "benchmarks.gpu.first_hour", "--alone", part]
+    command = [sys.executable, "-m", SCRIPT, "--alone", part]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, "--device", device, "--out", str(out)],

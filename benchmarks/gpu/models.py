@@ -7,8 +7,12 @@ from how many tokens end a response.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import gc
 import json
+import os
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,26 @@ def write_checkpoint(
         pad_token="<pad>",
         model_max_length=CONTEXT,
     ).save_pretrained(folder)
+
+
+def hardware() -> dict[str, str]:
+    """The machine's name and versions; ``device`` is the kind that was measured."""
+    found = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        found |= {"device": "cuda", "name": name, "cuda": str(torch.version.cuda)}
+        found["memory_gb"] = f"{torch.cuda.get_device_properties(0).total_memory / 1e9:.0f}"
+        return found
+    return found | {"device": "cpu", "name": cpu_name(), "cores": str(os.cpu_count())}
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def synchronize(device: str) -> None:

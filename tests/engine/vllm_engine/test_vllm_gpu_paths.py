@@ -37,7 +37,7 @@ def make(folder):
         model = ModelConfig(path=str(folder), dtype=dtype)
         engine = VllmEngine(model, config=config, drafter=drafter, **parts)
         own = build("wide").to(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-        engine.load_weights(own.named_parameters(), 0)
+        engine.load_weights([*own.named_parameters()], 0)
         return engine
 
     return make
@@ -172,3 +172,46 @@ def test_an_engine_that_does_not_start_with_drafts_starts_without(make, monkeypa
     assert len(drain(engine)) == 4
     with pytest.raises(ValueError, match="no such proposer"):
         make()
+
+
+def answered(engine):
+    engine.submit(EACH[:4])
+    return drain(engine)
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_sleep_that_loses_a_tensor_is_replaced(make, monkeypatch, loses):
+    """A CPU build does not sleep: a stand-in scales an embedding table that no weight replaces."""
+    from rollpacker.engine.vllm import VllmEngine
+
+    levels: list[int] = []
+
+    def slept(model):
+        (rotary,) = {m.cos_sin_cache for m in model.modules() if hasattr(m, "cos_sin_cache")}
+        rotary.mul_(0.5)
+
+    def sleep(self):
+        self._remove([*self._rows.values()], "abort")
+        self._drop_prefixes()
+        self._bare = True
+        levels.append(self._sleeps)
+        if loses and self._sleeps == 2:
+            self._engine.apply_model(slept)
+
+    begin = VllmEngine._begin
+
+    def able(self, verifies):
+        begin(self, verifies)
+        self._engine.model_config.enable_sleep_mode = True
+
+    plain = answered(make(proves=False))
+    monkeypatch.setattr(VllmEngine, "_begin", able)
+    monkeypatch.setattr(VllmEngine, "sleep", sleep)
+    monkeypatch.setattr(VllmEngine, "wake", lambda _self: None)
+    notes: list[str] = []
+    engine = make(proves=True, note=notes.append)
+    for attempt, output in answered(engine).items():
+        assert output.tokens.tobytes() == plain[attempt].tokens.tobytes()
+    engine.sleep()
+    assert levels == ([2, 1] if loses else [2, 2])
+    assert [("copy of the weights" in note) for note in notes] == [True] * loses

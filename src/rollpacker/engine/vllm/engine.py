@@ -27,7 +27,7 @@ from rollpacker.engine.base import (
 from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.drafts.drafter import Drafter
 from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
-from rollpacker.engine.probe import drafts_differ
+from rollpacker.engine.probe import answers, differ, drafts_differ
 from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.stops import StopWatcher
 from rollpacker.engine.vllm.ahead import VllmSpeculator
@@ -71,8 +71,8 @@ class VllmEngine:
         drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
         verifies: it can decode ahead; None: on a CPU, and on GPUs whose attention takes rows of
             unequal length, Ampere's to Hopper's.
-        proves: drafts are tried with the first weights, and are left off where they change a
-            response; None: on GPUs.
+        proves: sleep and drafts are tried with the first weights, and replaced or left off where
+            they change a response; None: on GPUs.
         note: takes what the user should know.
 
     Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
@@ -96,27 +96,32 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._device, self._devices = device, span.size
         self._most_running = config.max_running
-        folder = config_folder(model.path)
-        found = model.model_copy(update={"path": folder})
+        self._folder = config_folder(model.path)
+        found = model.model_copy(update={"path": self._folder})
         self._path = model.path
         self._note = note
         self._proves = device != "cpu" if proves is None else proves
-        verifies = _takes_drafts(device) if verifies is None else verifies
+        self._drafter = drafter
+        self._sleeps = 2
+        """vLLM's level: 1 would copy the weights to the host, though the next ones come anyway."""
+        self._build = lambda verifies: build(
+            found, config, device, sharers, span, alone=alone, verifies=verifies
+        )
+        self._begin(_takes_drafts(device) if verifies is None else verifies)
 
-        def built(verifies: bool) -> Any:
-            return build(found, config, device, sharers, span, alone=alone, verifies=verifies)
-
+    def _begin(self, verifies: bool) -> None:
+        """Build vLLM's engine; it has sampled nothing and has no weights."""
         try:
-            self._engine: Any = built(verifies)
+            self._engine: Any = self._build(verifies)
         except ValueError as error:
             if not (verifies and self._proves):
                 raise
-            self._engine = built(False)
-            note(f"WARNING decoding ahead stays off: vLLM does not start with it: {error}")
+            self._engine = self._build(False)
+            self._note(f"WARNING decoding ahead stays off: vLLM does not start with it: {error}")
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
-        self._names = names_of(folder, self._engine.vllm_config)
+        self._names = names_of(self._folder, self._engine.vllm_config)
         self._rows: dict[AttemptId, VllmAttempt] = {}
         self._by_key: dict[str, VllmAttempt] = {}
         self._submitted = self._version = self._steps = self._generated = 0
@@ -124,7 +129,7 @@ class VllmEngine:
         self._ahead: VllmSpeculator | None = None
         if self._engine.vllm_config.speculative_config is not None:
             self._ahead = VllmSpeculator(
-                self._scheduler, config.max_running, self._context, drafter or Drafter()
+                self._scheduler, self._most_running, self._context, self._drafter or Drafter()
             )
             self._scheduler.ahead = self._ahead
         self._try()
@@ -241,29 +246,58 @@ class VllmEngine:
         if weights is None and self._bare:
             raise RuntimeError(_GONE)
         if weights is not None:
-            self._bare = True
-            checked = Checked(weights, self._names)
-            (kept,) = self._engine.collective_rpc(reload, args=(checked,))
-            checked.verify()
-            if kept:
-                raise ValueError(
-                    f"engine.kind=vllm cannot run {self._path}: among its weights vLLM found none "
-                    f"for its own {kept[0]!r} ({len(kept)} in all)"
-                )
-            self._bare = False
+            self._reload(weights)
         self._drop_prefixes()
         if self._ahead is not None:
             self._ahead.turn_over()
-            if self._proves:
-                self._prove()
+        if self._proves and weights is not None:
+            self._proves = False
+            if self._engine.model_config.enable_sleep_mode and self._devices == 1:
+                self._prove_sleep(weights)
+            if self._ahead is not None:
+                self._prove_drafts(self._ahead)
         self._version = version
 
-    def _prove(self) -> None:
-        """Leave decoding ahead off where it changes what is sampled; once."""
-        assert self._ahead is not None
-        self._proves = False
+    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._bare = True
+        checked = Checked(weights, self._names)
+        (kept,) = self._engine.collective_rpc(reload, args=(checked,))
+        checked.verify()
+        if kept:
+            raise ValueError(
+                f"engine.kind=vllm cannot run {self._path}: among its weights vLLM found none "
+                f"for its own {kept[0]!r} ({len(kept)} in all)"
+            )
+        self._bare = False
+
+    def _prove_sleep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Begin anew, with a sleep that keeps every tensor, where a model loses some in its sleep.
+
+        Level 2 keeps a model's named buffers alone; families hold other tensors too. An engine of
+        several devices cannot begin anew, so ``doctor --run`` alone tries its sleep.
+        """
+        before = answers(self)
+        self.sleep()
+        self.wake()
+        self._reload(weights)
+        problem = differ(before, answers(self), loose=self._loose)
+        if problem:
+            self._note(f"WARNING sleep keeps a copy of the weights on the host: without, {problem}")
+            self._sleeps = 1
+            verifies = self._ahead is not None
+            self.close()
+            self._begin(verifies)
+            self._reload(weights)
+
+    @property
+    def _loose(self) -> bool:
+        """Whether it computes in fewer bits than float32, which round."""
+        return self._engine.model_config.dtype != torch.float32
+
+    def _prove_drafts(self, ahead: VllmSpeculator) -> None:
+        """Leave decoding ahead off where it changes the samples."""
         try:
-            problem = drafts_differ(self, loose=self._engine.model_config.dtype != torch.float32)
+            problem = drafts_differ(self, loose=self._loose)
         except Exception as error:
             problem = words_of(error) or type(error).__name__
             self._remove([*self._rows.values()], "abort")
@@ -271,7 +305,7 @@ class VllmEngine:
             self._note(f"WARNING decoding ahead stays off: with drafts, {problem}")
             self._ahead = self._scheduler.ahead = None
         else:
-            self._ahead.turn_over()
+            ahead.turn_over()
         self._drop_prefixes()
 
     def sleep(self) -> None:
@@ -281,8 +315,7 @@ class VllmEngine:
         self._drop_prefixes()
         self._bare = True
         if self._engine.model_config.enable_sleep_mode:
-            # Level 1 would copy the weights to the host: the next ones come anyway.
-            self._engine.sleep(level=2)
+            self._engine.sleep(level=self._sleeps)
 
     def wake(self) -> None:
         """Allocate KV cache and weights again; these have to be loaded."""

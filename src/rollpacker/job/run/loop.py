@@ -194,7 +194,7 @@ class BuiltJob:
             parts.pool,
             folder,
             tries=0 if shared or parts.emulation is not None else config.cluster.restarts,
-            wait=config.deterministic,
+            wait=config.deterministic or parts.pool.takes_turns,
             note=parts.log.progress.note,
         )
         self._summary: dict[str, Any] = {}

@@ -23,7 +23,8 @@ class WorkerRecovery:
         pool: whose workers they are.
         folder: the run's: what replicas are handed lies there meanwhile.
         tries: in a row, before the run goes on without them; 0 for none.
-        wait: for the processes, so that when they come does not depend on how long they take.
+        wait: for the processes: the step in which they come back then depends on no time, and they
+            find a device's memory free where engines and replicas take turns on it.
         note: tells the user.
     """
 

@@ -68,6 +68,10 @@ class WorkerPool:
         self._topology = Topology()
         self._formed: dict[EngineId, int] = {}
         self._asleep: set[EngineId] = set()
+        self._waking: dict[EngineId, list[msg.EngineCommand]] = {}
+        """Commands for engines that wake once the replicas beside them are idle."""
+        self._summing = Counter[ReplicaId]()
+        """Gradient tasks that replicas were sent and have not answered."""
         self._leaving: asyncio.Task[None] | None = None
         self._version = 0
         self._weights: Mapping[int, SharedWeights] | None = None
@@ -192,8 +196,18 @@ class WorkerPool:
         return gone - absent
 
     async def start_again(self, workers: Collection[int]) -> None:
-        """Start these anew, and wait for their models. Raises as ``start`` does."""
-        await self._begin(self._slots(), workers)
+        """Start these anew, and wait for their models. Raises as ``start`` does.
+
+        Replicas that leave their devices to engines are built there first, so engines leave them.
+        """
+        if not self._leaves:
+            await self._begin(self._slots(), workers)
+            return
+        await self.offload("rollout")
+        try:
+            await self._begin(self._slots(), workers)
+        finally:
+            await self.onload("rollout")
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
         """Those that were started again take part; the engines and replicas that are back, whose
@@ -255,15 +269,32 @@ class WorkerPool:
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command; a dead worker is noticed by its closed channel, not here. One that sleeps
-        is woken for its first requests."""
+        """Send a command; a dead worker is noticed by its closed channel, not here.
+
+        An engine that sleeps is woken for its first requests, after the gradients beside it: the
+        two do not fit into a device's memory.
+        """
         size = self._formed.get(engine, self._sizes[0])
         if isinstance(command, msg.Sleep):
             self._asleep.add(engine)
         elif isinstance(command, msg.Submit) and engine in self._asleep:
             self._asleep.discard(engine)
-            self._load(size, engine)
-        self._lead(size, engine, command)
+            self._waking[engine] = []
+        if engine in self._waking:
+            self._waking[engine].append(command)
+            self._wake()
+        else:
+            self._lead(size, engine, command)
+
+    def _wake(self) -> None:
+        """Load engines whose devices no replica computes on, then send their commands."""
+        beside = self.fleet.on if self._waking else {}
+        for engine in [*self._waking]:
+            if not any(self._summing[replica] for replica in beside.get(engine, ())):
+                commands, size = self._waking.pop(engine), self._formed.get(engine, self._sizes[0])
+                self._load(size, engine)
+                for command in commands:
+                    self._lead(size, engine, command)
 
     def _lead(self, size: int, engine: EngineId, command: msg.EngineCommand) -> None:
         self._supervisor.send(self._topology.engines[size, engine][0], command)
@@ -320,6 +351,7 @@ class WorkerPool:
         """Tell all engines of the smallest size, and any that is formed later, to take these."""
         self._version, self._weights = version, weights
         self._asleep.clear()
+        self._waking.clear()
         for engine in self.engines:
             self._load(self._sizes[0], engine)
 
@@ -345,6 +377,7 @@ class WorkerPool:
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
+        self._summing[replica] += isinstance(command, msg.Accumulate)
         lead, *others = self._topology.replicas[replica]
         if not others:
             self._supervisor.send(lead, command)
@@ -378,6 +411,11 @@ class WorkerPool:
                 raise done.fault.error()
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether engines and replicas have a device's memory one after the other."""
+        return turns(self._config, gpus=self.on_gpus) != "off"
+
+    @property
     def _leaves(self) -> bool:
         """Whether the trainer's state waits in the machine's memory while engines decode."""
         return turns(self._config, gpus=self.on_gpus) == "both"
@@ -405,9 +443,15 @@ class WorkerPool:
             case msg.Accumulated() | msg.ScoredSamples() | msg.Applied() | msg.Shared():
                 of_all = self._topology.hear(number, self._timed(number, report))
                 if of_all is not None:
-                    self._listener.replica(self._topology.replica(number), of_all)
+                    self._heard(self._topology.replica(number), of_all)
             case _:
                 raise AssertionError(report)
+
+    def _heard(self, replica: ReplicaId, report: msg.ReplicaReport) -> None:
+        if isinstance(report, msg.Accumulated):
+            self._summing[replica] -= 1
+            self._wake()
+        self._listener.replica(replica, report)
 
     def _timed(self, number: int, report: msg.ReplicaReport) -> msg.ReplicaReport:
         """With times of the driver's clock: it took as long, and ended when it was heard."""
@@ -428,6 +472,10 @@ class WorkerPool:
             self._met = ()
         for engine in engines:
             self._formed.pop(engine, None)
+            self._waking.pop(engine, None)
+        for replica in replicas:
+            self._summing.pop(replica, None)
+        self._wake()
         self._listener.lost(Loss(engines=engines, replicas=replicas, text=text))
 
     def close(self) -> None:

@@ -100,6 +100,8 @@ class TrainWorker:
     def _accumulate(self, task: msg.Accumulate) -> None:
         start = time.monotonic()
         partial = self._trainer.accumulate(task.groups)
+        if not self._tasks:
+            self._free()
         self._send(
             msg.Accumulated(
                 parts=task.parts, partial=partial, start_s=start, end_s=time.monotonic()

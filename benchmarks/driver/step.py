@@ -61,7 +61,6 @@ PARTS = {
     "runtime/trackers": "metrics",
     "runtime/bubble": "metrics",
     "runtime/step": "metrics",
-    "runtime/graded_log": "graded log",
     "runtime/grading": "grading's path",
     "runtime/rewards": "grading's path",
     "reward/": "grading's path",

@@ -124,7 +124,6 @@ class HostedJob:
             updates=self._updates,
             params=host.params,
             journal=self._log.journal,
-            graded=self._log.graded,
             clock=self._clock,
         )
         if state is not None:
@@ -229,7 +228,6 @@ class HostedJob:
 
     def _leave(self) -> None:
         self._forget()
-        self._log.graded.clear()
         cut = self.open or self._failed
         summary = self._counters.summary() | {"workers": 1, "interrupted": cut}
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.evaluation import EvaluationPolicy
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
-from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -73,7 +71,6 @@ class Evaluator:
         self._progress = progress
         self._episodes = episodes
         self._retries = retries
-        self._graded_log = GradedLog(Path("never-begun"), progress.note)
         self._kind = "sampled"
         self._record = StepRecord(step=0, start_s=0.0)
         self._done: asyncio.Future[None] | None = None
@@ -130,7 +127,6 @@ class Evaluator:
             rewards=self._rewards,
             params=params,
             seed=self._seed,
-            graded=self._graded_log,
             clock=self._clock,
             record=self._hear,
             fail=self._end,

@@ -17,7 +17,6 @@ from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -166,7 +165,6 @@ def driver(config, workers: InProcess, journal: Lines) -> Rollout:
         updates=Updates(workers, algorithm, max_length=CAP, clock=clock),
         params=SamplingParams(max_tokens=CAP, stop_token_ids=(workers.tokenizer.eos_token_id,)),
         journal=journal,
-        graded=GradedLog(Path("never-begun"), say=print),
         clock=clock,
     )
 

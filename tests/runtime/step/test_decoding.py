@@ -17,7 +17,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId
 from rollpacker.engine.base import Output, SamplingParams
 from rollpacker.policy.engines.fleet import by_number
-from rollpacker.runtime.attempts.graded_log import GradedLog
+from rollpacker.runtime.attempts.carried import nothing_known
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.decoding import Decoding
@@ -49,7 +49,7 @@ def decoding(
     decoding = Decoding(
         cast(Any, engines),
         cast(Any, SimpleNamespace(tokens={PromptId("p"): np.zeros(3, np.int32)})),
-        GradedLog(folder / "graded.log", print).find,
+        nothing_known,
         SamplingParams(max_tokens=4),
         0,
         hints=None,

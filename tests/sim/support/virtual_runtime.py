@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from scripted_job import Journal, Script, next_epoch, scripted_reward
@@ -23,7 +22,6 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.rollout import Rollout
@@ -362,7 +360,6 @@ class Runtime:
             updates=Updates(pool, algorithm, max_length=script.cap, clock=clock, **old),
             params=SamplingParams(max_tokens=script.cap),
             journal=self.run.journal,
-            graded=GradedLog(Path("never-begun"), say=print),
             clock=clock,
             episodes=virtual_episodes(script, self.agenda, clock, lambda: self.rollout.record.step),
         )

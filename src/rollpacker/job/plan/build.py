@@ -266,7 +266,6 @@ def assemble(
         updates=updates,
         params=params,
         journal=log.journal,
-        graded=log.graded,
         clock=clock,
         phases=phases,
         episodes=episodes,

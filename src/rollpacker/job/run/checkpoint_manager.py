@@ -10,14 +10,12 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.job.plan.build import Parts
-from rollpacker.job.plan.checks import races
 from rollpacker.job.plan.resume import code_of
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.step.step import StepRecord
 
 
 class CheckpointManager:
@@ -93,33 +91,8 @@ class CheckpointManager:
             self._parts.log.progress.note(f"WARNING best.json cannot be written ({error})")
 
     def begin_step(self, counters: Counters) -> None:
-        """Remember the state that a step begins with, should it be dropped, and take up what an
-        interrupted run of this step had graded with the same weights."""
+        """Remember the state that a step begins with, should it be dropped."""
         self._begun = None if self.saved == counters.step else self._state(counters)
-        known = self._begin_graded(counters.step)
-        if known:
-            self._parts.log.progress.note(
-                f"step {counters.step}: {known} graded responses of the interrupted run are used "
-                "again"
-            )
-
-    def _begin_graded(self, step: int) -> int:
-        weights = None
-        # Whoever finished before wins the race again, but others than in one go may come next.
-        if not (self._config.deterministic and races(self._config)):
-            weights = self._checkpoints.fingerprint(step)
-        return self._parts.log.graded.begin(step, weights)
-
-    def keep_graded(self, record: StepRecord) -> None:
-        """Of a dropped step, for the run that does it again."""
-        attempts = record.attempts.values()
-        # One that no reward applies to is graded too; one whose reward failed is not.
-        graded = [a for a in attempts if a.graded_s is not None and a.verdict != "failed"]
-        self._begin_graded(record.step)
-        self._parts.log.graded.add(graded)
-        self._parts.log.progress.note(
-            f"step {record.step} is dropped on its way, {len(graded)} of its responses were graded"
-        )
 
     def _state(self, counters: Counters) -> dict[str, Any]:
         parts = self._parts

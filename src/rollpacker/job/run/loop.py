@@ -301,9 +301,7 @@ class BuiltJob:
         parts, count = self._parts, self._counters
         await self._manager.keep(count, self._summary, dropped=dropped)
         if dropped:
-            self._manager.keep_graded(parts.rollout.record)
-        else:
-            parts.log.graded.clear()
+            parts.log.progress.note(f"step {count.step} is dropped on its way")
         trained = count.step > first
         left = not trained or await leave(self._phases)
         if left and not self.stopping.interrupted:

@@ -5,17 +5,128 @@ In a checkpoint it is a file of its own, since a run that goes on must not sampl
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
-from itertools import chain
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rollpacker.core.types import PromptId
+import numpy as np
+from numpy.typing import NDArray
+
+from rollpacker.core.codec import dumps
+from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.durable import write_file
-from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.known_response import KnownResponse, decode, read
+from rollpacker.engine.base import Output
+from rollpacker.reward.base import CodeRun, Grade
+from rollpacker.runtime.attempts.attempts import Spans, Trajectory
+from rollpacker.runtime.attempts.episode_record import EpisodeRecord
 
-FILE = "carried.bin"
+FILE = "carried.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownResponse:
+    """What is known of one sample of a prompt.
+
+    Args:
+        output: its tokens; where its ``finish_reason`` is ``abort`` it goes on from there.
+        grade: its reward; None where that is not known.
+        prompt_tokens: where its environment has put another prompt in the row's place.
+        conversation: with its environment.
+        carried: tokens of earlier steps.
+    """
+
+    output: Output
+    grade: Grade | None
+    prompt_tokens: NDArray[np.int32] | None = None
+    conversation: EpisodeRecord | None = None
+    carried: Spans = ()
+
+    @classmethod
+    def left_by(cls, attempt: Trajectory) -> KnownResponse:
+        """What an attempt has, and its grade if it was graded."""
+        assert attempt.output is not None
+        grade = None
+        if attempt.graded_s is not None:
+            grade = Grade(
+                attempt=attempt.id,
+                reward=attempt.reward,
+                rewards=attempt.rewards,
+                runs=attempt.runs,
+                extra=attempt.extra,
+                metrics=attempt.metrics,
+            )
+        talk = attempt.conversation
+        changed = talk is not None and talk.changed
+        prompt = attempt.prompt_tokens if changed else None
+        return cls(attempt.output, grade, prompt, talk, attempt.carried)
+
+    def restore(self, attempt: Trajectory) -> None:
+        """Give an attempt what it had before; its output comes as an engine's does."""
+        attempt.conversation = self.conversation
+        attempt.carried = self.carried
+        if self.prompt_tokens is not None:
+            attempt.prompt_tokens = self.prompt_tokens
+
+    def output_of(self, attempt: AttemptId, step: int) -> Output:
+        """As one of this attempt, in a step."""
+        out = self.output
+        return Output(
+            attempt=attempt,
+            tokens=out.tokens,
+            logprobs=out.logprobs,
+            finish_reason=out.finish_reason,
+            weights_version=step,
+        )
+
+    def grade_of(self, attempt: AttemptId) -> Grade | None:
+        """As one of this attempt."""
+        return None if self.grade is None else replace(self.grade, attempt=attempt)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` reads."""
+        prompt, talk = self.prompt_tokens, self.conversation
+        return {
+            "finish_reason": self.output.finish_reason,
+            "tokens": self.output.tokens.tolist(),
+            "logprobs": self.output.logprobs.tolist(),
+            "grade": None if self.grade is None else asdict(self.grade),
+            "prompt_tokens": None if prompt is None else prompt.tolist(),
+            "conversation": None if talk is None else talk.to_json(),
+            "carried": self.carried,
+        }
+
+    @classmethod
+    def from_json(cls, step: int, found: Mapping[str, Any]) -> KnownResponse:
+        """The same, in a step."""
+        grade, prompt, talk = found["grade"], found["prompt_tokens"], found["conversation"]
+        return cls(
+            Output(
+                attempt=AttemptId(-1),
+                tokens=np.array(found["tokens"], np.int32),
+                logprobs=np.array(found["logprobs"], np.float32),
+                finish_reason=found["finish_reason"],
+                weights_version=step,
+            ),
+            None if grade is None else _grade(grade),
+            None if prompt is None else np.array(prompt, np.int32),
+            None if talk is None else EpisodeRecord.from_json(talk),
+            tuple((version, tokens) for version, tokens in found["carried"]),
+        )
+
+
+def _grade(found: Mapping[str, Any]) -> Grade:
+    def run(each: Mapping[str, Any]) -> CodeRun:
+        return CodeRun(**{**each, "tests": tuple(each["tests"]), "cpu_s": tuple(each["cpu_s"])})
+
+    return Grade(**{**found, "runs": {name: run(each) for name, each in found["runs"].items()}})
+
+
+def nothing_known(_prompt: PromptId, _index: int) -> KnownResponse | None:
+    """Every response begins anew."""
+    return None
+
 
 Responses = dict[tuple[PromptId, int], KnownResponse]
 
@@ -73,13 +184,14 @@ class CarriedResponses:
         """Write what the next step begins with, or what this one has ``begun`` with."""
         known = self._now if begun else self._next
         if known:
-            records = (each.encode(*key) for key, each in known.items())
-            write_file(folder / FILE, b"".join(chain.from_iterable(records)))
+            lines = (dumps([*key, each.to_json()]) for key, each in known.items())
+            write_file(folder / FILE, b"\n".join(lines))
 
     def load(self, folder: Path, step: int) -> None:
         """Take up what a checkpoint has for ``step``; nothing where it has none."""
-        records, _ = read(folder / FILE)
+        file = folder / FILE
+        lines = file.read_bytes().splitlines() if file.exists() else []
         self._next = {
-            (fields["prompt"], fields["index"]): decode(step, fields, body)
-            for fields, body in records
+            (PromptId(prompt), index): KnownResponse.from_json(step, found)
+            for prompt, index, found in map(json.loads, lines)
         }

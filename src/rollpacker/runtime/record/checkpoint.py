@@ -66,7 +66,6 @@ class Checkpoints:
         self.problems: list[str] = []
         self._keep = keep
         self._verified: set[int] = set()
-        self._states: dict[int, str] = {}
         self._clean()
         marker = self.marker()
         self._best = None if marker is None else marker["step"]
@@ -76,13 +75,7 @@ class Checkpoints:
         found, self.problems = search(self.folder)
         if found is not None:
             self._verified.add(found.step)
-            self._states[found.step] = _digest((found.path / _STATE).read_bytes())
         return found
-
-    def fingerprint(self, step: int) -> str | None:
-        """Of the checkpoint that was written for a step, or verified: of its state, which no other
-        one has, since its clock is in it; None when there is none."""
-        return self._states.get(step)
 
     def marker(self) -> dict[str, Any] | None:
         """What ``keep_best`` was given last; None when there is none that can be read."""
@@ -132,7 +125,6 @@ class Checkpoints:
             write(temporary)
             # With the configuration, whose options may be secrets.
             write_file(temporary / _STATE, encoded, mode=0o600)
-        self._states[step] = _digest(encoded)
 
     def commit(self, step: int) -> Path:
         """Make it durable and give it its name, then delete what is older than the kept ones.
@@ -154,7 +146,6 @@ class Checkpoints:
         try:
             yield self.folder / f"{_TEMPORARY}{final.name}", final
         except BaseException as error:
-            self._states.pop(step, None)
             self._clean()
             if isinstance(error, OSError) or disk_full(error):
                 raise CheckpointError(_explain(final, error)) from error
@@ -273,10 +264,6 @@ def _read_manifest(path: Path) -> dict[str, Entry]:
 def _files(folder: Path) -> set[str]:
     paths = (path for path in folder.rglob("*") if not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in paths} - {_MANIFEST}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _entries(folder: Path, names: set[str]) -> dict[str, Entry]:

@@ -23,7 +23,6 @@ from rollpacker.reward.functions import reward_names
 from rollpacker.runtime.attempts import environment_reward
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
-from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.programs import program_metrics, without_program
 from rollpacker.runtime.record.agreement import AgreementAlarm
 from rollpacker.runtime.record.metrics import (
@@ -91,7 +90,6 @@ class RunLog:
         self._folder = folder
         self._journal_failed = False
         self.journal = JournalWriter(folder / "journal.jsonl", self._miss_journal)
-        self.graded = GradedLog(folder / "graded.log", say=progress.note)
         # One step's rows at most wait for it: a disk that is too slow slows the run.
         self._writer = ThreadPoolExecutor(1, "samples")
         self._written: Future[None] = self._writer.submit(lambda: None)
@@ -275,7 +273,7 @@ class RunLog:
     def close(self) -> None:
         """Close every file; the samples' parts are merged."""
         with contextlib.ExitStack() as stack:
-            for part in (self.journal, self.graded, self._tasks, self._metrics, self._samples):
+            for part in (self.journal, self._tasks, self._metrics, self._samples):
                 stack.callback(part.close)
             self._writer.shutdown()
             self._written.result()

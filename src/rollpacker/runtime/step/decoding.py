@@ -11,7 +11,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, sampling_seed
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
-from rollpacker.runtime.attempts.known_response import KnownResponse
+from rollpacker.runtime.attempts.carried import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg

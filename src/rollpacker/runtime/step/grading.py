@@ -8,8 +8,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import PromptId
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
-from rollpacker.runtime.attempts.graded_log import GradedLog
-from rollpacker.runtime.attempts.known_response import KnownResponse
+from rollpacker.runtime.attempts.carried import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.protocols import Graders
@@ -26,7 +25,6 @@ class Grading:
     Args:
         rewards: grades responses.
         problems: their rows.
-        log: keeps graded responses until the step's update.
         known: what there is of a sample of a prompt from before, if anything.
         lockstep: grades become events when all that was sent is graded, in a fixed order.
         post: takes the events.
@@ -37,7 +35,6 @@ class Grading:
         self,
         rewards: Graders,
         problems: Problems,
-        log: GradedLog,
         *,
         known: Callable[[PromptId, int], KnownResponse | None],
         lockstep: bool,
@@ -46,7 +43,6 @@ class Grading:
     ) -> None:
         self._rewards = rewards
         self._problems = problems
-        self._log = log
         self._known = known
         self._lockstep = lockstep
         self._post = post
@@ -126,8 +122,6 @@ class Grading:
     def _post_grades(self) -> None:
         events = [e for grade in self._grades for e in self._events(grade)]
         self._grades.clear()
-        attempts = self._record.attempts
-        self._log.add(attempts[e.attempt] for e in events if isinstance(e, ev.AttemptGraded))
         self._post(*events)
 
     def _events(self, grade: Grade) -> list[ev.AttemptGraded | ev.GradingFailed]:

@@ -18,7 +18,6 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.attempts.carried import CarriedResponses
-from rollpacker.runtime.attempts.graded_log import GradedLog
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -48,8 +47,6 @@ class Rollout:
         updates: sums gradients and changes the weights.
         params: how responses are sampled.
         journal: records every event.
-        graded: keeps graded responses until the step's update, and has those of a step that was
-            interrupted.
         clock: seconds since the run began.
         phases: gives nodes to sum gradients on when the rollout is over; None: its own.
         episodes: the attempts' environments; None where they have none.
@@ -66,7 +63,6 @@ class Rollout:
         updates: Updates,
         params: SamplingParams,
         journal: JournalWriter,
-        graded: GradedLog,
         clock: Clock,
         phases: PhaseNodes | None = None,
         episodes: Episodes | None = None,
@@ -91,7 +87,6 @@ class Rollout:
             rewards=rewards,
             params=params,
             seed=config.seed,
-            graded=graded,
             clock=clock,
             record=journal.record,
             fail=self.fail,

@@ -11,13 +11,11 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import AnyPolicy
 from rollpacker.core.pump import Pump, Record
-from rollpacker.core.types import EngineId, PromptId
+from rollpacker.core.types import EngineId
 from rollpacker.engine.base import SamplingParams
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING
-from rollpacker.runtime.attempts.carried import CarriedResponses
-from rollpacker.runtime.attempts.graded_log import GradedLog
-from rollpacker.runtime.attempts.known_response import KnownResponse
+from rollpacker.runtime.attempts.carried import CarriedResponses, nothing_known
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -37,7 +35,6 @@ class Sampling:
         policy: decides.
         record: takes every event and what was decided.
         fail: takes what ends the step.
-        graded: has the responses of a step that was interrupted, and keeps those of this one.
         carried: has what losers of the last round had; None where they begin again.
 
     The others are those of ``Decoding`` and ``Grading``.
@@ -52,7 +49,6 @@ class Sampling:
         rewards: Graders,
         params: SamplingParams,
         seed: int,
-        graded: GradedLog,
         clock: Clock,
         record: Record,
         fail: Callable[[Exception], None],
@@ -61,7 +57,7 @@ class Sampling:
         hints: DraftSources | None = None,
         episodes: Episodes | None = None,
     ) -> None:
-        known = _known(graded, carried)
+        known = nothing_known if carried is None else carried.find
         self._workers = workers
         self._rewards = rewards
         self._episodes = episodes
@@ -85,7 +81,6 @@ class Sampling:
         self._grading = Grading(
             rewards,
             problems,
-            graded,
             known=known,
             lockstep=lockstep,
             post=self.post,
@@ -193,12 +188,3 @@ class Sampling:
         lost = ev.DevicesLost(engines=loss.engines, replicas=loss.replicas)
         self.post(lost, *stopping)
         self.settle()
-
-
-def _known(
-    graded: GradedLog, carried: CarriedResponses | None
-) -> Callable[[PromptId, int], KnownResponse | None]:
-    """Of a sample of a prompt, what an interrupted try at the step or the step before had."""
-    if carried is None:
-        return graded.find
-    return lambda prompt, index: graded.find(prompt, index) or carried.find(prompt, index)

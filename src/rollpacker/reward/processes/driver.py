@@ -18,7 +18,7 @@ _BEAT_S = 0.5
 
 class Driver:
     """The other end of the socket. A job is a frame that begins with its number; one that holds
-    nothing else cancels the job of that number, and one of number 0 is about a row."""
+    nothing else cancels the job of that number."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.checked = False

@@ -117,10 +117,8 @@ class GradingPool(SupervisedPool[GradingProcess]):
                 self._write(process, [running.cancellation()])
 
     def end_step(self) -> None:
-        """The rows that were sent are not kept for others."""
-        for process, frames in self._waiting.rows.forget().items():
-            assert isinstance(process, GradingProcess)
-            self._write(process, frames)
+        """Large rows are not expected to come again."""
+        self._waiting.rows.forget()
 
     def pending(self) -> dict[AttemptId, float]:
         """Seconds since submission of every attempt whose grade is awaited."""
@@ -224,7 +222,6 @@ class GradingPool(SupervisedPool[GradingProcess]):
 
     def _lost(self, member: GradingProcess, why: str, ended: str) -> None:
         """The running job is charged, the others wait again."""
-        self._waiting.rows.lost(member)
         if member.jobs:
             running = member.jobs.popleft()
             self._waiting.put_back(member.jobs)

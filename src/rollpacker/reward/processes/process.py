@@ -15,7 +15,7 @@ from rollpacker.processes.fork_server import fork_child
 from rollpacker.processes.frames import HEADER, Channel, frame
 from rollpacker.processes.supervised import SupervisedProcess
 from rollpacker.reward.base import GradeRequest
-from rollpacker.reward.processes.rows import LARGE, Row, SentRows
+from rollpacker.reward.processes.rows import LARGE, RowFile, RowFiles
 
 JOB = struct.Struct("<Q")
 """A job's number, from 1 on, at the head of its frame."""
@@ -34,6 +34,7 @@ class GradingJob:
         functions: indices of the reward functions still to call.
         failures: how often it has failed.
         failed_in: the process that it failed in last; another one should try it next.
+        files: of large rows, which must stay until the job is over.
     """
 
     id: int
@@ -41,24 +42,18 @@ class GradingJob:
     functions: list[int]
     failures: int = 0
     failed_in: object = None
+    files: list[RowFile | None] = field(default_factory=list[RowFile | None])
 
-    def encode(self, rows: SentRows, process: object) -> bytes:
-        """The job as a frame, behind those of large rows that ``process`` has not. Raises what
-        pickle raises on columns that it cannot write."""
-        if not rows:  # nearly always: it costs nothing to speak of
-            plain = [_plain(r, r.row) for r in self.requests]
-            body = pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
-            if len(body) < LARGE or not rows.learn(r.row for r in self.requests):
-                return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
+    def encode(self, rows: RowFiles) -> bytes:
+        """The job as a frame. Raises what pickle raises on columns that it cannot write."""
         body = self._body(rows)
-        if len(body) >= LARGE and rows.learn(r.row for r in self.requests):
+        if len(body) >= LARGE and rows.add(r.row for r in self.requests):
             body = self._body(rows)
-        before = rows.frames((r.row for r in self.requests), process)
-        return b"".join((*before, HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
+        return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
 
-    def _body(self, rows: SentRows) -> bytes:
-        """With large rows as their numbers."""
-        plain = [_plain(r, rows.number(r.row) or r.row) for r in self.requests]
+    def _body(self, rows: RowFiles) -> bytes:
+        self.files = [rows.of(r.row) for r in self.requests]
+        plain = list(map(_plain, self.requests, self.files))
         return pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
 
     def cancellation(self) -> bytes:
@@ -66,7 +61,8 @@ class GradingJob:
         return frame(JOB.pack(self.id))
 
 
-def _plain(r: GradeRequest, row: Row | int) -> tuple[Any, ...]:
+def _plain(r: GradeRequest, file: RowFile | None) -> tuple[Any, ...]:
+    row = r.row if file is None else file.path
     ids = r.completion_ids
     packed = pickle.PickleBuffer(ids if isinstance(ids, memoryview) else array("i", ids))
     state = r.state

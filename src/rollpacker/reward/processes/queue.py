@@ -18,7 +18,7 @@ from rollpacker.policy.grading.reward_faults import RewardFaults
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob
-from rollpacker.reward.processes.rows import SentRows
+from rollpacker.reward.processes.rows import RowFiles
 
 _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
@@ -50,8 +50,7 @@ class Waiting:
         self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._call_s = _FIRST_GUESS_S
         self._jobs: deque[GradingJob] = deque()
-        self.rows = SentRows()
-        """Those that jobs refer to."""
+        self.rows = RowFiles()
         self._next_job = 0
         programs = [index for index, reward in enumerate(rewards) if reward.runs_programs]
         self._faults = RewardFaults(len(rewards), patient=programs)
@@ -90,6 +89,7 @@ class Waiting:
     def clear(self) -> None:
         """Forget everything."""
         self._jobs.clear()
+        self.rows.forget()
 
     # -- what a process is sent
 
@@ -119,7 +119,7 @@ class Waiting:
                 continue
             job = self._joined(job)
             try:
-                taken.append((job, job.encode(self.rows, process)))
+                taken.append((job, job.encode(self.rows)))
             except Exception as error:  # pickle raises whatever the column's own code raises
                 self._unsendable(job, error)
                 continue

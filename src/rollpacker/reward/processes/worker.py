@@ -24,7 +24,7 @@ from rollpacker.reward.base import GradeRequest, Scored, TrainerState
 from rollpacker.reward.functions import Scorer, resolve
 from rollpacker.reward.processes.driver import Driver
 from rollpacker.reward.processes.process import JOB, Loaded
-from rollpacker.reward.processes.rows import ABOUT_A_ROW, KeptRows, Row
+from rollpacker.reward.processes.rows import load_row
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -45,12 +45,8 @@ def main(descriptor: int, parent: int) -> None:
             driver.reply({"fatal": text})
             return
         driver.reply({"ready": True})
-        rows = KeptRows()
         while (payload := driver.next()) is not None:
-            if payload.startswith(ABOUT_A_ROW):
-                rows.take(payload)
-            else:
-                _grade(driver, scorers, read, rows, payload)
+            _grade(driver, scorers, read, payload)
 
 
 def _scorers(functions: Sequence[Loaded], driver: Driver) -> Mapping[int, Scorer]:
@@ -67,14 +63,13 @@ def _grade(
     driver: Driver,
     scorers: Mapping[int, Scorer],
     read: ResponseText | None,
-    rows: KeptRows,
     payload: bytes,
 ) -> None:
     (job,) = JOB.unpack_from(payload)
     driver.begin(job)
     start = time.perf_counter()
     try:
-        functions, requests = _job(payload, read, rows)
+        functions, requests = _job(payload, read)
         for function in functions:
             start = time.perf_counter()
             scored = scorers[function](requests)
@@ -99,11 +94,9 @@ def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
     return reply
 
 
-def _job(
-    payload: bytes, read: ResponseText | None, rows: KeptRows
-) -> tuple[Sequence[int], list[GradeRequest]]:
+def _job(payload: bytes, read: ResponseText | None) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
-    large: dict[int, Row] = {}
+    loaded = cache(load_row)  # requests of a call share their row
     return functions, [
         GradeRequest(
             attempt=AttemptId(attempt),
@@ -111,7 +104,7 @@ def _job(
             # Once, when a function asks for it: one that reads token ids never does.
             completion=cache(partial(read, ids)) if read else completion,
             completion_ids=ids,
-            row=_found(row, rows, large) if isinstance(row, int) else row,
+            row=loaded(row) if isinstance(row, str) else row,
             timeouts_s=timeouts,
             state=TrainerState(*state),
             messages=messages,
@@ -119,10 +112,3 @@ def _job(
         for attempt, prompt, completion, packed, row, timeouts, state, messages in requests
         for ids in [memoryview(packed).cast("i").tolist()]
     ]
-
-
-def _found(number: int, rows: KeptRows, large: dict[int, Row]) -> Row:
-    """A large row, one for all the requests of a job."""
-    if number not in large:
-        large[number] = rows.load(number)
-    return large[number]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from test_sandbox_pool import children, descendants
 
-from rollpacker.sandbox import LEVELS, CallTest, Level, Limits, Sandbox, StdinTest, Test, parse_test
-from rollpacker.sandbox.hostile.grading import BLAMING, COSTLY
+from rollpacker.sandbox import LEVELS, Level, Limits, Sandbox, StdinTest, Test, parse_test
+from rollpacker.sandbox.selftest import Targets, hostile_programs
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("hostile_cases.jsonl").open()]
 # They pass as they should: what they do is allowed, or their asserts are forgeable.
@@ -26,7 +26,6 @@ SLEEPERS = {"sleep_wall", "sleep_beyond", "alarm_exit", "threading_pool"}
 # To read 40,000 keys takes 0.13 to 0.21; where their collisions cost, 8 to 15.
 MOST_CPU_S = 0.5
 LIMITS = Limits(memory_mb=256, output_mb=8, idle_s=0.5)
-CALL = CallTest(call="f", args=[3], expected="secret")
 PRINTS = StdinTest(stdin="", stdout="42\n")
 
 Programs = Iterable[tuple[str, str, Test, float, set[str]]]
@@ -64,12 +63,13 @@ def wrong(sandbox: Sandbox, programs: Programs) -> list[str]:
     return found
 
 
-def test_no_program_is_nobodys_fault(at_level: Sandbox) -> None:
-    assert wrong(at_level, ((*each, CALL, 0.2, WRONG) for each in BLAMING.items())) == []
-
-
-def test_no_program_costs_the_grader(at_level: Sandbox) -> None:
-    assert wrong(at_level, ((name, *each, 5.0, WRONG) for name, each in COSTLY.items())) == []
+@pytest.mark.parametrize(("kind", "budget_s"), [("blame", 0.2), ("cost", 5.0)])
+def test_no_program_is_nobodys_fault_or_costs_the_grader(
+    at_level: Sandbox, kind: str, budget_s: float
+) -> None:
+    with Targets() as world:
+        programs = [each for each in hostile_programs(world) if each.kind == kind]
+    assert wrong(at_level, ((p.name, p.program, p.test, budget_s, WRONG) for p in programs)) == []
 
 
 def test_no_case_is_nobodys_fault_or_costs_the_grader(at_level: Sandbox) -> None:

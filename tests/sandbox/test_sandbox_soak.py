@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollpacker.sandbox import CallTest, Level, Limits, Sandbox, StdinTest, Test
-from rollpacker.sandbox.hostile import Targets, hostile_programs
+from rollpacker.sandbox.selftest import Targets, hostile_programs
 
 PROGRAM = (
     "def f(a, b): return a * b\nif __name__ == '__main__': print(f(*map(int, input().split())))"

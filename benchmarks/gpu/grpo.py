@@ -26,7 +26,6 @@ import yaml
 
 from benchmarks._run import COMMAND, metrics, write_lines
 from benchmarks.gpu.models import Section, write_checkpoint
-from rollpacker.reward.judge import mps
 
 MODES = ("off", "exact", "race")
 STEPS = {"cuda": 6, "cpu": 2}
@@ -155,12 +154,22 @@ def daemon(folder: Path | None) -> Iterator[dict[str, str]]:
     if folder is None:
         yield {}
         return
-    mps.start(folder)
+    variables = {f"CUDA_MPS_{n.upper()}_DIRECTORY": str(folder / n) for n in ("pipe", "log")}
+
+    def control(*flags: str, said: bytes = b"") -> None:
+        command = ["nvidia-cuda-mps-control", *flags]
+        quiet = subprocess.DEVNULL  # the daemon would hold a pipe open
+        env = os.environ | variables
+        subprocess.run(command, input=said, stdout=quiet, env=env, timeout=30, check=True)
+
+    for place in variables.values():
+        Path(place).mkdir(parents=True)
+    control("-d")
     try:
-        yield mps.environment(folder)
+        yield variables
     finally:
-        with contextlib.suppress(mps.MpsError):
-            mps.stop(folder)
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            control(said=b"quit\n")
 
 
 def measure(section: Section, folder: Path, device: str) -> None:
@@ -177,7 +186,7 @@ def measure(section: Section, folder: Path, device: str) -> None:
         try:
             with daemon(folder / "mps" if shared else None) as extra:
                 error = run(file, folder / name, STEPS[device], limit, extra)
-        except mps.MpsError as problem:
+        except (OSError, subprocess.SubprocessError) as problem:
             section.row(**cells, error=str(problem))
             continue
         done = steps_of(folder / name)

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks._run import flags
+from benchmarks.programs.sandbox_cost import measure
 from rollpacker.sandbox import Sandbox, StdinTest
-from rollpacker.sandbox.bench import measure
 
 HONEST = """
 total, count = 0, int(input())
@@ -73,12 +73,13 @@ def main() -> None:
     args = flags(
         __doc__,
         executions=(300, "of the cost"),
+        zygotes=(1, "executions at once"),
         busy=(8, "processes that never sleep"),
         honest=200,
         spinners=20,
         budget_s=(0.25, "CPU seconds of a program"),
     ).parse_args()
-    cost = asdict(measure("standard", args.executions, 1))
+    cost = asdict(measure("standard", args.executions, args.zygotes))
     print(json.dumps(cost | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
 
 

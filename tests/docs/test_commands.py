@@ -224,7 +224,7 @@ def test_a_wrong_command_is_found(line: str, why: str) -> None:
     "line",
     [
         "rollpacker train CONFIG [key=value ...] [--resume auto] [--json]",
-        "rollpacker mps start|stop|status [--json]",
+        "rollpacker mux status|simulate [--json]",
         "rollpacker estimate --from PATH --gpus N > out.txt && make docs",
         "nice rollpacker doctor run.yaml 'engine={kind: vllm}' --device H100   # a comment",
         "python -m benchmarks.engine.speculation sums --model FOLDER --tokens 5",

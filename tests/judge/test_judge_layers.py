@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rollpacker.reward.judge.layers import BUFFERS, LayerStore, spread
+from rollpacker.reward.judge.streamed import BUFFERS, LayerStore, spread
 
 CPU = torch.device("cpu")
 LAYERS = 6

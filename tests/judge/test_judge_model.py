@@ -9,10 +9,8 @@ from judge_models import request, save_judge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.judge.decode import greedy
 from rollpacker.reward.judge.judge import Judge
-from rollpacker.reward.judge.measure import measure
-from rollpacker.reward.judge.model import difference_score
+from rollpacker.reward.judge.model import difference_score, greedy, measure
 from rollpacker.reward.judge.options import JudgeOptions
 from rollpacker.reward.judge.streamed import StreamedModel, WholeModel
 

@@ -8,8 +8,7 @@ from judge_models import request
 from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.judge.judge import Judge
-from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.reward.judge.plan import capped
+from rollpacker.reward.judge.options import JudgeOptions, capped
 
 OPTIONS = {"mode": "generate", "template": "{completion}", "parser": "regex:(\\d+)$"}
 

@@ -12,8 +12,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from rollpacker.reward.judge.layers import spread
-from rollpacker.reward.judge.streamed import StreamedModel, WholeModel
+from rollpacker.reward.judge.streamed import StreamedModel, WholeModel, spread
 
 CPU = torch.device("cpu")
 LAYERS = 4

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.reward.base import GradingError
-from rollpacker.reward.judge.parse import make_parser
-from rollpacker.reward.judge.template import BUILT_IN, load_template, prompt_text
+from rollpacker.reward.judge.options import BUILT_IN, load_template, make_parser, prompt_text
 
 VALUES = {"prompt": "1+1?", "completion": "It is {2}.", "reference": "2"}
 

@@ -18,7 +18,6 @@ from rollpacker import __version__, config
 from rollpacker.cli.doctor import doctor
 from rollpacker.cli.evaluate import evaluate
 from rollpacker.cli.init import init
-from rollpacker.cli.mps import mps_app
 from rollpacker.cli.mux.app import mux_app
 from rollpacker.cli.output import (
     ConfigFile,
@@ -59,7 +58,6 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
 app.add_typer(sandbox_app, name="sandbox")
 app.add_typer(rewards_app, name="rewards")
-app.add_typer(mps_app, name="mps")
 app.add_typer(mux_app, name="mux")
 for command in (init, doctor, samples, simulate, estimate, calibrate, reproduce):
     app.command()(command)

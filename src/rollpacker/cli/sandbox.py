@@ -1,4 +1,4 @@
-"""``rollpacker sandbox``: try, measure and use the code sandbox."""
+"""``rollpacker sandbox``: try and use the code sandbox."""
 
 from __future__ import annotations
 
@@ -88,27 +88,6 @@ def run(
         _print_verdict(verdict)
     if verdict.verdict != "pass":
         raise typer.Exit(1)
-
-
-@sandbox_app.command()
-def bench(
-    executions: Annotated[int, typer.Option(help="Executions to time.")] = 1000,
-    zygotes: Annotated[int, typer.Option(help="Executions at once; 0 takes one per core.")] = 0,
-    level: LevelOption = "standard",
-    as_json: Json = False,
-) -> None:
-    """Time executions of a short program.
-
-    Example: rollpacker sandbox bench --executions 2000 --zygotes 2
-    """
-    from rollpacker.sandbox.bench import measure
-
-    found = asdict(measure(_level(level), executions, zygotes))
-    if as_json:
-        print_json(found)
-        return
-    for name, value in found.items():
-        print_plain(f"{name}: {value if isinstance(value, str | int) else f'{value:.2f}'}")
 
 
 def _level(name: str) -> Level:

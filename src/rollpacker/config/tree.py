@@ -27,7 +27,7 @@ class DevicesConfig(Config):
     """Devices of each machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
     per_gpu: int = Field(default=1, ge=1)
     """Devices that a GPU counts as, sharing its memory. With 2 the tail of a step decodes beside
-    gradients on a single GPU; ``rollpacker mps start`` lets both compute at once."""
+    gradients on a single GPU; CUDA MPS lets both compute at once."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each device's processes."""
     pin: bool = True

@@ -12,10 +12,13 @@ from typing import Protocol
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.grading.judge_budget import JudgePlan
 from rollpacker.reward.base import GradeRequest, GradingError
-from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.reward.judge.parse import make_parser
-from rollpacker.reward.judge.plan import capped
-from rollpacker.reward.judge.template import load_template, prompt_text
+from rollpacker.reward.judge.options import (
+    JudgeOptions,
+    capped,
+    load_template,
+    make_parser,
+    prompt_text,
+)
 
 Generate = Callable[[Sequence[str]], Sequence[str]]
 """Answers to prompts, one each; ``MemoryError`` says that they were too many at once."""

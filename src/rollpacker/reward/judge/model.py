@@ -3,25 +3,155 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging
 
 from rollpacker.hub import model_arguments
-from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgePlan
+from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.response_text import ResponseText
-from rollpacker.reward.judge.decode import greedy, logit_differences
-from rollpacker.reward.judge.measure import free_bytes, measure
-from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.reward.judge.parse import make_parser
-from rollpacker.reward.judge.plan import Planner, capped
+from rollpacker.reward.judge.options import JudgeOptions, JudgePrompt, Planner, capped, make_parser
 from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel
-from rollpacker.reward.judge.template import JudgePrompt
+
+# --- decode: Token ids in, answers out: differences of two logits, or greedy text.
+
+
+def logit_differences(
+    model: CausalModel, prompts: Sequence[Sequence[int]], yes: int, no: int
+) -> list[float]:
+    """``logit(yes) - logit(no)`` of the token after each prompt, in nats."""
+    # Padding goes behind the prompts: causal attention needs no mask then, so that the fast
+    # kernels without one are used, whatever the lengths.
+    ids, _ = _padded(model, prompts, "right")
+    at = torch.tensor([len(prompt) - 1 for prompt in prompts], device=model.device)
+    logits = model.logits(ids, at).float()
+    return (logits[:, yes] - logits[:, no]).tolist()
+
+
+def greedy(
+    model: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    stop: Collection[int],
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """The likeliest token after each prompt, and again; ends before a ``stop`` token."""
+    ids, mask = _padded(model, prompts, "left")
+    cache = DynamicCache(config=model.config)
+    answers: list[list[int]] = [[] for _ in prompts]
+    running = set(range(len(prompts)))
+    for _ in range(max_new_tokens):
+        at = torch.full((len(prompts),), ids.shape[1] - 1, device=model.device)
+        chosen = model.logits(ids, at, mask, cache).argmax(-1)
+        for row, token in enumerate(chosen.tolist()):
+            if token in stop:
+                running.discard(row)
+            elif row in running:
+                answers[row].append(token)
+        if not running:
+            break
+        ids = chosen.unsqueeze(1)
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+    return answers
+
+
+def _padded(
+    model: CausalModel, prompts: Sequence[Sequence[int]], side: str
+) -> tuple[Tensor, Tensor]:
+    texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    ids = pad_sequence(texts, batch_first=True, padding_side=side)
+    ones = [torch.ones_like(text) for text in texts]
+    mask = pad_sequence(ones, batch_first=True, padding_side=side)
+    return ids.to(model.device), mask.to(model.device)
+
+
+# --- measure: What a judge needs in bytes and seconds, measured when it starts.
+
+_PROBE_TOKENS = 512
+_REPEATS = 3
+
+
+def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
+    """The numbers of ``JudgeBudget``, from a few hundred tokens in one layer and a layer's copy.
+
+    Args:
+        model: the judge.
+        cached: whether it keeps keys and values of all layers (mode ``generate``).
+    """
+    limit = getattr(model.config, "max_position_embeddings", _PROBE_TOKENS)
+    tokens = min(_PROBE_TOKENS, limit)
+    ids = torch.zeros((1, tokens), dtype=torch.long, device=model.device)
+    model.keep(1)  # the first layer: its compute is timed without copies
+    model.hidden(ids, layers=1)
+    before = _allocated(model.device)
+    seconds = _shortest(lambda: model.hidden(ids, layers=1), model.device)
+    activations = (_peak(model.device) - before) / tokens
+    if activations <= 0:
+        activations = _activation_bytes(model)
+    return JudgeModel(
+        layers=model.layers,
+        layer_bytes=model.store.layer_bytes,
+        fixed_bytes=model.fixed_bytes,
+        token_bytes=activations + (_cache_bytes(model) if cached else 0.0),
+        token_seconds=seconds / tokens,
+        copy_seconds=_shortest(model.store.copy_once, model.device),
+    )
+
+
+def free_bytes(model: StreamedModel, most: float | None) -> float:
+    """Device memory that the judge may use: what is free, what it holds, at most ``most``."""
+    held = model.store.held_bytes + model.fixed_bytes
+    if model.device.type != "cuda":
+        assert most is not None
+        return most
+    unused = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    free = torch.cuda.mem_get_info(model.device)[0] + unused + held
+    return free if most is None else min(free, most)
+
+
+def _shortest(call: Callable[[], object], device: torch.device) -> float:
+    seconds: list[float] = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _allocated(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _activation_bytes(model: StreamedModel) -> float:
+    """Of one layer: the residual stream, its norm and attention, the gated MLP."""
+    config = model.config
+    return (8 * config.hidden_size + 3 * config.intermediate_size) * model.dtype.itemsize
+
+
+def _cache_bytes(model: StreamedModel) -> float:
+    config = model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * model.layers * config.num_key_value_heads * head * model.dtype.itemsize
+
+
+# --- model
 
 _GB = 1e9
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rollpacker.config import Config
+from rollpacker.policy.grading.judge_budget import JudgePlan
+from rollpacker.reward.base import GradingError
 
 
 class JudgeOptions(Config):
@@ -71,3 +79,260 @@ class JudgeOptions(Config):
         if isinstance(self.resident, int) and self.resident < 0:
             raise ValueError(f"resident must not be negative, got {self.resident}")
         return self
+
+
+# --- template: What the judge is asked: prompt templates with the fields prompt, completion and
+# reference.
+
+FIELDS = ("prompt", "completion", "reference")
+
+_REFERENCE = """\
+You grade an answer against a reference.
+
+Question:
+{prompt}
+
+Reference answer:
+{reference}
+
+Answer to grade:
+{completion}
+
+Does the answer to grade agree with the reference answer? Reply with Yes or No only."""
+
+_NO_REFERENCE = """\
+You grade an answer.
+
+Question:
+{prompt}
+
+Answer to grade:
+{completion}
+
+Is the answer correct? Reply with Yes or No only."""
+
+# Small models imitate better than they obey: no instruction, only examples, and many of them.
+_SHOTS = [
+    ("4", "14"),
+    ("-11", "-1"),
+    ("3", "1"),
+    ("-5", "-5"),
+    ("3", "3"),
+    ("-6", "-9"),
+    ("1", "1"),
+    ("-1", "9"),
+    ("12", "12"),
+    ("-8", "-8"),
+    ("16", "16"),
+    ("-12", "-15"),
+    ("1", "-1"),
+    ("-2", "-2"),
+    ("0", "3"),
+    ("1", "1"),
+]
+_GRADED = "Reference: {}\nAnswer: {}\nGrade: {}\n\n"
+_FEW_SHOT = "".join(
+    _GRADED.format(reference, answer, "Yes" if answer == reference else "No")
+    for reference, answer in _SHOTS
+)
+_FEW_SHOT += "Reference: {reference}\nAnswer: {completion}\nGrade:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgePrompt:
+    """A prompt of the judge.
+
+    Args:
+        text: a format string.
+        chat: whether it is meant as a chat turn.
+        yes: answer that means right.
+        no: answer that means wrong.
+    """
+
+    text: str
+    chat: bool = True
+    yes: str = "Yes"
+    no: str = "No"
+
+    @property
+    def fields(self) -> set[str]:
+        """Fields that occur in it."""
+        return {name for _, name, _, _ in Formatter().parse(self.text) if name is not None}
+
+    def render(self, values: Mapping[str, str | None]) -> str:
+        """The prompt. Raises ``GradingError`` when a field that it uses has no value."""
+        missing = sorted(name for name in self.fields if values.get(name) is None)
+        if missing:
+            raise GradingError(f"the judge's template uses {{{missing[0]}}}; the row has none")
+        return self.text.format_map({name: values[name] for name in self.fields})
+
+
+BUILT_IN = {
+    "reference": JudgePrompt(text=_REFERENCE),
+    "no_reference": JudgePrompt(text=_NO_REFERENCE),
+    "few_shot": JudgePrompt(text=_FEW_SHOT, chat=False, yes=" Yes", no=" No"),
+}
+
+
+def load_template(name: str) -> JudgePrompt:
+    """A built-in template, a text with fields, or a file with one.
+
+    Raises ``ValueError`` when there is no such file or the text's fields are not usable.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    text = name if "{" in name else _read(name)
+    _check(text)
+    return JudgePrompt(text=text)
+
+
+def _read(name: str) -> str:
+    file = Path(name).expanduser()
+    if not file.is_file():
+        raise ValueError(
+            f"judge: template '{name}' is neither {', '.join(BUILT_IN)}, nor a file, nor a text "
+            "with {completion}"
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _check(text: str) -> None:
+    try:
+        parts = [part for part in Formatter().parse(text) if part[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"judge: template: {error}; write a plain brace twice") from None
+    for _, name, spec, conversion in parts:
+        if name not in FIELDS or spec or conversion:
+            field = (
+                f"{name}{'!' if conversion else ''}{conversion or ''}{':' if spec else ''}{spec}"
+            )
+            raise ValueError(
+                f"judge: template has an unknown field '{{{field}}}'; known: "
+                f"{{prompt}}, {{completion}}, {{reference}} (write a plain brace twice)"
+            )
+    if "completion" not in {name for _, name, _, _ in parts}:
+        raise ValueError("judge: template has no {completion}: it would judge nothing")
+
+
+def prompt_text(prompt: str | list[dict[str, str]]) -> str:
+    """A prompt as text: of a chat with one turn its content, of others all turns by role."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return prompt[0]["content"]
+    # A turn that calls tools may have no content.
+    return "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in prompt)
+
+
+# --- parse: From the judge's text to a score in [0, 1], or None: then the text holds no grade.
+
+Parser = Callable[[str], float | None]
+
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)"
+_BRACKETS = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")
+_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_FIRST_WORD = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
+
+
+def make_parser(name: str, low: float = 0.0, high: float = 10.0) -> Parser:
+    """The parser that an option names; ``low`` becomes 0 and ``high`` 1.
+
+    Raises ``ValueError`` for an unknown name or an unusable pattern.
+    """
+    kind, _, argument = name.partition(":")
+    if name == "yes_no":
+        return yes_no
+    if name == "brackets":
+        return lambda text: _last_number(_BRACKETS, text, low, high)
+    if kind == "json" and argument:
+        return lambda text: json_field(text, argument, low, high)
+    if kind == "regex" and argument:
+        pattern = _compiled(argument)
+        return lambda text: _last_number(pattern, text, low, high)
+    raise ValueError(
+        f"judge: unknown parser '{name}'; known: yes_no, brackets, json:FIELD, regex:PATTERN"
+    )
+
+
+def yes_no(text: str) -> float | None:
+    """1 for yes, 0 for no: the first word, or else the only one of the two that occurs."""
+    first = _FIRST_WORD.match(text)
+    found = {first.group(1).lower()} if first else {v.lower() for v in _VERDICT.findall(text)}
+    return float(found == {"yes"}) if len(found) == 1 else None
+
+
+def json_field(text: str, field: str, low: float, high: float) -> float | None:
+    """The number or boolean in a field of the last JSON object of the text that has it."""
+    decoder = json.JSONDecoder()
+    end = len(text)
+    while (start := text.rfind("{", 0, end)) >= 0:
+        end = start
+        try:
+            value, _ = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        if field in value:
+            return _json_score(value[field], low, high)
+    return None
+
+
+def _json_score(value: object, low: float, high: float) -> float | None:
+    if isinstance(value, bool):
+        return float(value)
+    return _scaled(value, low, high) if isinstance(value, int | float) else None
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"judge: parser is no regular expression: {error}") from None
+    if compiled.groups != 1:
+        raise ValueError(
+            f"judge: parser 'regex:{pattern}' needs one group, around the number; "
+            f"it has {compiled.groups}"
+        )
+    return compiled
+
+
+def _last_number(pattern: re.Pattern[str], text: str, low: float, high: float) -> float | None:
+    found = pattern.findall(text)
+    try:
+        return _scaled(float(found[-1]), low, high) if found else None
+    except ValueError:
+        return None
+
+
+def _scaled(value: float, low: float, high: float) -> float | None:
+    # A number outside of the range is no grade; clipping would make it one.
+    if not low <= value <= high:
+        return None
+    return (value - low) / (high - low)
+
+
+# --- plan: How many of the waiting responses are judged together, and how many layers stay
+# resident.
+
+Planner = Callable[[Sequence[int]], JudgePlan | None]
+"""Takes waiting lengths in tokens, ascending; None when not even the shortest fits."""
+
+
+def capped(decide: Planner, batch_tokens: int) -> Planner:
+    """What ``decide`` says, with batches of ``batch_tokens`` padded tokens (or one response)."""
+
+    def plan(lengths: Sequence[int]) -> JudgePlan | None:
+        decided = decide(lengths)
+        if decided is None:
+            return None
+        count = min(decided.concurrency, _fitting(lengths, batch_tokens))
+        return JudgePlan(concurrency=count, resident=decided.resident)
+
+    return plan
+
+
+def _fitting(lengths: Sequence[int], batch_tokens: int) -> int:
+    """How many of the shortest make a batch: the longest of them counts for each."""
+    count = 1
+    while count < len(lengths) and (count + 1) * lengths[count] <= batch_tokens:
+        count += 1
+    return count

@@ -6,16 +6,207 @@ brings (``torch.func.functional_call``), so that nothing of transformers is chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-from rollpacker.reward.judge.layers import LayerStore
+# --- layers: Decoder layers in host memory, brought to the device just in time.
+
+BUFFERS = 2
+"""One layer in use and one on its way."""
+_ALIGNMENT = 256
+"""Bytes; what cudaMalloc guarantees and kernels may rely on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of a layer and its place in the layer's flat memory."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """Device memory for one layer; ``holds`` is the layer that is in it or on its way to it."""
+
+    memory: Tensor
+    holds: int | None = None
+    copied: torch.cuda.Event | None = None
+    used: torch.cuda.Event | None = None
+
+
+class LayerStore:
+    """The weights of equal layers, all of them in host memory, some on the device too.
+
+    The layers must be used in order, from the first to the last and again; ``begin`` starts over.
+
+    Args:
+        layers: modules with equal parameters; their own memory is given up (they are moved to
+            the meta device), so that they run only with ``weights``.
+        device: where they run.
+        pipelined: copy ahead, on a second stream; otherwise when a layer is needed.
+
+    Raises ``ValueError`` when the layers differ.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Module], device: torch.device, *, pipelined: bool = True
+    ) -> None:
+        self._device = device
+        self._pipelined = pipelined
+        self._parts = _parts(layers[0])
+        if any(_parts(layer) != self._parts for layer in layers):
+            raise ValueError("judge: the model's layers differ in their weights: set resident: all")
+        self.layer_bytes = self._parts[-1].stop
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and pipelined else None
+        self._host = [self._packed(layer) for layer in layers]
+        self._order = spread(len(layers))
+        self._resident: dict[int, Tensor] = {}
+        self._streamed: list[int] = []
+        self._buffers: list[_Buffer] = []
+        self.keep(0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory in use."""
+        return (len(self._resident) + len(self._buffers)) * self.layer_bytes
+
+    @torch.no_grad()
+    def keep(self, resident: int) -> None:
+        """From now on ``resident`` layers stay on the device, spread evenly over the model."""
+        if self._in_place(resident):
+            return
+        if self._stream is not None:
+            self._stream.synchronize()  # it may still be writing to a buffer that is given up
+        chosen = set(self._order[:resident])
+        self._streamed = [i for i in range(len(self._host)) if i not in chosen]
+        self._buffers = []
+        self._resident = {i: m for i, m in self._resident.items() if i in chosen}
+        for layer in sorted(chosen - set(self._resident)):
+            self._resident[layer] = self._host[layer].to(self._device)
+        self._buffers = [self._new_buffer() for _ in range(self._buffers_needed())]
+
+    def _in_place(self, resident: int) -> bool:
+        # Counted, not remembered: a call that ran out of memory may have left any part undone.
+        streamed = len(self._host) - resident
+        held = (len(self._resident), len(self._streamed), len(self._buffers))
+        return held == (resident, streamed, self._buffers_needed())
+
+    def begin(self) -> None:
+        """A pass through the layers starts: its first copies, if they are not under way."""
+        first = self._streamed[: len(self._buffers)]
+        if self._pipelined and {b.holds for b in self._buffers} != set(first):
+            for buffer, layer in zip(self._buffers, first, strict=True):
+                self._copy(layer, buffer)
+
+    @contextmanager
+    def weights(self, layer: int) -> Iterator[dict[str, Tensor]]:
+        """The layer's tensors on the device, to be used inside the ``with`` only."""
+        if layer in self._resident:
+            yield self._views(self._resident[layer])
+            return
+        buffer = next((b for b in self._buffers if b.holds == layer), self._buffers[0])
+        if buffer.holds != layer:
+            self._copy(layer, buffer)
+        if buffer.copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(buffer.copied)
+        try:
+            yield self._views(buffer.memory)
+        finally:
+            if buffer.used is not None:
+                buffer.used.record(torch.cuda.current_stream(self._device))
+        if self._pipelined:
+            self._copy_next(layer, buffer)
+
+    @torch.no_grad()
+    def copy_once(self) -> None:
+        """Copy one layer from host memory, to nowhere: its time is that of any copy."""
+        torch.empty_like(self._host[0], device=self._device).copy_(self._host[0], non_blocking=True)
+
+    def _copy_next(self, layer: int, buffer: _Buffer) -> None:
+        """The buffer is free: the layer after those that are in buffers or on their way."""
+        place = self._streamed.index(layer) + len(self._buffers)
+        following = self._streamed[place % len(self._streamed)]
+        if all(b.holds != following for b in self._buffers):
+            self._copy(following, buffer)
+
+    @torch.no_grad()
+    def _copy(self, layer: int, buffer: _Buffer) -> None:
+        buffer.holds = layer
+        if self._stream is None:
+            buffer.memory.copy_(self._host[layer], non_blocking=True)
+            return
+        assert buffer.used is not None
+        assert buffer.copied is not None
+        self._stream.wait_event(buffer.used)
+        with torch.cuda.stream(self._stream):
+            buffer.memory.copy_(self._host[layer], non_blocking=True)
+            buffer.copied.record(self._stream)
+
+    def _buffers_needed(self) -> int:
+        return min(BUFFERS if self._pipelined else 1, len(self._streamed))
+
+    def _new_buffer(self) -> _Buffer:
+        buffer = _Buffer(torch.empty(self.layer_bytes, dtype=torch.uint8, device=self._device))
+        if self._stream is not None:
+            # Its memory may have been another tensor's: the first copy waits for that one's end.
+            buffer.used, buffer.copied = torch.cuda.Event(), torch.cuda.Event()
+            buffer.used.record(torch.cuda.current_stream(self._device))
+        return buffer
+
+    @torch.no_grad()
+    def _packed(self, layer: nn.Module) -> Tensor:
+        pinned = self._device.type == "cuda"
+        memory = torch.empty(self.layer_bytes, dtype=torch.uint8, pin_memory=pinned)
+        tensors = _tensors(layer)
+        for name, view in self._views(memory).items():
+            view.copy_(tensors[name])
+        layer.to("meta")
+        return memory
+
+    def _views(self, memory: Tensor) -> dict[str, Tensor]:
+        return {
+            part.name: memory[part.start : part.stop].view(part.dtype).view(part.shape)
+            for part in self._parts
+        }
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    return dict(layer.named_parameters()) | dict(layer.named_buffers())
+
+
+def _parts(layer: nn.Module) -> list[_Part]:
+    parts: list[_Part] = []
+    end = 0
+    for name, tensor in _tensors(layer).items():
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + tensor.numel() * tensor.element_size()
+        parts.append(_Part(name, tensor.shape, tensor.dtype, start, end))
+    return parts
+
+
+def spread(layers: int) -> list[int]:
+    """An order of the layers of which every beginning is spread about evenly over the model.
+
+    Bits reversed, as in van der Corput's sequence: with one layer more or less resident only
+    that layer is copied or dropped, and copies always have computing layers in between.
+    """
+    bits = max(1, (layers - 1).bit_length())
+    return sorted(range(layers), key=lambda layer: int(f"{layer:0{bits}b}"[::-1], 2))
+
+
+# --- streamed
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose forward is: embed, layers, norm, head; compared with the original in tests."""

@@ -227,7 +227,7 @@ def test_a_wrong_command_is_found(line: str, why: str) -> None:
         "rollpacker mux status|simulate [--json]",
         "rollpacker estimate --from PATH --gpus N > out.txt && make docs",
         "nice rollpacker doctor run.yaml 'engine={kind: vllm}' --device H100   # a comment",
-        "python -m benchmarks.engine.speculation sums --model FOLDER --tokens 5",
+        "python -m benchmarks.programs.slow_tools modes --steps 5",
         "python -m benchmarks.gpu.grpo --device cuda",
         'make test ARGS="tests/core -x"',
     ],

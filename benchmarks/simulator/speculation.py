@@ -45,10 +45,9 @@ def simulate(job: tuple[Arm, int]) -> tuple[float, float]:
         "prompts_per_step": 128,
         "num_generations": 8,
         "tail_batching": {"mode": mode},
-        "streaming": {"group_tokens": 16384},
     }
     if mode == "race":
-        rollout |= {"planner": "paper", "streaming": {"group_tokens": 16384, "scaling": "paper"}}
+        rollout |= {"planner": "paper", "streaming": {"scaling": "paper"}}
     tree = {
         "calibration": costs,
         "workload": lengths,

@@ -75,11 +75,10 @@ def simulate(
     if arm["tail_batching"]["mode"] == "partial" and source.turns is not None:
         return None
     rollout = config.rollout.model_dump()
-    streaming = {"group_tokens": 16384} | arm.get("streaming", {})
     tree = config.model_dump() | {
         "steps": steps,
         "asynchronous_grading": name != "off, graded after the rollout",
-        "rollout": rollout | arm | {"streaming": streaming},
+        "rollout": rollout | arm | {"streaming": arm.get("streaming", {})},
     }
     result = Simulation(parse_as(SimulationConfig, tree), costs, source).run()
     if arm["tail_batching"]["mode"] == "partial":

@@ -142,7 +142,7 @@ def job(
     return PaperJob(config=config | keys, costs=costs or {})
 
 
-PAPER_STREAMING: Tree = {"group_tokens": 16384, "scaling": "paper"}
+PAPER_STREAMING: Tree = {"scaling": "paper"}
 """The stream trainer with the paper's rule."""
 THREE_DOMAINS: Tree = {"domains": {name: {"reward": name} for name in ("math", "code", "judge")}}
 """The paper's mix: a third each."""
@@ -271,8 +271,7 @@ def _fig9_jobs() -> dict[str, PaperJob]:
         found[f"{setting}/RLHFuse"] = job(setting, "off", **fused, **THREE_DOMAINS)
         found[f"{setting}/RollPacker"] = part(setting, "trainer")
         for mode in _OURS:
-            streaming = {"group_tokens": 16384}
-            found[f"{setting}/{mode}"] = job(setting, mode, streaming=streaming, **THREE_DOMAINS)
+            found[f"{setting}/{mode}"] = job(setting, mode, streaming={}, **THREE_DOMAINS)
     return found
 
 
@@ -524,7 +523,7 @@ ADAPTIVE = 115.2
 
 
 def _table3_jobs() -> dict[str, PaperJob]:
-    fixed: Tree = {"group_tokens": 16384, "scaling": "fixed"}
+    fixed: Tree = {"scaling": "fixed"}
     return {"none": streamed(None), "adaptive": streamed(PAPER_STREAMING)} | {
         f"fixed {percent}%": streamed(fixed | {"scaling_fraction": percent / 100})
         for percent in (20, 30, 40)

@@ -80,7 +80,7 @@ test-transformers4: $(VENV)/.installed-dev $(TF4)/.installed  ## compare what re
 
 test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
-	@$(PEERS)/bin/python docs/gen_peers.py
+	@$(PEERS)/bin/python docs/gen.py peers
 
 lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
 	@$(BIN)/ruff check .
@@ -89,9 +89,7 @@ lint: $(VENV)/.installed-dev  ## style, formatting, types and the layer rules
 	@$(BIN)/lint-imports
 
 docs: $(VENV)/.installed-dev  ## build the documentation into site/
-	@$(BIN)/python docs/gen_adapters.py
-	@$(BIN)/python docs/gen_models.py
-	@$(BIN)/python docs/gen_config.py
+	@$(BIN)/python docs/gen.py
 	@$(BIN)/python docs/gen_mux_api.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "documentation: site/index.html"

@@ -139,7 +139,8 @@ import sys
 import pytest
 from rollpacker.cli import main
 
-runpy.run_path("docs/gen_config.py", run_name="__main__")
+sys.argv = ["gen.py", "config"]
+runpy.run_path("docs/gen.py", run_name="__main__")
 for command in {COMMANDS}:
     sys.argv = shlex.split(command)
     try:

@@ -5,7 +5,7 @@
 Three settings of the paper with its three kinds of rewards, and with ``--traces`` a folder of
 PolyTrace folders (math, code, search and video), whose rewards take no time. Speed-ups are of the
 seconds that a response takes, over plain rounds that grade while they decode. ``--write``
-puts them into ``docs/speedups.yaml``, of which ``docs/gen_speedups.py`` makes the tables.
+puts them into ``docs/speedups.yaml``, of which ``docs/gen.py`` makes the tables.
 """
 
 from __future__ import annotations

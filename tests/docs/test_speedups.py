@@ -1,4 +1,4 @@
-"""Pages state the speed-ups of docs/speedups.yaml, in one unit, and no others."""
+"""Rows of docs/speedups.yaml, and what is found where a page says others."""
 
 import importlib.util
 from pathlib import Path
@@ -7,24 +7,13 @@ import pytest
 import yaml
 
 DOCS = Path(__file__).parents[2] / "docs"
-spec = importlib.util.spec_from_file_location("gen_speedups", DOCS / "gen_speedups.py")
+spec = importlib.util.spec_from_file_location("gen", DOCS / "gen.py")
 assert spec is not None
 gen = importlib.util.module_from_spec(spec)
 assert spec.loader is not None
 spec.loader.exec_module(gen)
 TOLD = yaml.safe_load((DOCS / "speedups.yaml").read_text(encoding="utf-8"))
 ROW = {"what": "a job", "mode": "exact", "over": "off", "seconds": [3.0, 2.0], "pages": ["a.md"]}
-
-
-@pytest.mark.parametrize("page", gen.PAGES)
-def test_a_page_states_the_numbers_of_its_rows_and_no_others(page: str) -> None:
-    assert gen.wrong(page, (gen.ROOT / page).read_text(encoding="utf-8"), TOLD) == []
-
-
-def test_tables_are_those_of_the_rows() -> None:
-    for page, block in gen.blocks(TOLD["simulated"]).items():
-        text = (gen.ROOT / page).read_text(encoding="utf-8")
-        assert gen.put(text, block) == text, page
 
 
 def test_every_row_names_its_baseline_its_command_and_its_pages() -> None:

@@ -1,4 +1,4 @@
-"""Largest differences go to ``results.json``, which docs/gen_peers.py renders."""
+"""Largest differences go to ``results.json``, which docs/gen.py renders."""
 
 from __future__ import annotations
 

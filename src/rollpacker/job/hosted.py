@@ -21,12 +21,12 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
-from rollpacker.runtime.pool.protocols import Graders
 from rollpacker.runtime.record.counters import Counters
 from rollpacker.runtime.record.metrics import Metrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, save_config
 from rollpacker.runtime.record.written import write_step
+from rollpacker.runtime.step.grading import Graders
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.step import StepRecord

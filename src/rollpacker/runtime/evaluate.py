@@ -19,10 +19,11 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
+from rollpacker.runtime.pool.in_process import Workers
+from rollpacker.runtime.pool.topology import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.runtime.step.grading import logged_metrics
+from rollpacker.runtime.step.grading import Graders, logged_metrics
 from rollpacker.runtime.step.sampling import Sampling
 from rollpacker.runtime.step.step import DroppedError, StepRecord
 

@@ -17,7 +17,7 @@ from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.protocols import Listener
+from rollpacker.runtime.pool.topology import Listener
 
 BEAT_S = 2.0
 

@@ -14,7 +14,7 @@ from rollpacker.core.types import EngineId
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.protocols import Loss
+from rollpacker.runtime.pool.topology import Loss
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 LONG = requests(4, 150, forced=True)

@@ -14,7 +14,8 @@ from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
-from rollpacker.runtime.pool.protocols import Listener, Loss
+from rollpacker.runtime.pool.pool import WorkerPool
+from rollpacker.runtime.pool.topology import Listener, Loss
 from rollpacker.runtime.worker.engine_worker import EngineWorker, NewWeights
 from rollpacker.train.base import Partial, Update
 
@@ -161,3 +162,8 @@ def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
             return msg.Applied(update=done.update, checksum=0, start_s=done.end_s, end_s=done.end_s)
         case _:
             raise AssertionError(f"the host's trainer was told {command}")
+
+
+Workers = WorkerPool | InProcess
+"""The engines and replicas of one run. Commands to one of them are carried out in order; nothing
+happens where it is gone, which is reported as such."""

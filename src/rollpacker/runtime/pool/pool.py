@@ -22,9 +22,8 @@ from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
-from rollpacker.runtime.pool.protocols import Listener, Loss
 from rollpacker.runtime.pool.supervisor import Supervisor
-from rollpacker.runtime.pool.topology import Topology
+from rollpacker.runtime.pool.topology import Listener, Loss, Topology
 
 
 class WorkerPool:

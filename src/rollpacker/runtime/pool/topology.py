@@ -1,10 +1,10 @@
-"""Engines and replicas of one or several workers: who they are, and what their reports come to."""
+"""Engines and replicas of one or several workers, their reports, and who hears of them."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from rollpacker.core.types import EngineId, Phase, ReplicaId
 from rollpacker.policy.engines.fleet import Fleet, Layout
@@ -13,6 +13,28 @@ from rollpacker.runtime.pool.placement import ProcessSlot
 
 _Engine = tuple[int, EngineId]
 """Devices that it spans, and its number: that of the first of the smallest that it covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Devices are gone, with what was on them; ``text`` says how."""
+
+    engines: tuple[EngineId, ...]
+    replicas: tuple[ReplicaId, ...]
+    text: str
+
+    def __str__(self) -> str:
+        gone = [*(f"engine {n}" for n in self.engines), *(f"replica {n}" for n in self.replicas)]
+        return f"{self.text}; lost: {', '.join(gone)}" if gone else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens, and must not wait."""
+
+    engine: Callable[[EngineId, msg.EngineReport], None]
+    replica: Callable[[ReplicaId, msg.ReplicaReport], None]
+    lost: Callable[[Loss], None]
 
 
 class Topology:

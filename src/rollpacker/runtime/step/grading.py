@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from rollpacker.core import events as ev
-from rollpacker.core.types import PromptId
+from rollpacker.core.types import AttemptId, PromptId
+from rollpacker.data.base import Row
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.carried import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.runtime.pool.protocols import Graders
 from rollpacker.runtime.step.step import StepRecord
 
 _AT_ONCE = 512
 """Responses sent to the rewards at a time, those of a synchronous round for one: the rest follow
 when the first grades have come."""
+
+
+class Graders(Protocol):
+    """Turns responses into rewards."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on."""
+        ...
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the responses of a prompt must be graded together."""
+        ...
+
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]:
+        """Give grades to this one while the context lasts."""
+        ...
+
+    def begin_step(self, step: int, epoch: float | None = None) -> None:
+        """How far the run is from now on."""
+        ...
+
+    def grade(
+        self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
+    ) -> None:
+        """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
+        ...
+
+    def recall(self, prompt: PromptId, grade: Grade) -> None:
+        """Learn from a grade that a response has from the step before."""
+        ...
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Forget an attempt; its grade is no longer wanted."""
+        ...
+
+    def pending(self) -> Mapping[AttemptId, float]:
+        """What is being waited for, and for how many seconds."""
+        ...
+
+    def end_step(self) -> list[str]:
+        """A step is over; returns what failed in it and was mended."""
+        ...
 
 
 class Grading:

@@ -10,7 +10,8 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
-from rollpacker.runtime.pool.protocols import Listener, Loss, Workers
+from rollpacker.runtime.pool.in_process import Workers
+from rollpacker.runtime.pool.topology import Listener, Loss
 
 _TRIES = 3
 """At bringing weights to other nodes, without a loss that says why it failed."""

@@ -23,9 +23,11 @@ from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError, in_one_line
-from rollpacker.runtime.pool.protocols import Graders, Listener, Loss, Workers
+from rollpacker.runtime.pool.in_process import Workers
+from rollpacker.runtime.pool.topology import Listener, Loss
 from rollpacker.runtime.step.draft_sources import DraftSources
 from rollpacker.runtime.step.episodes import Episodes
+from rollpacker.runtime.step.grading import Graders
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.publishing import Publishing
 from rollpacker.runtime.step.sampling import Sampling

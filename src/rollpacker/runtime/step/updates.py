@@ -19,7 +19,7 @@ from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.protocols import Replicas
+from rollpacker.runtime.pool.in_process import Workers
 from rollpacker.runtime.step.step import ReplicaTask, StepRecord
 from rollpacker.train.algorithms import Algorithm, Rewarded
 from rollpacker.train.base import Partial, SampleId
@@ -48,7 +48,7 @@ class Updates:
 
     def __init__(
         self,
-        workers: Replicas,
+        workers: Workers,
         algorithm: Algorithm,
         *,
         max_length: int,

@@ -11,7 +11,6 @@ from trace_lines import dump
 
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.schema import TraceError
 
@@ -42,7 +41,7 @@ def read_or_refuse(path: Path) -> None:
         said = ""
         characterize(trace)
     assert "\n" not in said
-    assert all("\n" not in str(each) for each in validate.problems(path))
+    assert all("\n" not in str(each) for each in formats.problems(path))
 
 
 @settings(max_examples=settings().max_examples, deadline=None)

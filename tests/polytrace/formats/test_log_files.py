@@ -11,7 +11,6 @@ import pytest
 from trace_lines import dump
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import TraceError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -32,7 +31,7 @@ def test_marks_line_ends_and_arrays_are_taken(tmp_path: Path) -> None:
         path.parent.mkdir()
         path.write_bytes(content.encode())
         assert formats.read(path).samples["response_tokens"].to_list() == [10] * 3, name
-        assert validate.problems(path) == [], name
+        assert formats.problems(path) == [], name
 
 
 def test_a_torn_line_is_left_out_and_said_once(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_a_torn_line_is_left_out_and_said_once(tmp_path: Path) -> None:
         left = [note for note in notes if "left out" in note]
         assert len(left) == 1, (name, notes)
         assert str(folder / name) in left[0]
-        assert [each.file.name for each in validate.problems(folder)] == [name]
+        assert [each.file.name for each in formats.problems(folder)] == [name]
 
 
 def test_files_that_are_unknown_are_named(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_files_that_are_unknown_are_named(tmp_path: Path) -> None:
     formats.read(tmp_path, note=notes.append)
     named = {"other.jsonl", "notes.txt"}
     assert {Path(note.split(":")[0]).name for note in notes if "left out" in note} == named
-    assert {each.file.name for each in validate.problems(tmp_path)} == named
+    assert {each.file.name for each in formats.problems(tmp_path)} == named
 
 
 def test_a_file_beside_its_packed_copy_counts_once(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_wrong_numbers_are_told_in_one_line(
     path = dump(tmp_path / "1.jsonl", ROLLOUT, ROLLOUT | more)
     with pytest.raises(TraceError, match=re.escape(f"1.jsonl, line 2: {text}")):
         formats.read(path)
-    (problem,) = validate.problems(path)
+    (problem,) = formats.problems(path)
     assert problem.line == 2
     assert problem.text.startswith(text)
 
@@ -143,7 +142,7 @@ def test_a_packed_file_is_known_by_its_content(tmp_path: Path, packed: str) -> N
     path = tmp_path / "1.jsonl"
     path.write_bytes(content)
     assert formats.read(path).samples.height > 0
-    assert validate.problems(path) == []
+    assert formats.problems(path) == []
 
 
 def test_several_texts_in_one_line_are_refused_by_what_was_tried(tmp_path: Path) -> None:

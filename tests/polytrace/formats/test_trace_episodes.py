@@ -15,7 +15,6 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
@@ -197,7 +196,7 @@ def in_suite(trace: Trace, folder: Path) -> Trace:
     """Written in the suite's format and read again."""
     notes: list[str] = []
     formats.write(trace, folder, "multiturn", note=notes.append)
-    assert validate.problems(folder) == []
+    assert formats.problems(folder) == []
     return formats.read(folder)
 
 

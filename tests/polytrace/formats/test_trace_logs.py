@@ -13,7 +13,6 @@ from rollpacker.core import events as e
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.schema import SAMPLES, TraceError
 from rollpacker.runtime.record.samples import SampleLog, SampleRow
 
@@ -92,7 +91,7 @@ def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
     path.write_text(f'{meta}\n{{"t": 1, "event": {{}}}}\n')
     with pytest.raises(TraceError, match=r"journal.jsonl, line 2: decisions: missing"):
         formats.read(path)
-    assert len(validate.problems(path)) == 1
+    assert len(formats.problems(path)) == 1
 
 
 def write_samples(folder: Path, *states: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 from trace_lines import Record, dapo, dump, multiturn, packed, polytrace_folder, timing, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.formats.ours import native
 from rollpacker.polytrace.schema import Trace, TraceError
@@ -41,7 +40,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: Any, text: str) -> None:
         formats.read(tmp_path)
     assert f"packed_lengths_step_0.jsonl, line 3: {text}" in str(error.value)
     assert "\n" not in str(error.value)
-    found = validate.problems(tmp_path)
+    found = formats.problems(tmp_path)
     assert [(each.file, each.line) for each in found] == [(path, 3)]
     assert found[0].text.startswith(text)
 
@@ -83,7 +82,7 @@ def test_validate_lists_every_problem(tmp_path: Path) -> None:
     path = tmp_path / "packed_lengths_step_10.jsonl"
     path.write_bytes(b'{"step": "\xff"}\n{}\n')
     (tmp_path / "packed_lengths_step_11.jsonl").touch()
-    found = [(each.file.name, each.line, each.text) for each in validate.problems(tmp_path)]
+    found = [(each.file.name, each.line, each.text) for each in formats.problems(tmp_path)]
     assert found == [
         ("packed_lengths_step_10.jsonl", 1, "not UTF-8 text"),
         ("packed_lengths_step_10.jsonl", 2, "step: missing"),
@@ -113,7 +112,7 @@ def test_paths_without_a_trace_are_told_in_one_line(tmp_path: Path) -> None:
         assert text in str(error.value)
         assert str(tmp_path / name) in str(error.value)
         assert "\n" not in str(error.value)
-        assert len(validate.problems(tmp_path / name)) == 1
+        assert len(formats.problems(tmp_path / name)) == 1
     with pytest.raises(TraceError, match="unknown format 'csv'; known: packed_lengths"):
         formats.read(tmp_path, format="csv")
     with pytest.raises(TraceError, match="cannot write 'trl'; formats: native"):
@@ -135,7 +134,7 @@ def test_native_files_of_another_shape_are_refused(tmp_path: Path) -> None:
     trace = Trace(samples=samples([{"task": "t", "step": 0, "response_tokens": -3}]))
     path = tmp_path / "t.parquet"
     native.write(trace, path)
-    assert [each.text for each in validate.problems(path)] == [
+    assert [each.text for each in formats.problems(path)] == [
         "row 1: response_tokens: -3 is not allowed",
         "row 1: index: None is not allowed",
         "row 1: prompt: None is not allowed",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from trace_lines import Record, dump, load, multiturn, polytrace_folder, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats import validate
 from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.schema import Trace
 
@@ -136,7 +135,7 @@ def test_a_trace_of_another_source_can_be_written_and_read_again(tmp_path: Path)
         again = formats.read(tmp_path / folder).samples
         assert again.select(columns).equals(trace.samples.select(columns))
         assert again["prompt"].n_unique() == 2
-    assert validate.problems(tmp_path) == []
+    assert formats.problems(tmp_path) == []
     assert formats.read(tmp_path / "turns").samples["cap"].to_list() == [200] * 4
     assert any("no place for reward" in note for note in notes)
     assert any("2 are written as if complete" in note for note in notes)
@@ -161,7 +160,7 @@ def test_the_public_traces_come_back(tmp_path: Path) -> None:
     formats.write(trace, tmp_path / "t.parquet", "native")
     formats.write(formats.read(tmp_path / "t.parquet"), tmp_path / "out", "polytrace")
     assert load(tmp_path / "out") == load(root)
-    assert validate.problems(root) == []
+    assert formats.problems(root) == []
     lengths = trace.samples.group_by("task").agg(pl.col("response_tokens").mean())
     means = dict(lengths.iter_rows())
     assert means["verl_dapo_32b"] == pytest.approx(583.07, abs=0.01)

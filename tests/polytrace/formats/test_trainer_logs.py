@@ -14,7 +14,7 @@ from trace_lines import dump
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.describe.sentences import sentences
-from rollpacker.polytrace.formats import detect, validate
+from rollpacker.polytrace.formats import detect
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.counts import tokens
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
@@ -114,7 +114,7 @@ def test_lengths_are_those_of_a_count_by_hand(name: str) -> None:
     (report,) = characterize(trace).values()
     assert report.mean == pytest.approx(sum(by_hand) / len(by_hand), rel=0.01)
     assert report.max == max(by_hand)
-    assert validate.problems(CASES / name) == []
+    assert formats.problems(CASES / name) == []
     assert any(title in each for each in detect.titles(CASES / name))
     assert len(notes) == len(set(notes))
 
@@ -138,7 +138,7 @@ def test_every_case_is_read_or_refused_in_one_line(folder: Path) -> None:
     trace = formats.read(folder, note=notes.append)
     assert all(sentences(report) for report in characterize(trace).values())
     left = [note for note in notes if "left out" in note]
-    problems = validate.problems(folder)
+    problems = formats.problems(folder)
     assert len(left) == len(problems) == (1 if folder.name in PARTLY else 0)
     if folder.name in PARTLY:
         assert str(folder / "completions_00002.parquet") in left[0]
@@ -235,7 +235,7 @@ def test_skyrl_has_steps_in_folders_and_scores_of_tokens(tmp_path: Path) -> None
         (5, 5.0, True, "aime"),
     ]
     assert not any("left out" in note for note in notes)
-    assert validate.problems(folder) == []
+    assert formats.problems(folder) == []
 
 
 def test_prime_episodes_count_masks_of_trained_agents_once(tmp_path: Path) -> None:

@@ -106,8 +106,7 @@ def validate(path: Source, format: Format = None, as_json: Json = False) -> None
 
     Example: rollpacker trace validate traces/verl_dapo_32b
     """
-    from rollpacker.polytrace.formats import detect
-    from rollpacker.polytrace.formats.validate import problems
+    from rollpacker.polytrace.formats import detect, problems
 
     detect.sources(path, format)
     with progress_of(path) as tick:

@@ -1,35 +1,30 @@
 """Formats of workload traces: read any of them into a ``Trace``, write PolyTrace's and ours.
 
-``detect`` says which format a path has, ``validate`` lists what is wrong with it; every other
-module is one format.
+``detect`` says which format a path has; every other module is one format, or one family of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import polars as pl
 
-from rollpacker.polytrace.formats import detect
+from rollpacker.polytrace.formats import detect, suite
 from rollpacker.polytrace.formats.detect import FORMATS
 from rollpacker.polytrace.formats.export import WRITABLE, write
-from rollpacker.polytrace.formats.files.lines import Note, silent
+from rollpacker.polytrace.formats.files.lines import Note, Problem, silent
 from rollpacker.polytrace.formats.files.opened import Tick, quiet
 from rollpacker.polytrace.formats.files.reading import Count, Reading, Repeats
 from rollpacker.polytrace.formats.logs import reader
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.formats.ours import journal, native, runs
-from rollpacker.polytrace.formats.suite import (
-    dapo_filter,
-    multiturn,
-    packed_lengths,
-    reward_timings,
-)
+from rollpacker.polytrace.formats.suite import SUITE
 from rollpacker.polytrace.schema import Trace, TraceError
 
-__all__ = ["FORMATS", "WRITABLE", "read", "write"]
+__all__ = ["FORMATS", "WRITABLE", "problems", "read", "write"]
 
 
 def _read_native(files: Sequence[Path], reading: Reading) -> Trace:
@@ -38,15 +33,13 @@ def _read_native(files: Sequence[Path], reading: Reading) -> Trace:
 
 
 _READERS: dict[str, Callable[[Sequence[Path], Reading], Trace]] = {
-    "packed_lengths": packed_lengths.read,
-    "multiturn": multiturn.read,
-    "reward_timings": reward_timings.read,
-    "dapo_filter": dapo_filter.read,
     "native": _read_native,
     "run": runs.read,
     "journal": journal.read,
+    **{name: partial(suite.read, kind=name) for name in SUITE},
     **{name: partial(reader.read, kind=name) for name in LAYOUTS},
 }
+_STATES = ("kept", "filtered", "aborted")
 
 
 def read(
@@ -98,4 +91,93 @@ def read(
             tasks = ", ".join(trace.tasks)
             raise TraceError(f"one task name for {len(trace.tasks)} tasks ({tasks})")
         trace = Trace.of(table.with_columns(task=pl.lit(task)) for table in trace.tables)
-    return dapo_filter.mark(trace, note)
+    return suite.mark_filtered(trace, note)
+
+
+def problems(path: Path, *, format: str | None = None, tick: Tick = quiet) -> list[Problem]:
+    """Everything that is wrong at ``path``, in the order of files and lines.
+
+    Besides each line's fields it checks what files say of each other: response sums of
+    ``reward_timings`` and prompt counts of ``dapo_filter`` against ``packed_lengths``. Where no
+    line can be named, as in parquet files, ``line`` is 0. ``tick`` is told of bytes read.
+    """
+    found: list[Problem] = []
+    try:
+        given = detect.sources(path, format)
+    except TraceError as error:
+        return [_whole_file(path, error)]
+    for source in given:
+        reading = Reading(
+            task=source.task, note=silent, bad=found.append, left=found.append, tick=tick
+        )
+        lines = {
+            kind: list(suite.good_lines(files, kind, reading))
+            for kind, files in source.files.items()
+            if kind in SUITE
+        }
+        for kind in lines:
+            empty = [each for each in source.files[kind] if not each.read_bytes().strip()]
+            found += [Problem(each, 0, "empty") for each in empty]
+        found += source.left
+        for kind, files in source.files.items():
+            if kind in LAYOUTS:
+                before = len(found)
+                if not reader.read(files, reading, kind).samples.height and len(found) == before:
+                    found.append(Problem(files[0], 0, "no responses in it"))
+            elif kind not in SUITE:
+                found += _unreadable(files, kind, reading)
+        found += _disagreements(lines)
+    return found
+
+
+def _whole_file(path: Path, error: TraceError) -> Problem:
+    return Problem(path, 0, str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, "))
+
+
+def _unreadable(files: list[Path], kind: str, reading: Reading) -> Iterator[Problem]:
+    for path in files:
+        try:
+            trace = _READERS[kind]([path], reading)
+        except TraceError as error:
+            yield _whole_file(path, error)
+        else:
+            wrong = _wrong_rows(trace.samples) if kind == "native" else []
+            yield from (Problem(path, 0, text) for text in wrong)
+
+
+def _wrong_rows(frame: pl.DataFrame) -> list[str]:
+    rules = {
+        "response_tokens": pl.col("response_tokens").is_null() | (pl.col("response_tokens") < 0),
+        "prompt_tokens": pl.col("prompt_tokens") < 0,
+        "step": pl.col("step").is_null() | (pl.col("step") < 0),
+        "index": pl.col("index").is_null() | (pl.col("index") < 0),
+        "task": pl.col("task").is_null(),
+        "prompt": pl.col("prompt").is_null(),
+        "state": pl.col("state").is_null() | ~pl.col("state").is_in(_STATES),
+    }
+    found: list[str] = []
+    for name, rule in rules.items():
+        rows = frame.select(rule.fill_null(False).arg_true()).to_series()
+        if rows.len():
+            row = int(rows[0])
+            more = f" (and {rows.len() - 1} more rows)" if rows.len() > 1 else ""
+            found.append(f"row {row + 1}: {name}: {frame[name][row]!r} is not allowed{more}")
+    return found
+
+
+def _disagreements(lines: dict[str, list[suite.LineAt]]) -> Iterator[Problem]:
+    sums: Counter[tuple[int, int]] = Counter()
+    prompts: Counter[int] = Counter()
+    for _, _, line in lines.get("packed_lengths", []):
+        sums[line["step"], line["rank"]] += sum(line["output"])
+        prompts[line["step"]] += 1
+    for path, number, line in lines.get("reward_timings", []):
+        told, real = line.get("response_sum"), sums.get((line["step"], line["rank"]))
+        if told is not None and real is not None and told != real:
+            text = f"response_sum: {told}, but the lengths add up to {real}"
+            yield Problem(path, number, text)
+    for path, number, line in lines.get("dapo_filter", []):
+        told, real = line["prompt_count"], prompts.get(line["workload_step"])
+        if real is not None and told != real:
+            text = f"prompt_count: {told}, but step {line['workload_step']} has {real} prompts"
+            yield Problem(path, number, text)

@@ -21,13 +21,13 @@ from rollpacker.polytrace.formats.files.opened import bare
 from rollpacker.polytrace.formats.logs import steps
 from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
 from rollpacker.polytrace.formats.ours import native, runs
+from rollpacker.polytrace.formats.suite import SUITE
 from rollpacker.polytrace.schema import SAMPLES, TraceError
 
-POLYTRACE = ("packed_lengths", "multiturn", "reward_timings", "dapo_filter")
-FORMATS = (*POLYTRACE, "polytrace", "native", "run", "journal", *LAYOUTS)
+FORMATS = (*SUITE, "polytrace", "native", "run", "journal", *LAYOUTS)
 """Names that ``read`` takes; ``polytrace`` is a folder with any of the first four."""
 _TABLES = ("native", "run")
-_LINES = (*POLYTRACE, "polytrace", "journal")
+_LINES = (*SUITE, "polytrace", "journal")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _NEARLY = 2
 """Columns that a table may lack and still be meant as a native trace."""
@@ -58,13 +58,7 @@ _MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "dapo_filter": lambda line: "kept_prompt_indices" in line,
     "journal": lambda line: "meta" in line or ("event" in line and "decisions" in line),
 }
-_NAMES = {
-    "packed_lengths": "packed_lengths",
-    "multiturn_workload": "multiturn",
-    "reward_timings": "reward_timings",
-    "dapo_filter": "dapo_filter",
-    "journal": "journal",
-}
+_NAMES = {**{form.file: name for name, form in SUITE.items()}, "journal": "journal"}
 _TITLES = {
     "packed_lengths": "PolyTrace's lengths",
     "multiturn": "PolyTrace's turns",
@@ -201,7 +195,7 @@ def _of_folder(
 
 def _of_one_kind(folder: Path, files: dict[str, list[Path]]) -> None:
     """The same responses in two formats, as after an import into the folder, would count twice."""
-    kinds = sorted({"polytrace" if kind in POLYTRACE else kind for kind in files})
+    kinds = sorted({"polytrace" if kind in SUITE else kind for kind in files})
     if len(kinds) > 1:
         raise TraceError(
             f"{folder}: holds files of {' and of '.join(kinds)}; read one of them: give a file, "
@@ -241,7 +235,7 @@ def _gathered(folder: Path, notes: list[str], within: int) -> Iterator[Path]:
 
 def _wanted(kind: str, format: str | None) -> bool:
     if format == "polytrace":
-        return kind in POLYTRACE
+        return kind in SUITE
     return format is None or kind == format
 
 

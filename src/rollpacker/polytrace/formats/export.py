@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -10,20 +11,11 @@ import polars as pl
 from rollpacker.polytrace.formats.files.columns import unpack
 from rollpacker.polytrace.formats.files.lines import Note, Record, silent
 from rollpacker.polytrace.formats.ours import native
-from rollpacker.polytrace.formats.suite import (
-    dapo_filter,
-    multiturn,
-    packed_lengths,
-    reward_timings,
-)
+from rollpacker.polytrace.formats.suite import SUITE
 from rollpacker.polytrace.schema import Trace, TraceError
 
-WRITABLE = ("native", "polytrace", "packed_lengths", "multiturn", "reward_timings", "dapo_filter")
+WRITABLE = ("native", "polytrace", *SUITE)
 """Formats that ``write`` knows; ``polytrace`` writes each file that the trace has rows for."""
-_NO_PLACE = {
-    "packed_lengths": ("turns", "tools", "reward", "reward_s", "start_s", "end_s"),
-    "multiturn": ("dp_rank", "reward", "reward_s", "start_s", "end_s"),
-}
 
 
 def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list[Path]:
@@ -74,38 +66,32 @@ def _safe(name: str) -> Path:
 
 
 def _files(trace: Trace, format: str, note: Note) -> dict[str, list[Record]]:
+    if format != "polytrace":
+        return _lines(trace, format, note)
+    turns = trace.samples["turns"].is_not_null()
     files: dict[str, list[Record]] = {}
-    if format == "polytrace":
-        turns = trace.samples["turns"].is_not_null()
-        for kind, rows in (("packed_lengths", ~turns), ("multiturn", turns)):
-            if rows.any():
-                part = Trace(samples=trace.samples.filter(rows))
-                files |= _responses(part, kind, note)
-    elif format in _NO_PLACE:
-        files |= _responses(trace, format, note)
-    if format in ("polytrace", "reward_timings"):
-        found = reward_timings.lines(trace).items()
-        files |= {f"reward_timings_step_{step}.jsonl": lines for step, lines in found}
-    if format in ("polytrace", "dapo_filter") and trace.filters.height:
-        files["dapo_filter_indices.jsonl"] = dapo_filter.lines(trace)
-    return files
+    for kind, rows in (("packed_lengths", ~turns), ("multiturn", turns)):
+        files |= _lines(Trace(samples=trace.samples.filter(rows)), kind, note)
+    return files | _lines(trace, "reward_timings", note) | _lines(trace, "dapo_filter", note)
 
 
-def _responses(trace: Trace, kind: str, note: Note) -> dict[str, list[Record]]:
-    _tell_losses(trace.samples, kind, note)
-    turns = kind == "multiturn"
-    name, form = ("multiturn_workload", multiturn) if turns else ("packed_lengths", packed_lengths)
-    return {f"{name}_step_{step}.jsonl": lines for step, lines in form.lines(trace).items()}
+def _lines(trace: Trace, kind: str, note: Note) -> dict[str, list[Record]]:
+    frame, form = trace.samples, SUITE[kind]
+    if form.no_place and frame.height:
+        for line in _losses(frame, kind):
+            note(f"{kind} {line}")
+    return form.lines(trace)
 
 
-def _tell_losses(frame: pl.DataFrame, kind: str, note: Note) -> None:
-    lost = [name for name in _NO_PLACE[kind] if frame[name].is_not_null().any()]
+def _losses(frame: pl.DataFrame, kind: str) -> Iterator[str]:
+    """What a format of responses cannot say of them."""
+    lost = [name for name in SUITE[kind].no_place if frame[name].is_not_null().any()]
     if lost:
-        note(f"{kind} has no place for {', '.join(lost)}: left out")
+        yield f"has no place for {', '.join(lost)}: left out"
     if aborted := frame.filter(pl.col("state") == "aborted").height:
-        note(f"{kind} does not tell aborted responses: {aborted} are written as if complete")
+        yield f"does not tell aborted responses: {aborted} are written as if complete"
     if frame["prompt_tokens"].is_null().any():
-        note(f"{kind} needs prompt lengths: unknown ones are written as 0")
-    foreign = frame.height and unpack(frame["extra"][0], kind) is None
+        yield "needs prompt lengths: unknown ones are written as 0"
+    foreign = unpack(frame["extra"][0], kind) is None
     if foreign and frame["prompt"].n_unique() < frame.select("step", "prompt").n_unique():
-        note(f"{kind} has no prompt ids: prompts of several steps become different ones")
+        yield "has no prompt ids: prompts of several steps become different ones"

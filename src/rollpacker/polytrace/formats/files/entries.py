@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from rollpacker.polytrace.formats.files.opened import TornError, bare
 from rollpacker.polytrace.formats.files.reading import Reading
 
 _ROWS_AT_ONCE = 256
-_CHUNK = 1 << 20
-_LONGEST = 1 << 28
 _LOOKED_AT = 5
 _GAP = " \t\r\n,"
 _DECODER = json.JSONDecoder()
@@ -118,9 +115,8 @@ def _of_table(path: Path, record: Record, reading: Reading) -> Iterator[tuple[in
 
 
 def _elements(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Of a JSON array, each with the line in which it begins."""
-    given = _decoded(path, reading)
-    text, place, number = next(given, "").lstrip()[1:], 0, 1
+    """Of a JSON array, each with the line in which it begins; the file is in memory as a whole."""
+    text, place, number = _whole(path, reading).lstrip()[1:], 0, 1
     while True:
         begin = _after_gap(text, place)
         number += text.count("\n", place, begin)
@@ -129,15 +125,11 @@ def _elements(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
         try:
             value, place = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            more = _more(len(text) - begin, given) if isinstance(error, ValueError) else ""
-            if not more and text.rstrip().endswith("]"):
+            if text.rstrip().endswith("]"):
                 reading.bad(Problem(path, number, f"not JSON in this record or behind it: {error}"))
-                return
-            if not more:
+            else:
                 reading.leave(Problem(path, number, "the file ends within this record"))
-                return
-            text, place = text[begin:] + more, 0
-            continue
+            return
         if isinstance(value, dict):
             yield number, cast(Record, value)
         else:
@@ -151,27 +143,18 @@ def _after_gap(text: str, place: int) -> int:
     return place
 
 
-def _more(held: int, given: Iterator[str]) -> str:
-    """As much again as is ``held``, so that a long record is not parsed too often."""
-    if held > _LONGEST:
-        return ""
-    parts: list[str] = []
-    size = max(held, _CHUNK)
-    while size > 0 and (part := next(given, "")):
-        parts.append(part)
-        size -= len(part)
-    return "".join(parts)
-
-
-def _decoded(path: Path, reading: Reading) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def _whole(path: Path, reading: Reading) -> str:
+    """As much text of a file as can be read."""
+    blocks: list[bytes] = []
     try:
-        for block in opened.blocks(path, reading.tick):
-            yield decoder.decode(block)
-    except UnicodeDecodeError:
-        reading.bad(Problem(path, 0, "not UTF-8 text"))
+        blocks.extend(opened.blocks(path, reading.tick))
     except TornError as error:
         reading.leave(Problem(path, 0, str(error)))
+    try:
+        return b"".join(blocks).decode()
+    except UnicodeDecodeError as error:
+        reading.bad(Problem(path, 0, "not UTF-8 text"))
+        return b"".join(blocks)[: error.start].decode()
 
 
 def _rows(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:

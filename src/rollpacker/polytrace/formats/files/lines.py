@@ -63,13 +63,10 @@ def stop(problem: Problem) -> None:
     raise TraceError(str(problem))
 
 
-def records(path: Path, model: type[BaseModel], bad: Bad = stop) -> Iterator[tuple[int, Record]]:
+def records(path: Path, model: type[BaseModel], bad: Bad) -> Iterator[tuple[int, Record]]:
     """Yield ``(line number, object)`` of each good line; ``bad`` is told of the others.
 
-    Args:
-        path: a file of JSON lines; blank lines are skipped.
-        model: what a line must have; keys that it lacks are let through.
-        bad: raises ``TraceError`` by default.
+    Blank lines are skipped, and keys that ``model`` lacks are let through.
     """
     number = 0
     try:

@@ -1,4 +1,0 @@
-"""The formats of the published PolyTrace suite.
-
-Nothing here knows other formats.
-"""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from matrix_runs import Described, Ran
 
 Effect = Callable[[Ran], None]
 """Asserts what a leaf is for. ``AssertionError`` is a run in which it had no effect."""
 
+TABLE = yaml.safe_load((Path(__file__).parent / "matrix.yaml").read_text(encoding="utf-8"))
+_ROW = re.compile(
+    r"(?P<leaves>.+) @ (?P<run>[\w-]+)( against (?P<against>[\w-]+))?"
+    r"( instead (?P<key>[\w.]+)=(?P<value>.*))?"
+)
 RUNS: dict[str, Described] = {}
 ENTRIES: list[Entry] = []
 
@@ -62,6 +70,40 @@ def effect(
         return holds
 
     return note
+
+
+def _described_in_table() -> None:
+    for name, told in TABLE["runs"].items():
+        base = told.pop("like", None)
+        options = {key: told.pop(key) for key in ("slow", "refused") if key in told}
+        described(name, {**(RUNS[base].keys if base else {}), **told}, **options)
+
+
+_described_in_table()
+
+
+def take_rows(names: Mapping[str, Any]) -> None:
+    """The effects of the table, whose expressions may use ``names``."""
+    for row, text in TABLE["effects"].items():
+        found = _ROW.fullmatch(row)
+        assert found, row
+        instead = {found["key"]: yaml.safe_load(found["value"])} if found["key"] else None
+        told = effect(
+            *found["leaves"].split(),
+            run=found["run"],
+            against=found["against"] or "plain",
+            instead=instead,
+        )
+        told(_holds(text, names))
+
+
+def _holds(text: str, names: Mapping[str, Any]) -> Effect:
+    code = compile(text, text, "eval")
+
+    def holds(ran: Ran) -> None:
+        assert eval(code, {**names, "ran": ran}), text
+
+    return holds
 
 
 def happens(holds: Effect, ran: Ran) -> bool:

@@ -1,27 +1,38 @@
 """The whole table, and the leaves that no real run on a CPU can show, with the reason."""
 
+import math
+import operator
+import os
+from collections import Counter
+
 import effects_data
-import effects_devices
-import effects_engine
-import effects_environment
 import effects_rest
-import effects_rewards
 import effects_rollout
 import effects_train
+import numpy as np
+import polars as pl
+import pytest
+from losses import expected_loss
+from matrix_table import take_rows
+from runtime_jobs import SPECIALS
 
 from rollpacker.env.calls.calls import FORMATS
 
-FILES = (
-    effects_data,
-    effects_devices,
-    effects_engine,
-    effects_environment,
-    effects_rest,
-    effects_rewards,
-    effects_rollout,
-    effects_train,
-)
-"""Importing them fills the table."""
+NAMES = {
+    **{module.__name__: module for module in (math, operator, os, pytest)},
+    "Counter": Counter,
+    "SPECIALS": SPECIALS,
+    "expected_loss": expected_loss,
+    "np": np,
+    "pl": pl,
+}
+for module in (effects_data, effects_rest, effects_rollout, effects_train):
+    NAMES |= {
+        name: value
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", module.__name__) == module.__name__
+    }
+take_rows(NAMES)
 
 EXCEPTIONS = {
     "engine[vllm].gpu_memory": "a share of a GPU's memory",

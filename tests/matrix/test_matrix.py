@@ -1,19 +1,19 @@
 """Every leaf of the configuration is set by a real run that shows what it does.
 
-The table is made of eight files, one for each part of the tree (``effects_*.py``). To add a leaf:
+The table is ``matrix.yaml``. To add a leaf:
 
-1. Set it in a run: a key in the call ``described("chat", {...})`` of a run that stays valid with
-   it, or a run of its own, with ``slow=True`` unless it must be in the default suite.
-2. Say what it does there, in one short function::
+1. Set it in a run: a key of a run that stays valid with it, or a run of its own, ``slow: true``
+   unless it must be in the default suite.
+2. Say what it does there, in one expression::
 
-       @effect("data.size", run="chat")
-       def _(ran: Ran) -> None:
-           assert "13 rows" in ran.said
+       data.size @ chat: "\"13 rows\" in ran.said"
 
    ``ran`` has the run's metrics, samples, journal, checkpoints, summary, every call of its reward
-   and what the user was told. The same function must fail in ``plain``, which has the default, or
-   in the run named by ``against``; and, as a slow test, in the same run without this leaf (with
-   the keys ``instead``, where that alone would be no valid run, or no control).
+   and what the user was told. The same expression must be false in ``plain``, which has the
+   default, or in the run named by ``against``; and, as a slow test, in the same run without this
+   leaf (with the key ``instead``, where that alone would be no valid run, or no control).
+
+What takes more than an expression is a function in ``effects/``, under ``@effect``.
 
 Leaves that no real run on a CPU can show are listed in ``EXCEPTIONS`` with the reason. The list may
 only get shorter.

@@ -13,7 +13,6 @@ from matrix_table import described, effect
 from program_jobs import RIGHT, WRONG
 from runtime_jobs import (
     CHAT_TEMPLATE,
-    SPECIALS,
     Workshop,
     write_byte_model,
     write_model,
@@ -122,52 +121,6 @@ TRAINABLE = [0, *range(3, 14)]
 """Rows of ``chat``: without a long one, an excluded one and what is beyond ``size``."""
 
 
-@effect("output", run="chat")
-def _(ran: Ran) -> None:
-    assert ran.folder == ran.here / "elsewhere" / "chat"
-    assert (ran.folder / "metrics.jsonl").exists()
-
-
-@effect("model.path", run="chat", instead={"model.path": "{here}/other"})
-def _(ran: Ran) -> None:
-    assert len(ran.tensors(len(ran.metrics))["model.embed_tokens.weight"]) == 256 + len(SPECIALS)
-
-
-@effect("data.path", run="chat", instead={"data.path": "{here}/rows.jsonl"})
-def _(ran: Ran) -> None:
-    assert set(ran.table["prompt"]) < set(ROWS)
-
-
-@effect("data.size", run="chat")
-def _(ran: Ran) -> None:
-    assert "13 rows" in ran.said
-    assert not {"Q14", "Q15"} & {p for call in ran.called("seen") for p in call["prompts"]}
-
-
-@effect("data.exclude", run="chat", instead={"data.size": 14})
-def _(ran: Ran) -> None:
-    assert "1 rows dropped" in ran.said
-    assert "q2" not in set(ran.table["prompt"])
-
-
-@effect("data.overlong=skip", run="chat")
-def _(ran: Ran) -> None:
-    assert "1 prompts are too long and skipped" in ran.said
-    assert "q1" not in set(ran.table["prompt"])
-
-
-@effect("data.input_key", run="chat", instead={"data.overlong": "skip"})
-def _(ran: Ran) -> None:
-    prompts = {p for call in ran.called("seen") for p in call["prompts"]}
-    assert prompts < {f"Q{i:02d}" for i in TRAINABLE}
-
-
-@effect("data.label_key", run="chat")
-def _(ran: Ran) -> None:
-    for call in ran.called("seen"):
-        assert call["answer"] == [str(int(p.strip("Q"))) for p in call["prompts"]]
-
-
 @effect("data.domain_key", run="chat", instead={"rewards.1.domains": []})
 def _(ran: Ran) -> None:
     """Each step has its share of both domains, although the file has one after the other."""
@@ -184,12 +137,6 @@ def _(ran: Ran) -> None:
     for domain in (range(8), range(8, 16)):
         early = [number for number in first if number in domain]
         assert max(early, default=-1) < min(n for n in second if n in domain)
-
-
-@effect("data.drop_last", run="chat")
-def _(ran: Ran) -> None:
-    """Two of the twelve are left over."""
-    assert [len(ran.trained(step)) for step in range(len(ran.metrics))] == [5, 5]
 
 
 @effect(
@@ -235,34 +182,7 @@ def _(ran: Ran) -> None:
     assert prompts == {entry["question"] for entry in wanted}
 
 
-described("raw", {"model.path": "{here}/bytes", "data.chat": False, "steps": 1}, slow=True)
-
-
-@effect("data.chat", run="raw", against="chat")
-def _(ran: Ran) -> None:
-    assert set(ran.table["prompt_tokens"]) == {3}
-
-
-described("hub", {"data.path": "{here}/hub", "data.split": "validation", "steps": 1}, slow=True)
-
-
-@effect("data.split", run="hub")
-def _(ran: Ran) -> None:
-    assert ran.trained(0) == {f"validation{i}" for i in range(4)}
-
-
-described("holes", {"data.path": "{here}/holes.jsonl", "data.missing": "skip"}, slow=True)
-
-
-@effect("data.missing=skip", run="holes")
-def _(ran: Ran) -> None:
-    assert "1 incomplete rows skipped" in ran.said
-    assert set(ran.kept["prompt"]) == {"p0", "p1", "p3"}
-
-
 # --- the model -----------------------------------------------------------------------------------
-
-described("bfloat16", {"model.dtype": "bfloat16", "steps": 2}, slow=True)
 
 
 @effect("model.dtype=bfloat16", run="bfloat16")
@@ -273,9 +193,6 @@ def _(ran: Ran) -> None:
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
     before = ran.first_weights
     assert any(not torch.equal(saved[n], before[n].bfloat16()) for n in saved)
-
-
-described("adapters", {"model.lora_rank": 3, "model.lora_alpha": 12.0, "steps": 3}, slow=True)
 
 
 def adapter(ran: Ran) -> dict[str, torch.Tensor]:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pytest
-from effects_devices import cores_of
 from matrix_runs import Ran, by_command
 from matrix_table import described, effect
 from mux_real_daemon import Daemon
@@ -27,8 +25,6 @@ from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.client import MuxClient
 from rollpacker.runtime.record.progress import Progress
 
-described("plain", {})
-
 # --- evaluation and checkpoints, in run ``tuned`` of effects_train -------------------------------
 
 
@@ -37,67 +33,8 @@ def examined(ran: Ran) -> list[dict[str, Any]]:
     return ran.calls[: 6 * (2 + 1)]
 
 
-@effect("eval.data.path", run="tuned", instead={"eval.data.path": "{here}/many.jsonl"})
-def _(ran: Ran) -> None:
-    assert ran.summary.get("before", {}).get("eval/problems") == 6.0
-
-
-@effect("eval.every", run="tuned")
-def _(ran: Ran) -> None:
-    assert [row["step"] for row in ran.metrics if "eval/problems" in row] == [1, 3]
-
-
-@effect("eval.num_generations", run="tuned")
-def _(ran: Ran) -> None:
-    prompts = [call["prompts"][0] for call in examined(ran)]
-    assert sorted(prompts) == sorted([f"{i:03d}" for i in range(6)] * 3)
-
-
-@effect("eval.temperature", run="tuned")
-def _(ran: Ran) -> None:
-    """Greedy: every answer to a problem is the same."""
-    answers: dict[str, set[str]] = {}
-    for call in examined(ran):
-        answers.setdefault(call["prompts"][0], set()).add(call["texts"][0])
-    assert len(answers) == 6
-    assert set(map(len, answers.values())) == {1}
-
-
-@effect("eval.threshold", run="tuned")
-def _(ran: Ran) -> None:
-    scores = pl.Series([call["scores"][0] for call in examined(ran)])
-    right = ran.summary.get("before", {}).get("eval/sampled_accuracy")
-    assert right == pytest.approx((scores >= 0.5).mean())
-    assert right != pytest.approx((scores >= 0.99).mean())
-
-
-@effect("checkpoint.every", "checkpoint.keep", run="tuned")
-def _(ran: Ran) -> None:
-    found = {int(path.name.rpartition("-")[2]) for path in ran.folder.glob("checkpoint-*")}
-    assert found == {1, 2, 3, 4}
-
-
-@effect("checkpoint.best", run="tuned")
-def _(ran: Ran) -> None:
-    """The better one of the two evaluations that had a checkpoint."""
-    best = ran.summary.get("best")
-    assert best is not None
-    found = [row["eval/sampled_accuracy"] for row in ran.metrics if "eval/problems" in row]
-    assert best["value"] == pytest.approx(max(found))
-    assert (ran.folder / best["checkpoint"] / "model.safetensors").exists()
-
-
-described("forgetful", {"checkpoint.journal_mb": 1e-3, "checkpoint.every": 1}, slow=True)
-
-
-@effect("checkpoint.journal_mb", run="forgetful")
-def _(ran: Ran) -> None:
-    """A kilobyte of journal does not hold three steps."""
-    lines = [p.read_text(encoding="utf-8") for p in ran.folder.glob("journal*.jsonl")]
-    assert sum(text.count('"StepStarted"') for text in lines) < 3
-
-
-described("split", {"eval.fraction": 0.3, "steps": 1}, slow=True)
+def examined_scores(ran: Ran) -> pl.Series:
+    return pl.Series([call["scores"][0] for call in examined(ran)])
 
 
 @effect("eval.fraction", run="split", instead={"eval.data.path": "{here}/held_out.jsonl"})
@@ -136,38 +73,7 @@ STOPPED = {"rewards.0.options": {"sends": "SIGTERM", "after_s": 8.0}, "rewards.0
 described("hurried", STOPPED | {"checkpoint.grace_s": 4.0}, slow=True, train=by_command)
 
 
-@effect("checkpoint.grace_s", run="hurried", instead={"checkpoint.grace_s": 300.0})
-def _(ran: Ran) -> None:
-    """The reward takes longer than there is time."""
-    assert "step 0 is dropped on its way" in ran.said
-    assert ran.said.endswith("exit 143")
-
-
 # --- samples -------------------------------------------------------------------------------------
-
-described("numbers", {"samples.texts": False, "samples.token_ids": True, "steps": 1}, slow=True)
-described("little", {"samples.max_gb": 1e-6, "checkpoint.every": 1}, slow=True)
-
-
-@effect("samples.texts", run="numbers")
-def _(ran: Ran) -> None:
-    assert ran.table["prompt_text"].null_count() == ran.table.height
-    assert ran.table["completion"].null_count() == ran.table.height
-
-
-@effect("samples.token_ids", run="numbers")
-def _(ran: Ran) -> None:
-    """Those that the reward was given."""
-    assert "completion_ids" in ran.table.columns
-    given = sorted(ids for call in ran.calls for ids in call["ids"])
-    assert sorted(ran.table["completion_ids"].to_list()) == given
-
-
-@effect("samples.max_gb", run="little")
-def _(ran: Ran) -> None:
-    """A kilobyte holds no texts; the numbers stay."""
-    assert ran.table.height == 33
-    assert ran.table["completion"].null_count() > 0
 
 
 # --- nodes shared through a daemon ---------------------------------------------------------------
@@ -266,54 +172,11 @@ described(
 )
 
 
-@effect("mux.managed", run="managed")
-def _(ran: Ran) -> None:
-    """The job that was submitted ran, and goes on: whoever started the run ends it."""
-    job = known(ran)
-    assert (job["id"], job["done"], job["state"]) == ("told", 2, "idle")
-    assert job["spec"]["worst_rollout_s"] == 30.0
-
-
 def known(ran: Ran) -> dict[str, Any]:
     """What the daemon knew of the job."""
     jobs = ran.extra.get("jobs", [])
     assert len(jobs) == 1
     return jobs[0]
-
-
-@effect("mux.url", "mux.token_file", "mux.cafile", run="shared-nodes")
-def _(ran: Ran) -> None:
-    """Two steps have four phases, each under a permit of that daemon."""
-    assert known(ran)["done"] == 2
-    assert ran.summary["mux"]["phases"] == 4
-
-
-@effect("mux.job", run="shared-nodes")
-def _(ran: Ran) -> None:
-    assert known(ran)["id"] == "night-shift"
-
-
-@effect("mux.slo", "mux.worst_rollout_s", "mux.worst_train_s", run="shared-nodes")
-def _(ran: Ran) -> None:
-    spec = known(ran)["spec"]
-    assert (spec["slo"], spec["worst_rollout_s"], spec["worst_train_s"]) == (7.0, 31.0, 17.0)
-
-
-@effect(
-    *("mux.team", "mux.priority", "mux.rollout_memory_gb", "mux.train_memory_gb"),
-    run="shared-nodes",
-)
-def _(ran: Ran) -> None:
-    spec = known(ran)["spec"]
-    assert (spec["team"], spec["priority"]) == ("math", 3)
-    assert (spec["rollout_memory_gb"], spec["train_memory_gb"]) == (11.0, 13.0)
-
-
-@effect("mux.cores", run="shared-nodes")
-def _(ran: Ran) -> None:
-    """Rewards are computed in the rollout phase."""
-    assert ran.calls
-    assert {tuple(cores_of(call)) for call in ran.calls} == {(0,)}
 
 
 # --- trackers: what accelerate hands to packages of these names ----------------------------------

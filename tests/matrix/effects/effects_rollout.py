@@ -1,17 +1,15 @@
-"""What ``rollout`` and ``engine`` do: how responses are sampled, which are kept, who waits."""
+"""What runs show of sampling, gradients, devices, rewards and environments."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import polars as pl
-from losses import expected_loss
 from matrix_runs import Ran
 from matrix_table import described, effect
-
-# --- sampling, in the runs of other files --------------------------------------------------------
 
 
 def first_tokens(ran: Ran) -> dict[str, set[int]]:
@@ -21,66 +19,6 @@ def first_tokens(ran: Ran) -> dict[str, set[int]]:
         for prompt, ids in zip(call["prompts"], call["ids"], strict=True):
             found.setdefault(prompt, set()).add(ids[0])
     return found
-
-
-@effect("rollout.top_k", run="chat")
-def _(ran: Ran) -> None:
-    assert max(map(len, first_tokens(ran).values())) <= 2
-
-
-@effect("rollout.top_p", run="procedural")
-def _(ran: Ran) -> None:
-    """The model knows 259 tokens, of nearly the same probability."""
-    assert len(set().union(*first_tokens(ran).values())) <= 4
-
-
-@effect("rollout.temperature", run="tuned")
-def _(ran: Ran) -> None:
-    """The softmax of a random model over 18 words is flat, and sharp when it is cold."""
-    assert ran.metrics[0]["trained_tokens/entropy"] < 2.0
-
-
-@effect("rollout.stop", run="gathered")
-def _(ran: Ran) -> None:
-    for call in ran.calls:
-        assert all("1" not in text[:-1] for text in call["texts"])
-
-
-@effect("rollout.prompts_per_step", run="chat")
-def _(ran: Ran) -> None:
-    assert all(len(ran.trained(step)) == 5 for step in range(len(ran.metrics)))
-
-
-@effect("rollout.num_generations", run="chat")
-def _(ran: Ran) -> None:
-    groups = Counter(ran.kept.select("step", "prompt").rows())
-    assert set(groups.values()) == {6}
-
-
-@effect("rollout.max_completion_length", run="chat")
-def _(ran: Ran) -> None:
-    assert ran.table["tokens"].max() == 24
-
-
-# --- gradients -----------------------------------------------------------------------------------
-
-SLOW_GRADE = {
-    "rewards.0.options": {"slow": "003"},
-    "grading.workers": 2,
-    "data.shuffle": False,
-    "steps": 1,
-}
-described("unstreamed", SLOW_GRADE | {"rollout.streaming.enabled": False}, slow=True)
-described("streamed", SLOW_GRADE, slow=True)
-
-
-@effect("rollout.streaming.enabled", run="unstreamed", against="streamed")
-def _(ran: Ran) -> None:
-    """One reward takes a second; gradients of the other groups could start meanwhile."""
-    assert ran.places(0, "FinishRollout")[0] < ran.places(0, "AccumulateGradients")[0]
-
-
-described("repeatable", {"deterministic": True}, slow=True)
 
 
 @effect("deterministic", run="repeatable")
@@ -93,28 +31,6 @@ def _(ran: Ran) -> None:
         assert [part["prompt"] for part in tasks[0]["parts"]] == list(dict.fromkeys(order))
 
 
-# --- two workers ---------------------------------------------------------------------------------
-
-PAIR = {"devices.per_node": 2, "epochs": 4, "rollout.streaming.group_tokens": 1}
-described("pair", PAIR | {"rollout.streaming.consolidate_below": 100}, slow=True)
-described("apart", PAIR | {"rollout.streaming.consolidate_below": 0}, slow=True)
-late = {"rollout.streaming.scaling": "fixed", "rollout.streaming.scaling_fraction": 0.75}
-described("halved", PAIR | late, slow=True)
-described("early", PAIR | late | {"rollout.streaming.scaling_fraction": 0.1}, slow=True)
-described("fitting", PAIR | {"rollout.streaming.scaling": "paper"}, slow=True)
-
-
-@effect("devices.per_node", run="pair")
-def _(ran: Ran) -> None:
-    assert set(ran.table["worker"]) == {0, 1}
-    assert ran.summary["workers"] == 2
-
-
-@effect("rollout.streaming.consolidate_below", run="pair", against="apart")
-def _(ran: Ran) -> None:
-    assert sum(ran.count("MigrateAttempts")) > 0
-
-
 def finished_at_moves(ran: Ran) -> list[float]:
     """Share of the responses that were there when the tail moved, for each step where it did."""
     found: list[float] = []
@@ -123,27 +39,6 @@ def finished_at_moves(ran: Ran) -> list[float]:
             ends = [place for place in ran.places(number, "AttemptFinished") if place < moves[0]]
             found.append(len(ends) / sum(item["kind"] == "StartAttempt" for item in step))
     return found
-
-
-@effect("rollout.streaming.scaling=fixed", run="halved", against="apart")
-def _(ran: Ran) -> None:
-    assert finished_at_moves(ran)
-
-
-@effect("rollout.streaming.scaling_fraction", run="halved", against="early")
-def _(ran: Ran) -> None:
-    assert finished_at_moves(ran)
-    assert min(finished_at_moves(ran)) >= 0.75
-
-
-@effect("rollout.streaming.scaling=paper", run="fitting", against="early")
-def _(ran: Ran) -> None:
-    """Between 20% and 50% of the responses."""
-    assert finished_at_moves(ran)
-    assert all(0.2 <= share <= 0.5 for share in finished_at_moves(ran))
-
-
-# --- what becomes of the tail --------------------------------------------------------------------
 
 
 def started(ran: Ran, step: int) -> Counter[str]:
@@ -155,110 +50,9 @@ def kind_of(ran: Ran, step: int) -> dict[str, Any]:
     return next(item for item in ran.steps[step] if item["kind"] == "BeginRound")
 
 
-described(
-    "race",
-    {
-        "rollout.tail_batching.mode": "race",
-        "rollout.tail_batching.eta_prompts": 1.75,
-        "rollout.tail_batching.eta_responses": 2.0,
-        "rollout.tail_batching.audit_every": 1,
-        "rollout.tail_batching.audit_prompts": 2,
-        "rollout.tail_batching.long_round_steps": 2,
-        "data.path": "{here}/many.jsonl",
-        "steps": 5,
-    },
-)
-
-
-@effect("rollout.tail_batching.mode=race", run="race")
-def _(ran: Ran) -> None:
-    assert ran.metrics[0]["tail/round_kind"] == "short"
-    assert max(started(ran, 0).values()) > 3
-    assert set(Counter(ran.kept.select("step", "prompt").rows()).values()) == {3}
-
-
-@effect("rollout.tail_batching.eta_prompts", run="race")
-def _(ran: Ran) -> None:
-    assert len(started(ran, 0)) == math.ceil(1.75 * 4)
-
-
-@effect("rollout.tail_batching.eta_responses", run="race")
-def _(ran: Ran) -> None:
-    assert set(started(ran, 0).values()) == {2 * 3}
-
-
 def meter(ran: Ran) -> dict[str, Any]:
     """What the last checkpoint knows of the run's bias."""
     return ran.state(len(ran.metrics))["policy"]["measure"]["meter"]
-
-
-@effect("rollout.tail_batching.audit_every", run="race")
-def _(ran: Ran) -> None:
-    """Each short round but the first is one."""
-    short = [row["tail/round_kind"] for row in ran.metrics[1:]].count("short")
-    assert len(meter(ran)["latest"]) == short > 0
-
-
-@effect("rollout.tail_batching.audit_prompts", run="race")
-def _(ran: Ran) -> None:
-    """All six responses of two prompts ran to their end, each time."""
-    heard = sum(len(meter(ran)[name]["lengths"]) for name in ("old", "new"))
-    assert heard == 2 * 6 * len(meter(ran)["latest"]) > 0
-
-
-@effect("rollout.tail_batching.long_round_steps", run="race")
-def _(ran: Ran) -> None:
-    """A long round has the prompts of two steps, and an update for each half."""
-    long = [n for n in range(len(ran.steps)) if kind_of(ran, n)["updates"] == 2]
-    assert long
-    for step in long:
-        assert len(started(ran, step)) == 2 * 4
-        assert ran.count("UpdateApplied")[step] == 2
-
-
-described("plainly", {"rollout.tail_batching.mode": "off"}, slow=True)
-
-
-@effect("rollout.tail_batching.mode=off", run="plainly")
-def _(ran: Ran) -> None:
-    """Sample, then grade, then train: each begins when the one before is over."""
-    for step in range(len(ran.steps)):
-        assert ran.places(step, "AttemptFinished")[-1] < ran.places(step, "GradeAttempt")[0]
-        assert ran.places(step, "FinishRollout")[0] < ran.places(step, "AccumulateGradients")[0]
-
-
-raced = {"rollout.tail_batching.mode": "prompts", "rollout.tail_batching.eta_prompts": 2.0}
-described("prompts", raced | {"epochs": 2}, slow=True)
-weighed = {"rollout.tail_batching.censoring_weights": True, "epochs": 2, "steps": 4}
-described("weighed", raced | weighed, slow=True)
-
-
-@effect("rollout.tail_batching.mode=prompts", run="prompts")
-def _(ran: Ran) -> None:
-    """Prompts race, their responses do not."""
-    assert ran.metrics[0]["tail/round_kind"] == "short"
-    assert len(started(ran, 0)) == 8
-    assert set(started(ran, 0).values()) == {3}
-
-
-@effect("rollout.tail_batching.censoring_weights", run="weighed", against="prompts")
-def _(ran: Ran) -> None:
-    """Where responses were aborted, the loss is not the mean over what was kept."""
-    assert any(abs(row["loss"] - expected_loss(ran, row["step"])) > 1e-3 for row in ran.metrics)
-
-
-# Of two likely tokens a prompt ends soon or never: lengths are a matter of the prompt.
-described(
-    "buckets",
-    {
-        "model.path": "{here}/bytes",
-        "data.size": 8,
-        "rollout.top_k": 2,
-        "rollout.tail_batching.bucket_rounds": 2,
-        "epochs": 2,
-    },
-    slow=True,
-)
 
 
 @effect("rollout.tail_batching.bucket_rounds", run="buckets")
@@ -272,95 +66,167 @@ def _(ran: Ran) -> None:
     assert max(rounds[0]) <= min(rounds[1])
 
 
-# Some responses take a hundred times as long as the others; a step of the engine takes a
-# millisecond, whatever the machine, as far as predictions go.
-CHOSEN = {
-    "engine.kind": "fake",
-    "engine.lengths": [2, 2, 2, 2, 2, 200],
-    "rollout.max_completion_length": 210,
-    "rollout.num_generations": 4,
-    "rollout.prompts_per_step": 8,
-    "rollout.tail_batching.mode": "auto",
-    "rollout.tail_batching.eta_prompts": 2.0,
-    "rollout.tail_batching.eta_responses": 2.0,
-    "data.path": "{here}/many.jsonl",
-    "steps": 13,
+def alone(row: dict[str, Any]) -> int:
+    """Tokens that were the only one of their sequence in a step."""
+    return row["engine/generated_tokens"] - row["speculation/accepted"]
+
+
+@effect("rollout.streaming.lookahead", run="scripted")
+def _(ran: Ran) -> None:
+    """Of ten times as many tasks, the worker holds so many at a time."""
+    most = 0
+    for step in ran.steps:
+        flying = 0
+        for item in step:
+            flying += (item["kind"] == "AccumulateGradients") - (
+                item["kind"] == "GradientsAccumulated"
+            )
+            most = max(most, flying)
+    assert most == 5
+
+
+def tasks(ran: Ran) -> list[set[tuple[float, float]]]:
+    """When each worker summed gradients."""
+    lines = (ran.folder / "workers.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[int, set[tuple[float, float]]] = {}
+    for line in map(json.loads, lines):
+        if line["kind"] == "accumulate":
+            found.setdefault(line["worker"], set()).add((line["start_s"], line["end_s"]))
+    return [found[worker] for worker in sorted(found)]
+
+
+def cores(ran: Ran) -> set[int]:
+    """How many cores the worker may use, at each call of the reward."""
+    assert ran.calls
+    return {len(cores_of(call)) for call in ran.calls}
+
+
+def cores_of(call: dict[str, Any]) -> list[int]:
+    """Of the first worker."""
+    assert "workers" in call
+    found: list[int] = []
+    for part in call["workers"][0]["Cpus_allowed_list"].split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+@effect("devices.kind=cuda", run="accelerated", instead={"devices.kind": "auto"})
+def _(ran: Ran) -> None:
+    """Where there is no GPU it is refused."""
+    import torch
+
+    if not torch.cuda.is_available():
+        assert ran.error == "devices.kind is 'cuda' but no CUDA device was found"
+    else:
+        assert not ran.error
+
+
+def who_trained(ran: Ran) -> set[tuple[int, str]]:
+    """Numbers of what summed gradients, and what they are."""
+    lines = (ran.folder / "workers.jsonl").read_text(encoding="utf-8").splitlines()
+    return {(line["worker"], line.get("role", "both")) for line in map(json.loads, lines)}
+
+
+CHATTING = Path(__file__).parents[1] / "chatting.py"
+TALKING = Path(__file__).parents[2] / "runtime" / "support" / "talking.py"
+CHAT = {
+    "model.path": "{here}/bytes",
+    "rollout.max_completion_length": 60,
+    "environment.kind": "python",
+    "environment.path": f"{CHATTING}:Chat",
+    "environment.options": {"log": "{here}/{name}.said"},
 }
-free = {"rollout.tail_batching.bias_limit": 0.1, "rollout.tail_batching.race_responses": True}
-described("chosen", CHOSEN | free, slow=True)
+UNTOLD = {"environment.options": {}}
+ECHO = {"environment.path": f"{TALKING}:Echo"} | UNTOLD
+TOOL = {"environment.kind": "tools", "environment.path": f"{CHATTING}:look_up"} | UNTOLD
+"""Others, which note nothing."""
 
-
-@effect("rollout.tail_batching.mode=auto", run="chosen")
-def _(ran: Ran) -> None:
-    """At first nothing is known; then it is worth it."""
-    kinds = [row["tail/round_kind"] for row in ran.metrics]
-    assert kinds[0] == "full"
-    assert "short" in kinds
-
-
-@effect("rollout.tail_batching.race_responses", "rollout.tail_batching.bias_limit", run="chosen")
-def _(ran: Ran) -> None:
-    """It takes the race of responses, which bends lengths far below the usual limit."""
-    assert max(max(started(ran, step).values()) for step in range(len(ran.steps))) > 4
-
-
-# --- dynamic sampling ----------------------------------------------------------------------------
+# --- a class that talks in two processes ---------------------------------------------------------
 
 described(
-    "drawn",
-    {
-        "rewards.0.options": {"flat": ["000", "001"]},
-        "rollout.dynamic_sampling.enabled": True,
-        "rollout.dynamic_sampling.max_draws": 1,
-        "data.shuffle": False,
-        "steps": 1,
+    "talking",
+    CHAT
+    | {
+        "environment.options": {"log": "{here}/{name}.said", "word": "again"},
+        "environment.max_turns": 2,
+        "environment.max_total_tokens": 200,
+        "environment.concurrency": 3,
+        "environment.processes": 2,
+        "environment.reward": "last",
+        "environment.weight": 0.5,
+    },
+)
+
+
+def notes(ran: Ran, kind: str = "") -> list[dict[str, Any]]:
+    """What the environments wrote, in order; of one kind or all."""
+    log = ran.here / f"{ran.described.name}.said"
+    assert log.exists()
+    found = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return [note for note in found if kind in ("", note["kind"])]
+
+
+def talks(ran: Ran) -> pl.DataFrame:
+    """Responses that were trained on, with their turns."""
+    assert "turn_tokens" in ran.kept.columns
+    kept = ran.kept.filter(pl.col("turn_tokens").list.len() > 0)
+    assert kept.height
+    return kept.with_columns(
+        turns=pl.col("turn_tokens").list.len(),
+        whole=pl.col("turn_tokens").list.sum() + pl.col("added_tokens").list.sum(),
+    )
+
+
+@effect("environment.kind=python", run="talking", instead=TOOL)
+@effect("environment.path", run="talking", instead=ECHO)
+def _(ran: Ran) -> None:
+    """It was given every reply that is complete."""
+    assert len(notes(ran, "step")) >= (talks(ran)["turns"] - 1).sum() > 0
+
+
+@effect(
+    "environment.options",
+    run="talking",
+    instead={"environment.options": {"log": "{here}/{name}.said"}},
+)
+def _(ran: Ran) -> None:
+    assert {note["word"] for note in notes(ran)} == {"again"}
+
+
+# --- one that raises, and one that hangs ---------------------------------------------------------
+
+described(
+    "scored",
+    CHAT
+    | {
+        "environment.options": {"log": "{here}/{name}.said", "ill": "p2"},
+        "environment.on_error": "score",
+        "environment.failed_reward": -3.0,
+    },
+    slow=True,
+)
+described(
+    "hanging",
+    CHAT
+    | {
+        "environment.options": {"log": "{here}/{name}.said", "stuck": "p3"},
+        "environment.step_timeout_s": 2.0,
+        "rollout.max_retries": 0,
     },
     slow=True,
 )
 
 
-@effect("rollout.dynamic_sampling.enabled", run="drawn")
-def _(ran: Ran) -> None:
-    """Two prompts teach nothing: they are dropped, and another one is drawn."""
-    assert set(ran.table.filter(pl.col("state") == "dropped")["prompt"]) >= {"p0", "p1"}
-    assert "p4" in set(ran.table["prompt"])
-    assert ran.trained(0) <= {"p2", "p3", "p4"}
+LATE = {"environment.path": f"{CHATTING.parent / 'late.py'}:Chat"}
+described("unloaded", CHAT | LATE | {"environment.start_timeout_s": 0.2}, refused=True)
 
 
-@effect("rollout.dynamic_sampling.max_draws", run="drawn")
-def _(ran: Ran) -> None:
-    """One for the step and one more, although two are missing."""
-    assert ran.count("DrawPrompts") == [2]
+def timeouts(ran: Ran) -> list[float]:
+    """Mean timeout given in each step, seconds."""
+    return [row.get("rewards/code/timeout_s", 0.0) for row in ran.metrics]
 
 
-described(
-    "empty",
-    {
-        "rewards.0.options": {"flat": [f"{number:03d}" for number in range(99)]},
-        "rollout.dynamic_sampling.enabled": True,
-        "rollout.dynamic_sampling.max_empty_steps": 1,
-        "steps": 2,
-    },
-    slow=True,
-    refused=True,
-)
-
-
-@effect("rollout.dynamic_sampling.max_empty_steps", run="empty")
-def _(ran: Ran) -> None:
-    """The run stops at the first step that has nothing to train on."""
-    assert len(ran.metrics) == 1
-    assert "dynamic sampling has left a step without a group" in ran.error
-
-
-# --- decoding ahead ------------------------------------------------------------------------------
-
-LOOPING = {"rollout.temperature": 0.3, "rollout.max_completion_length": 60}
-described("ahead", LOOPING, slow=True)
-described("not-ahead", LOOPING | {"rollout.speculation.mode": "off"}, slow=True)
-
-
-@effect("rollout.speculation.mode=off", run="not-ahead", against="ahead")
-def _(ran: Ran) -> None:
-    """Cold responses of a random model repeat themselves; nothing guesses how they go on."""
-    assert sum(row["speculation/drafted"] for row in ran.metrics) == 0
+def total(ran: Ran, function: str) -> float:
+    """Of the scores that a reward function gave."""
+    return sum(sum(call["scores"]) for call in ran.called(function))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from effects_data import epoch_order
 from losses import Mean, Rule, expected_loss
 from matrix_runs import Ran
 from matrix_table import RUNS, described, effect
@@ -44,30 +43,6 @@ def norm(tensors: dict[str, torch.Tensor]) -> float:
     return float(torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum().sqrt())
 
 
-@effect("seed", run="tuned")
-def _(ran: Ran) -> None:
-    ids = [f"p{i}" for i in range(11)]
-    assert ran.trained(0) == set(epoch_order(ids, 11, 0)[:4])
-
-
-@effect("steps", run="tuned")
-def _(ran: Ran) -> None:
-    assert ran.summary["steps"] == len(ran.metrics) == 4
-
-
-@effect("epochs", run="gathered")
-def _(ran: Ran) -> None:
-    times = ran.kept.select("step", "prompt").unique()["prompt"].value_counts()
-    assert set(times["count"]) == {2}
-
-
-@effect("train.adam_beta1", "train.max_grad_norm", run="tuned")
-def _(ran: Ran) -> None:
-    """The mean gradient is that share of the clipped one."""
-    assert ran.metrics[0]["grad_norm"] > CLIP
-    assert norm(ran.optimizer(1, "exp_avg")) == pytest.approx((1 - BETA1) * CLIP, rel=1e-4)
-
-
 @effect("train.adam_beta2", run="tuned")
 def _(ran: Ran) -> None:
     squares = ran.optimizer(1, "exp_avg_sq")
@@ -86,41 +61,6 @@ def _(ran: Ran) -> None:
     rate = LR / 2  # half of the warm-up
     moved = before[name] * (1 - rate * DECAY) - rate * gradients[name].sign()
     assert torch.allclose(after[name][clear], moved[clear], atol=1e-5)
-
-
-@effect("train.warmup_steps", "train.lr_scheduler_type=linear", run="tuned")
-def _(ran: Ran) -> None:
-    rates = [row["learning_rate"] for row in ran.metrics]
-    assert rates == pytest.approx([LR / 2, LR, LR * 2 / 3, LR / 3])
-
-
-@effect("train.beta", run="tuned")
-def _(ran: Ran) -> None:
-    """No divergence before the first update; then the loss holds that much of it."""
-    assert ran.metrics[0].get("kl", 0.0) == pytest.approx(0.0, abs=1e-6)
-    assert ran.metrics[-1].get("kl", 0.0) > 1e-3
-    for row in ran.metrics:
-        plain = expected_loss(ran, row["step"])
-        assert row["loss"] == pytest.approx(plain + 0.3 * row.get("kl", 0.0), abs=1e-4)
-
-
-described("cosine", {"train.lr_scheduler_type": "cosine"}, slow=True)
-
-
-@effect("train.lr_scheduler_type=cosine", run="cosine")
-def _(ran: Ran) -> None:
-    rates = [row["learning_rate"] for row in ran.metrics]
-    assert rates == pytest.approx([1e-2, 0.75e-2, 0.25e-2])
-
-
-@effect("train.updates_per_step", run="gathered")
-def _(ran: Ran) -> None:
-    """Two updates; in the second one the ratio has moved."""
-    assert set(ran.count("UpdateApplied")) == {2}
-    assert any(abs(row.get("trained_tokens/ratio", 1.0) - 1.0) > 1e-6 for row in ran.metrics)
-
-
-# --- algorithms: the loss by its formula, and the clip range -------------------------------------
 
 
 def algorithm(
@@ -152,7 +92,6 @@ for name in ("grpo", "dapo"):
     algorithm(name, "group", "tokens", "std_epsilon", 0.5, epsilon=0.5)
 
 SHAPED = {"train.algorithm.overlong_buffer": 30, "train.algorithm.overlong_penalty": 5.0}
-described("shaped", {"train.algorithm.kind": "dapo", "steps": 2, **SHAPED}, slow=True)
 
 
 @effect(
@@ -208,17 +147,8 @@ for kind in ("grpo", "dr_grpo", "reinforce_pp", "dapo"):
 for word in ("none", "batch"):
     other_gradient(f"train.algorithm[gspo].scale_rewards={word}", "gspo", word)
 other_gradient("train.algorithm[gspo].std_epsilon", "gspo", 0.5)
-described("held-back", {"deterministic": True, "train.beta": 2.0, "steps": 2}, slow=True)
 other_gradient("train.kl_bias_correction", "held-back", False, step=1)
 
-# Its probabilities are made up: the trainer's are far from them, above and below.
-UNLIKE = {
-    "engine.kind": "fake",
-    "engine.lengths": [3, 9, 17],
-    "rollout.temperature": 0.1,
-    "steps": 1,
-}
-described("unlike", UNLIKE, slow=True)
 for word in ("truncate", "mask"):
     other_gradient(f"train.sampler_correction.kind={word}", "unlike", word)
 for word in ("sequence", "geometric"):
@@ -227,119 +157,16 @@ other_gradient("train.sampler_correction.high", "unlike-kind-truncate", 1.0)
 other_gradient("train.sampler_correction.low", "unlike-kind-mask", 0.0)
 
 
-# --- what counts, and how fast ------------------------------------------------------------------
-
-described(
-    "masked",
-    {"train.mask_truncated_completions": True, "rollout.max_completion_length": 10},
-    slow=True,
-)
-described("equal", {"rollout.min_reward_range": 0.6}, slow=True)
-described("cold", {"train.warmup_steps": 2, "train.warmup_from_zero": True}, slow=True)
-
-
-@effect("train.mask_truncated_completions", run="masked")
-def _(ran: Ran) -> None:
-    assert ran.metrics[0]["completions/clipped_ratio"] > 0
-    for row in ran.metrics:
-        wanted = expected_loss(ran, row["step"], cap=10, masked=True)
-        assert row["loss"] == pytest.approx(wanted, abs=2e-5)
-    assert any(row["loss"] != pytest.approx(expected_loss(ran, row["step"]), abs=1e-3)
-               for row in ran.metrics)  # fmt: skip
-
-
-@effect("rollout.min_reward_range", run="equal")
-def _(ran: Ran) -> None:
-    for row in ran.metrics:
-        wanted = expected_loss(ran, row["step"], least=0.6)
-        assert row["loss"] == pytest.approx(wanted, abs=2e-5)
-
-
-@effect("train.warmup_from_zero", run="cold")
-def _(ran: Ran) -> None:
-    assert [row["learning_rate"] for row in ran.metrics] == pytest.approx([0.0, 5e-3, 1e-2])
-
-
-# --- how it is computed: the same sums, cut otherwise, in less memory, or not at all -------------
-
-ORDERED = {"deterministic": True, "checkpoint.every": 1, "steps": 1}
-LONG = {"data.path": "{here}/wordy.jsonl"}
-RAGGED = {"train.micro_batch_tokens": 128}
-described("summed", ORDERED, slow=True)
-described("summed-long", ORDERED | LONG, slow=True)
-described("cut", ORDERED | {"train.micro_batch_tokens": 1}, slow=True)
-described("summed-ragged", ORDERED | RAGGED, slow=True)
-described("shared", ORDERED | RAGGED | {"train.packing": "prompt_shared"}, slow=True)
-described("padded", ORDERED | LONG | {"train.packing": "padded"}, slow=True)
-
-
-def other_bits(ran: Ran, usual: Ran) -> None:
+def sums_otherwise(ran: Ran, usual: Ran) -> bool:
     """The same gradient, summed in another order."""
     one, two = (
         torch.cat([mean.flatten() for mean in each.optimizer(1, "exp_avg").values()])
         for each in (ran, usual)
     )
-    assert one.shape == two.shape
-    assert torch.allclose(one, two, rtol=1e-3, atol=1e-6)
-    assert not torch.equal(one, two)
-
-
-@effect("train.micro_batch_tokens", run="cut", against="summed")
-def _(ran: Ran) -> None:
-    other_bits(ran, ran.other("summed"))
-
-
-@effect("train.packing=prompt_shared", run="shared", against="summed-ragged")
-def _(ran: Ran) -> None:
-    """Rows of one length are cheaper here than shared prompts of three tokens."""
-    other_bits(ran, ran.other("summed-ragged"))
-
-
-@effect("train.packing=padded", run="padded", against="summed-long")
-def _(ran: Ran) -> None:
-    """Long prompts are run once for a group where nobody says otherwise."""
-    other_bits(ran, ran.other("summed-long"))
-
-
-BIG = {
-    "model.path": "{here}/deep",
-    "engine.kind": "fake",
-    "engine.lengths": [200],
-    "rollout.max_completion_length": 210,
-    "rollout.streaming.group_tokens": 100_000,
-    "rewards.0.options": {"probe": True},
-    "train.micro_batch_tokens": 100_000,
-    "grading.asynchronous": False,
-    "steps": 2,
-}
-described("stored", BIG, slow=True)
-described("recomputed", BIG | {"train.gradient_checkpointing": True}, slow=True)
+    return torch.allclose(one, two, rtol=1e-3, atol=1e-6) and not torch.equal(one, two)
 
 
 def growth(ran: Ran) -> int:
     """Kilobytes by which the worker's largest memory grew in the first update."""
     most = [int(call["workers"][0]["VmHWM"].split()[0]) for call in ran.calls]
     return most[-1] - most[0]
-
-
-@effect("train.gradient_checkpointing", run="recomputed", against="stored")
-def _(ran: Ran) -> None:
-    assert growth(ran) < 0.6 * growth(ran.other("stored"))
-
-
-described(
-    "endless",
-    {
-        "train.learning_rate": 1e5,
-        "train.updates_per_step": 3,
-        "train.max_skipped_updates": 2,
-    },
-    refused=True,
-)
-
-
-@effect("train.max_skipped_updates", run="endless")
-def _(ran: Ran) -> None:
-    """Weights that an update has made large leave the next two without a finite gradient."""
-    assert "2 updates in a row had a loss or gradient that is not finite" in ran.error
-    assert "\n" not in ran.error

@@ -15,14 +15,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
-from rollpacker.config.reading.on_resume import MEANING, on_resume
+from rollpacker.config.base import MEANING, sections
+from rollpacker.config.reading.on_resume import on_resume
 from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.costs.calibration import Calibration, builtin
 from rollpacker.sim.costs.hardware import DEVICES, DeviceSpec
@@ -141,7 +142,7 @@ def _sections(path: str, model: type[Config]) -> list[str]:
     """One line of those that say no more of themselves."""
     told: list[str] = []
     for name, field in model.model_fields.items():
-        found, anchor = _models(field.annotation), f"#{path.replace('.', '')}{name}"
+        found, anchor = sections(field.annotation), f"#{path.replace('.', '')}{name}"
         if field.description or not found:
             continue
         kinds = [each.model_fields["kind"].default for each in found if len(found) > 1]
@@ -157,7 +158,7 @@ def _classes(path: str, model: type[Config]) -> dict[str, str]:
     return {
         name: on_resume(f"{path}.{name}".lstrip("."))
         for name, field in model.model_fields.items()
-        if not (name == "kind" and _is_tag(field)) and not _models(field.annotation)
+        if not (name == "kind" and _is_tag(field)) and not sections(field.annotation)
     }
 
 
@@ -184,7 +185,7 @@ def _below(path: str, model: type[Config], resumed: bool) -> list[str]:
     lines: list[str] = []
     for name, field in model.model_fields.items():
         here = f"{path}.{name}".lstrip(".")
-        models = _models(field.annotation)
+        models = sections(field.annotation)
         if get_origin(field.annotation) is list:
             here += "[]"
         if here in SAME:
@@ -199,15 +200,8 @@ def _below(path: str, model: type[Config], resumed: bool) -> list[str]:
     return lines
 
 
-def _models(annotation: Any) -> list[type[Config]]:
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
-    args = cast(tuple[Any, ...], get_args(annotation))
-    return [model for arg in args for model in _models(arg)]
-
-
 def _type(field: FieldInfo) -> str:
-    if _models(field.annotation):
+    if sections(field.annotation):
         return "list of sections" if get_origin(field.annotation) is list else "section"
     return _type_name(field.annotation) + _limits(field)
 
@@ -292,7 +286,7 @@ def _larger(text: str) -> str:
         return text
 
 
-def measure_models(known: dict[str, Any]) -> dict[str, Any]:
+def measuresections(known: dict[str, Any]) -> dict[str, Any]:
     """All families, worst differences to one digit; what vLLM's tests found is kept."""
     import families  # pyright: ignore[reportMissingImports]
     import family_cases as cases  # pyright: ignore[reportMissingImports]

@@ -11,56 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from rollpacker.config import Config, DataConfig
+from rollpacker.config import Config
+from rollpacker.config.base import Key, keys, kind_of
 
-SAME = {"eval.data": DataConfig}
-"""Nodes whose class has its leaves elsewhere already, and is read by the same code: the first place
-where the class stands (``data``) is the one that is tested. ``OWN`` are the exceptions."""
-
-OWN = ("eval.data.path",)
-"""Leaves below ``SAME`` that are leaves of their own: another file is read."""
+SAME, OWN = "eval.data.", ("eval.data.path",)
+"""``DataConfig`` is read by the same code at both of its places, and tested at the first one; but
+another file is read."""
 
 
-def leaves(node: type[Config], prefix: str = "") -> list[str]:
-    """Every leaf below a node, in the order of its fields."""
-    return [
-        leaf for name, field in node.model_fields.items() for leaf in _below(prefix + name, field)
-    ]
+def leaves(tree: type[Config]) -> list[str]:
+    """Every leaf of a tree, in the order of its fields."""
+    return [leaf for key in keys(tree) for leaf in _of_key(key)]
 
 
-def _below(path: str, field: Any) -> Iterator[str]:
-    annotation = field.annotation
-    members = _configs(annotation)
-    if get_origin(annotation) is list and members:
-        yield from leaves(members[0], f"{path}[].")
-    elif len(members) > 1:
-        default = type(field.get_default(call_default_factory=True))
-        for member in members:
-            if member is not default:
-                yield f"{path}.kind={_kind(member)}"
-        for member in members:
-            yield from (
-                leaf for leaf in leaves(member, f"{path}[{_kind(member)}].") if ".kind" not in leaf
-            )
-    elif members and path in SAME:
-        yield from (leaf for leaf in leaves(members[0], f"{path}.") if leaf in OWN)
-    elif members:
-        yield from leaves(members[0], f"{path}.")
-    else:
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        yield from (f"{path}={word}" for word in _words(annotation) if word != default)
-        if not _words(annotation):
-            yield path
-
-
-def _configs(annotation: Any) -> list[type[Config]]:
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, Config) else []
-    return [found for part in get_args(annotation) for found in _configs(part)]
-
-
-def _kind(member: type[Config]) -> str:
-    return str(member.model_fields["kind"].default)
+def _of_key(key: Key) -> list[str]:
+    if key.path.startswith(SAME) and key.path not in OWN:
+        return []
+    field = key.field
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    if key.sections:
+        union = [each for each in key.sections if len(key.sections) > 1]
+        return [f"{key.path}.kind={kind_of(each)}" for each in union if each is not type(default)]
+    words = _words(field.annotation)
+    return [f"{key.path}={word}" for word in words if word != default] if words else [key.path]
 
 
 def _words(annotation: Any) -> tuple[Any, ...]:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+OnResume = Literal["free", "last bits", "said", "refused"]
+"""What becomes of a run that goes on with another value of a key."""
+MEANING: Mapping[OnResume, str] = {
+    "free": "may change: samples and updates stay what they would have been",
+    "last bits": "may change, and a line names the key: the same is sampled and summed but for the "
+    "last bits; in modes that race, how fast responses end (`grading.workers` too) also decides "
+    "which of them win",
+    "said": "may change, and a line names the key: what is learned from there on is another (by "
+    "`steps` and `epochs` only where `train.lr_scheduler_type` is not `constant`)",
+    "refused": "would be another run",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The class of a key, in the metadata of its field."""
+
+    kind: OnResume
+
+
+_T = TypeVar("_T")
+Free = Annotated[_T, Resumed("free")]
+LastBits = Annotated[_T, Resumed("last bits")]
+Said = Annotated[_T, Resumed("said")]
+Fixed = Annotated[_T, Resumed("refused")]
 
 
 class Config(BaseModel):
@@ -58,3 +85,45 @@ def fields_of(kind: type[Any], texts: Mapping[str, str] | None = None) -> dict[s
             field = Field(default, **said)
         found[each.name] = (hints[each.name], field)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a tree of models.
+
+    Args:
+        path: dotted, with ``[]`` behind a list and ``[KIND]`` behind a union of several models.
+        model: what it is a field of.
+        field: its field.
+        sections: the models that its value may be; empty for a leaf.
+    """
+
+    path: str
+    model: type[Config]
+    field: FieldInfo
+    sections: list[type[Config]]
+
+
+def keys(tree: type[Config], path: str = "") -> Iterator[Key]:
+    """Every key below a model, a section before its own."""
+    for name, field in tree.model_fields.items():
+        found = sections(field.annotation)
+        yield Key(f"{path}{name}", tree, field, found)
+        for each in found:
+            union = f"[{kind_of(each)}]" if len(found) > 1 else ""
+            mark = "[]" if get_origin(field.annotation) is list else union
+            yield from keys(each, f"{path}{name}{mark}.")
+
+
+def sections(annotation: Any) -> list[type[Config]]:
+    """The models that a value may be."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in sections(part)]
+
+
+def kind_of(model: type[Config]) -> str:
+    """The kind of a member of a union; empty for a model that has none or several."""
+    field = model.model_fields.get("kind")
+    kinds = () if field is None else get_args(field.annotation)
+    return kinds[0] if len(kinds) == 1 else ""

@@ -6,62 +6,62 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, Fixed
 
 
 class ModelConfig(Config):
     """The [model](models.md) that is trained."""
 
-    path: str
+    path: Fixed[str]
     """Folder or hub name of a causal language model with tokenizer."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Fixed[Literal["float32", "bfloat16"]] = "float32"
     """Type of weights in forward, backward and checkpoints; bfloat16 keeps float32 masters."""
-    lora_rank: int = Field(default=0, ge=0)
+    lora_rank: Fixed[int] = Field(default=0, ge=0)
     """Rank of LoRA [adapters](adapters.md) on linear layers; 0 trains all weights. Checkpoints hold
     the merged model, and the adapters in ``adapter/``."""
-    lora_alpha: float = 32.0
+    lora_alpha: Fixed[float] = 32.0
     """LoRA scale, divided by the rank."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Fixed[dict[str, Any]] = {}
     """Extra arguments of the tokenizer's chat template."""
 
 
 class DataConfig(Config):
     """Prompts and answers: [data](data.md)."""
 
-    path: str | list[str]
+    path: Fixed[str | list[str]]
     """A file (json, jsonl, csv, tsv, parquet, arrow; text also as ``.gz``), pattern or list of
     both, a hub dataset, a folder of ``save_to_disk``, ``rg:<task>`` (reasoning-gym), or
     ``package.module:function`` that returns rows."""
-    split: str = "train"
+    split: Fixed[str] = "train"
     """Split of a dataset."""
-    options: dict[str, Any] = {}
+    options: Fixed[dict[str, Any]] = {}
     """Keyword options of the task or function."""
-    size: int = Field(default=0, ge=0)
+    size: Fixed[int] = Field(default=0, ge=0)
     """Rows to take, 0 for all; of a procedural task 1,000."""
-    seed: int = 0
+    seed: Fixed[int] = 0
     """Seed of a procedural task."""
-    input_key: str | None = None
+    input_key: Fixed[str | None] = None
     """Column of the prompt, when it is not detected."""
-    label_key: str | None = None
+    label_key: Fixed[str | None] = None
     """Column of the answer, when it is not detected."""
-    domain_key: str | None = None
+    domain_key: Fixed[str | None] = None
     """Column of the task domain; quotas are kept per domain."""
-    system_prompt: str | None = None
+    system_prompt: Fixed[str | None] = None
     """System turn put before each prompt, in place of its own."""
-    shots: list[dict[str, str]] = []
+    shots: Fixed[list[dict[str, str]]] = []
     """Chat turns (``role``, ``content``) between system turn and prompt."""
-    prompt_template: str | None = None
+    prompt_template: Fixed[str | None] = None
     """Text around ``{prompt}``: the prompt, or the user's last chat message."""
-    chat: bool | None = None
+    chat: Fixed[bool | None] = None
     """Apply the chat template; default: to chat messages, and to text when the tokenizer has one.
     With false, messages must be one user turn."""
-    shuffle: bool = True
+    shuffle: Fixed[bool] = True
     """Shuffle every epoch with the run's seed."""
-    drop_last: bool = False
+    drop_last: Fixed[bool] = False
     """Drop prompts that do not fill an epoch's last step."""
-    overlong: Literal["error", "skip"] = "error"
+    overlong: Fixed[Literal["error", "skip"]] = "error"
     """A prompt that leaves no room for a response in the model's context."""
-    missing: Literal["error", "skip"] = "error"
+    missing: Fixed[Literal["error", "skip"]] = "error"
     """A row without prompt, answer or domain."""
-    exclude: str | None = None
+    exclude: Fixed[str | None] = None
     """A data file, or one of ids, whose prompts are never drawn (held-out problems)."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
 
 CallFormat = Literal[
     "hermes",
@@ -29,42 +29,42 @@ class EnvironmentConfig(Config):
     """What answers the model [between two turns](environments.md); without it a response is one
     turn."""
 
-    kind: Literal["tools", "python", "agent"]
+    kind: Fixed[Literal["tools", "python", "agent"]]
     """``tools``: functions that the model calls; ``python``: an environment class, also of TRL,
     OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that speaks OpenAI's chat API."""
-    path: list[str] = Field(min_length=1)
+    path: Fixed[list[str]] = Field(min_length=1)
     """``tools``: functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
     (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its
     arguments. A single string is a list of one."""
-    options: dict[str, Any] = {}
+    options: Fixed[dict[str, Any]] = {}
     """Keyword arguments of the class or factory."""
-    variables: list[str] = []
+    variables: Fixed[list[str]] = []
     """``agent``: environment variables that the program gets besides ``PATH``, ``HOME``, the
     locale, proxies, certificates and Python's own."""
-    max_turns: int = Field(default=16, ge=1)
+    max_turns: Fixed[int] = Field(default=16, ge=1)
     """Replies of the model before an episode is cut off."""
-    max_total_tokens: int = Field(default=0, ge=0)
+    max_total_tokens: Fixed[int] = Field(default=0, ge=0)
     """Longest conversation behind the prompt in tokens, the environment's messages included; 0: as
     ``rollout.max_completion_length``, which bounds what the model samples."""
-    step_timeout_s: float = Field(default=30.0, gt=0.0)
+    step_timeout_s: Said[float] = Field(default=30.0, gt=0.0)
     """Seconds for an environment's answer or ``reset``."""
-    start_timeout_s: float = Field(default=120.0, gt=0.0)
+    start_timeout_s: Said[float] = Field(default=120.0, gt=0.0)
     """Seconds for a process to load ``path``."""
-    concurrency: int = Field(default=0, ge=0)
+    concurrency: LastBits[int] = Field(default=0, ge=0)
     """Most episodes at a time; 0 for all."""
-    processes: int = Field(default=1, ge=1)
+    processes: Free[int] = Field(default=1, ge=1)
     """Processes that hold environments."""
-    on_error: Literal["retry", "score"] = "retry"
+    on_error: Fixed[Literal["retry", "score"]] = "retry"
     """Where the environment fails: ``retry`` samples another response, ``score`` ends this one with
     ``failed_reward``."""
-    failed_reward: float = 0.0
+    failed_reward: Fixed[float] = 0.0
     """Reward of ``on_error: score``."""
-    call_format: Literal["auto", CallFormat] = "auto"
+    call_format: Fixed[Literal["auto", CallFormat]] = "auto"
     """[How the model writes calls](environments.md#how-calls-are-written); ``auto``: by the chat
     template."""
-    reward: Literal["sum", "last"] = "sum"
+    reward: Fixed[Literal["sum", "last"]] = "sum"
     """Of the turns' rewards the sum, or the last one."""
-    weight: float = 1.0
+    weight: Fixed[float] = 1.0
     """Of that reward, beside those of ``rewards``."""
 
     @model_validator(mode="before")

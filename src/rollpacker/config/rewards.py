@@ -6,34 +6,34 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
 
 
 class RewardConfig(Config):
     """One [reward function](rewards.md); none is needed where an ``environment`` rewards."""
 
-    function: str
+    function: Fixed[str]
     """``math``, ``code`` (in a sandbox), ``judge`` (a language model), ``rg`` (reasoning-gym's
     scorer), ``path/to/file.py:name``, ``package.module:name``, also of TRL's or verl's signature,
     or the folder of a sequence-classification model."""
-    name: str | None = None
+    name: Fixed[str | None] = None
     """Name in the metrics; default: the function's."""
-    domains: list[str] = []
+    domains: Fixed[list[str]] = []
     """Domains that it applies to; empty for all."""
-    weight: float = 1.0
+    weight: Fixed[float] = 1.0
     """Weight in the sum."""
-    options: dict[str, Any] = {}
+    options: Fixed[dict[str, Any]] = {}
     """Keyword arguments bound to the function."""
-    needs_group: bool = False
+    needs_group: Fixed[bool] = False
     """Call it once with all responses of a prompt instead of one by one."""
-    batch: int | None = Field(default=None, ge=1)
+    batch: LastBits[int | None] = Field(default=None, ge=1)
     """Most responses in one call. Default: 16 for ``judge``, else 1; with ``deterministic`` always
     1."""
-    timeout_s: float | None = Field(default=None, gt=0)
+    timeout_s: Said[float | None] = Field(default=None, gt=0)
     """Seconds for one call (of ``code`` and ``math``: without a sign of life) before its process is
     killed. Default: 300 for ``judge``, else 10."""
 
-    on_error: Literal["stop", "skip"] = "stop"
+    on_error: Said[Literal["stop", "skip"]] = "stop"
     """When it fails on all first responses, or 32 times in a row: ``stop`` ends the run, ``skip``
     goes on without it until the next start. Other failed responses are replaced."""
 
@@ -81,13 +81,13 @@ class RewardConfig(Config):
 class CodeTimeoutConfig(Config):
     """CPU seconds that a program may take on one test of reward ``code``."""
 
-    adaptive: bool = True
+    adaptive: Fixed[bool] = True
     """Follow the test; false always gives ``most_s``."""
-    factor: float = Field(default=1.5, ge=1.0)
+    factor: Fixed[float] = Field(default=1.5, ge=1.0)
     """Times the longest time of a correct response on that test so far."""
-    least_s: float = Field(default=2.0, gt=0)
+    least_s: Fixed[float] = Field(default=2.0, gt=0)
     """Shortest timeout."""
-    most_s: float = Field(default=30.0, gt=0, le=3600)
+    most_s: Fixed[float] = Field(default=30.0, gt=0, le=3600)
     """Longest timeout, and the one before any correct response."""
 
     @model_validator(mode="after")
@@ -100,11 +100,11 @@ class CodeTimeoutConfig(Config):
 class GradingConfig(Config):
     """How rewards are computed."""
 
-    workers: int = Field(default=1, ge=1)
+    workers: Free[int] = Field(default=1, ge=1)
     """Reward processes."""
-    asynchronous: bool | None = None
+    asynchronous: LastBits[bool | None] = None
     """Grade each response as it finishes, not the whole round at its end; default: in every mode
     but ``off``."""
-    retries: int = Field(default=1, ge=0)
+    retries: Said[int] = Field(default=1, ge=0)
     """Repetitions of a failed call before its response is replaced."""
     code_timeout: CodeTimeoutConfig = CodeTimeoutConfig()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.base import Config, usual_kind
+from rollpacker.config.base import Config, Fixed, Free, LastBits, Said, usual_kind
 
 TailMode = Literal["exact", "off", "race", "prompts", "partial", "auto"]
 RACED: dict[TailMode, Literal["prompts", "responses"]] = {
@@ -38,39 +38,39 @@ StaleTokens = Literal["ratio", "mask", "fresh"]
 class TailBatchingConfig(Config):
     """What happens to the [long tail](concepts.md#modes) of a round."""
 
-    mode: TailMode = "exact"
+    mode: Fixed[TailMode] = "exact"
     """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
     prompts race; ``partial``: prompts race, and losers go on in the next step under its weights,
     no longer on-policy; ``auto``: one of ``exact``, ``prompts`` and ``race``, chosen each step by
     predicted gain under ``bias_limit``."""
-    eta_prompts: float = Field(default=1.25, ge=1.0, le=4.0)
+    eta_prompts: Fixed[float] = Field(default=1.25, ge=1.0, le=4.0)
     """Prompts started per prompt kept, in short rounds; in mode ``auto`` the most."""
-    eta_responses: float = Field(default=1.25, ge=1.0, le=4.0)
+    eta_responses: Fixed[float] = Field(default=1.25, ge=1.0, le=4.0)
     """Responses started per response kept, in short rounds of mode ``race``; in mode ``auto`` the
     most."""
-    long_round_steps: int = Field(default=1, ge=1)
+    long_round_steps: Fixed[int] = Field(default=1, ge=1)
     """Steps' worth of queued prompts in one long round, with an update for each. Above 1 all but
     the first are slightly off-policy."""
-    max_staleness: int = Field(default=4, ge=1)
+    max_staleness: Fixed[int] = Field(default=4, ge=1)
     """Steps after its first token within which a response of mode ``partial`` is trained on."""
-    stale_tokens: StaleTokens = "ratio"
+    stale_tokens: Fixed[StaleTokens] = "ratio"
     """Tokens of mode ``partial`` that earlier weights sampled. ``ratio``: clipped ratio to the
     log-probabilities that a step's tokens were sampled with, or ``train.sampler_correction``;
     ``mask``: no loss, but they count in the divisor; ``fresh``: as tokens of the present
     weights."""
-    bucket_rounds: int = Field(default=1, ge=1)
+    bucket_rounds: Fixed[int] = Field(default=1, ge=1)
     """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier visits;
     1 keeps the order of the data."""
-    bias_limit: float = Field(default=0.95, gt=0.0, le=1.0)
+    bias_limit: Fixed[float] = Field(default=0.95, gt=0.0, le=1.0)
     """Lowest kept/true mean length that ``auto`` may cause."""
-    race_responses: bool = False
+    race_responses: Fixed[bool] = False
     """Let ``auto`` race responses too."""
-    censoring_weights: bool = False
+    censoring_weights: Fixed[bool] = False
     """Inverse-probability-of-censoring weights (clip 5) for mode ``prompts``."""
-    audit_every: int = Field(default=7, ge=0)
+    audit_every: Fixed[int] = Field(default=7, ge=0)
     """Steps between audits, where a few prompts run without aborts to measure bias; 0 never."""
-    audit_prompts: int = Field(default=4, ge=1)
+    audit_prompts: Fixed[int] = Field(default=4, ge=1)
     """Prompts in an audit."""
 
     @property
@@ -93,33 +93,33 @@ class StreamingConfig(Config):
     """Gradients that start before the rollout ends; not in mode ``off``, nor where the update needs
     the whole batch (several updates a step, REINFORCE++, censoring weights)."""
 
-    enabled: bool = True
+    enabled: LastBits[bool] = True
     """Give devices that the tail has freed to gradients of finished groups."""
-    consolidate_below: int | Literal["auto"] = "auto"
+    consolidate_below: LastBits[int | Literal["auto"]] = "auto"
     """Move the tail to one engine less when so many attempts or fewer run; 0 never. ``auto``
     compares the rest of the step with and without a move, by measured costs."""
-    lookahead: int = Field(default=2, ge=1)
+    lookahead: LastBits[int] = Field(default=2, ge=1)
     """Gradient tasks in flight per replica."""
-    group_tokens: int | None = Field(default=None, ge=1)
+    group_tokens: LastBits[int | None] = Field(default=None, ge=1)
     """Tokens of one gradient task while responses decode, of small groups together; default: two
     micro-batches (``train.micro_batch_tokens``). After the rollout tasks may be eight times as
     large, and shrink with what is left."""
-    scaling: Literal["consolidate", "paper", "fixed"] = "consolidate"
+    scaling: LastBits[Literal["consolidate", "paper", "fixed"]] = "consolidate"
     """What frees devices from the tail: ``consolidate`` goes by ``consolidate_below``; ``paper``
     frees half between 20% and 50% of finished responses if the rest fits; ``fixed`` frees half at
     ``scaling_fraction``."""
-    scaling_fraction: float = Field(default=0.4, ge=0.0, le=1.0)
+    scaling_fraction: LastBits[float] = Field(default=0.4, ge=0.0, le=1.0)
     """Share of finished responses at which ``fixed`` does."""
 
 
 class DynamicSamplingConfig(Config):
     """DAPO's dynamic sampling: drop groups of equal rewards and draw more prompts."""
 
-    enabled: bool = False
+    enabled: Fixed[bool] = False
     """End each step with ``prompts_per_step`` informative groups."""
-    max_draws: int = Field(default=4, ge=1)
+    max_draws: Fixed[int] = Field(default=4, ge=1)
     """Rounds of extra prompts before a step goes on with fewer groups."""
-    max_empty_steps: int = Field(default=3, ge=0)
+    max_empty_steps: Free[int] = Field(default=3, ge=0)
     """Steps in a row without an informative group before the run stops; 0 never."""
 
 
@@ -127,7 +127,7 @@ class SpeculationConfig(Config):
     """[Decoding ahead](concepts.md#decoding-ahead): several tokens a step where earlier texts
     suggest them. Samples stay what they are; of vLLM in bfloat16, only their distribution."""
 
-    mode: Literal["auto", "off"] = "auto"
+    mode: Free[Literal["auto", "off"]] = "auto"
     """``auto``: where nothing races and the engine can (``mini``, and vLLM on CPUs and on GPUs from
     Ampere to Hopper), while few sequences run; not in mode ``off``."""
 
@@ -135,32 +135,32 @@ class SpeculationConfig(Config):
 class RolloutConfig(Config):
     """Sampling of one step."""
 
-    prompts_per_step: int = Field(default=16, ge=1)
+    prompts_per_step: Fixed[int] = Field(default=16, ge=1)
     """P0: prompts (groups) in a step."""
-    num_generations: int = Field(default=8, ge=1)
+    num_generations: Fixed[int] = Field(default=8, ge=1)
     """R0: responses of each prompt."""
-    max_completion_length: int | None = Field(default=None, ge=1)
+    max_completion_length: Fixed[int | None] = Field(default=None, ge=1)
     """Longest response in tokens; default: what the model's context leaves."""
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: Fixed[float] = Field(default=1.0, ge=0.0)
     """Softmax temperature; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: Fixed[float] = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus mass."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: Fixed[int] = Field(default=0, ge=0)
     """Most likely tokens kept; 0 keeps all."""
-    stop: list[str] = []
+    stop: Fixed[list[str]] = []
     """Strings that end a response."""
     tail_batching: TailBatchingConfig = TailBatchingConfig()
     streaming: StreamingConfig = StreamingConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    min_reward_range: float = Field(default=0.0, ge=0.0)
+    min_reward_range: Fixed[float] = Field(default=0.0, ge=0.0)
     """Groups whose rewards are closer together than this count as equal: no advantage, and dynamic
     sampling drops them. 0 leaves out rounding only."""
-    planner: Literal["off", "paper", "forecast"] = "off"
+    planner: LastBits[Literal["off", "paper", "forecast"]] = "off"
     """Chooses the tensor-parallel size of each round, from ``engine.tensor_parallel`` on in powers
     of two: ``paper`` follows preemptions, ``forecast`` predicts each size's time. Only with
     ``engine.kind: vllm``."""
-    max_retries: int = Field(default=2, ge=0)
+    max_retries: Said[int] = Field(default=2, ge=0)
     """New attempts for a response that the engine or its reward failed on."""
 
     @property
@@ -186,13 +186,13 @@ class OneDeviceConfig(Config):
 class MiniEngineConfig(OneDeviceConfig):
     """The built-in engine."""
 
-    kind: Literal["mini"] = "mini"
-    max_running: int = Field(default=256, ge=1)
+    kind: LastBits[Literal["mini"]] = "mini"
+    max_running: LastBits[int] = Field(default=256, ge=1)
     """Most sequences decoded together."""
-    kv_tokens: int = Field(default=0, ge=0)
+    kv_tokens: LastBits[int] = Field(default=0, ge=0)
     """KV budget in tokens; 0: ``max_running`` sequences of full length, within a quarter of the
     free memory."""
-    block_size: int = Field(default=16, ge=1)
+    block_size: LastBits[int] = Field(default=16, ge=1)
     """Tokens per KV block; always 16 on a CPU."""
 
 
@@ -200,15 +200,15 @@ class VllmEngineConfig(Config):
     """vLLM, in processes of its own (``pip install 'rollpacker[vllm]'``), with a second copy of the
     weights."""
 
-    kind: Literal["vllm"] = "vllm"
-    tensor_parallel: int = Field(default=1, ge=1)
+    kind: LastBits[Literal["vllm"]] = "vllm"
+    tensor_parallel: LastBits[int] = Field(default=1, ge=1)
     """Devices that an engine spans, neighbours of one machine."""
-    max_running: int = Field(default=256, ge=1)
+    max_running: LastBits[int] = Field(default=256, ge=1)
     """Most sequences decoded together (vLLM's ``max_num_seqs``)."""
-    kv_tokens: int = Field(default=0, ge=0)
+    kv_tokens: LastBits[int] = Field(default=0, ge=0)
     """KV budget of each device in tokens; an engine of T devices has T times as many. 0: as of
     ``mini``, on a GPU by ``gpu_memory``; where processes share a GPU, set it."""
-    gpu_memory: float = Field(default=0.4, gt=0.0, lt=1.0)
+    gpu_memory: LastBits[float] = Field(default=0.4, gt=0.0, lt=1.0)
     """Share of a GPU's memory for an engine's weights and KV cache (``gpu_memory_utilization``),
     where ``kv_tokens`` is 0. Each other size of a ``planner`` takes its own, the trainer the
     rest."""
@@ -217,8 +217,8 @@ class VllmEngineConfig(Config):
 class FakeEngineConfig(OneDeviceConfig):
     """Scripted responses, for tests."""
 
-    kind: Literal["fake"] = "fake"
-    lengths: list[int] = [8]
+    kind: LastBits[Literal["fake"]] = "fake"
+    lengths: Fixed[list[int]] = [8]
     """Response lengths, chosen by the attempt's seed."""
 
 

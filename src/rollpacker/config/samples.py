@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, Free
 
 
 class SamplesConfig(Config):
     """What ``samples.parquet`` holds besides numbers: [samples](samples.md)."""
 
-    texts: bool = True
+    texts: Free[bool] = True
     """Keep the text of prompts and responses."""
-    token_ids: bool = False
+    token_ids: Free[bool] = False
     """Keep the token ids of responses."""
-    max_gb: float = Field(default=0.0, ge=0.0)
+    max_gb: Free[float] = Field(default=0.0, ge=0.0)
     """Largest table on disk in GB, beyond which the oldest texts and token ids go; 0 keeps all."""

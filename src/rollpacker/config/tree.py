@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
 from rollpacker.config.data import DataConfig, ModelConfig
 from rollpacker.config.environment import EnvironmentConfig
 from rollpacker.config.rewards import GradingConfig, RewardConfig
@@ -21,30 +21,30 @@ from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConf
 class DevicesConfig(Config):
     """What decodes and trains: GPUs or CPU cores, of one machine or of several."""
 
-    nodes: int = Field(default=1, ge=1)
+    nodes: LastBits[int] = Field(default=1, ge=1)
     """Machines; more than one need ``cluster.address``."""
-    per_node: int = Field(default=0, ge=0)
+    per_node: LastBits[int] = Field(default=0, ge=0)
     """Devices of each machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
-    per_gpu: int = Field(default=1, ge=1)
+    per_gpu: LastBits[int] = Field(default=1, ge=1)
     """Devices that a GPU counts as, sharing its memory. With 2 the tail of a step decodes beside
     gradients on a single GPU; CUDA MPS lets both compute at once."""
-    threads: int = Field(default=1, ge=1)
+    threads: LastBits[int] = Field(default=1, ge=1)
     """CPU threads of each device's processes."""
-    pin: bool = True
+    pin: Free[bool] = True
     """Pin a device's processes to its own cores (Linux)."""
-    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    kind: LastBits[Literal["auto", "cpu", "cuda"]] = "auto"
     """What devices are. With ``cuda`` RollMux gives a job nodes that have the GPUs it takes."""
-    layout: Literal["colocated", "separate"] = "colocated"
+    layout: LastBits[Literal["colocated", "separate"]] = "colocated"
     """``colocated``: all devices decode and train in turn, those that the tail frees first;
     ``separate``: ``training`` of them train, from the first complete group on."""
-    training: int = Field(default=0, ge=0)
+    training: LastBits[int] = Field(default=0, ge=0)
     """Devices that train with ``layout: separate``, the last ones."""
-    turns: Literal["auto", "off", "engine", "both"] = "auto"
+    turns: LastBits[Literal["auto", "off", "engine", "both"]] = "auto"
     """What leaves a device while the other works on it, with ``engine.kind: vllm``. ``engine``: an
     engine sleeps while gradients are computed; ``both``: the trainer's state too waits in the
     machine's memory while responses decode; ``auto``: ``engine`` on GPUs, but ``off`` with a
     planner, RollMux, ``layout: separate`` or ``per_gpu`` above 1."""
-    emulate: str | None = None
+    emulate: Fixed[str | None] = None
     """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``: they take the
     time that a calibration says; nothing is trained."""
 
@@ -71,13 +71,13 @@ class DevicesConfig(Config):
 class ClusterConfig(Config):
     """Where a run's processes are, and when one counts as lost."""
 
-    address: str = ""
+    address: Free[str] = ""
     """Ray cluster whose nodes the run takes: ``auto`` for this machine's, or ``HOST:PORT`` of its
     head. ``mux``: nodes that RollMux gives (``rollpacker mux submit``); empty: this machine."""
-    heartbeat_s: float = Field(default=10.0, gt=0.0)
+    heartbeat_s: Free[float] = Field(default=10.0, gt=0.0)
     """Seconds between signs of life of a process; one silent for two and a half times as long
     counts as dead, and its work runs elsewhere."""
-    restarts: int = Field(default=3, ge=0)
+    restarts: Free[int] = Field(default=3, ge=0)
     """Times in a row that lost workers are started again before the run goes on without them, and
     that a run which cannot go on resumes from its newest checkpoint. 0, and with ``mux`` or
     emulated devices: never."""
@@ -87,17 +87,17 @@ class EvalConfig(Config):
     """Accuracy on held-out problems. What ``checkpoint.best`` chose by it looks better than it
     is."""
 
-    data: DataConfig | None = None
+    data: Free[DataConfig | None] = None
     """Problems to measure by, in place of ``fraction``."""
-    fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    fraction: Fixed[float] = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the training data that is held out instead; rows that ask the same stay together."""
-    every: int = Field(default=0, ge=0)
+    every: Free[int] = Field(default=0, ge=0)
     """Steps between evaluations; 0 only before and after the run."""
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: Free[float] = Field(default=1.0, ge=0.0)
     """Sampling temperature."""
-    num_generations: int = Field(default=1, ge=1)
+    num_generations: Free[int] = Field(default=1, ge=1)
     """Samples per problem."""
-    threshold: float = 0.99
+    threshold: Free[float] = 0.99
     """Reward that counts as correct."""
 
     @model_validator(mode="after")
@@ -118,19 +118,19 @@ class EvalConfig(Config):
 class CheckpointConfig(Config):
     """What survives a crash."""
 
-    every: int = Field(default=50, ge=0)
+    every: Free[int] = Field(default=50, ge=0)
     """Steps between checkpoints; 0 only at the end."""
-    keep: int = Field(default=2, ge=2)
+    keep: Free[int] = Field(default=2, ge=2)
     """Checkpoints kept."""
-    grace_s: float = Field(default=25.0, ge=0.0)
+    grace_s: Free[float] = Field(default=25.0, ge=0.0)
     """Seconds from SIGTERM to the run's end with a checkpoint; the step in flight is dropped if it
     does not fit. Ctrl-C waits for the step."""
-    best: str = ""
+    best: Free[str] = ""
     """Metric of an evaluation, such as ``eval/sampled_accuracy``, whose highest value keeps its
     checkpoint besides ``keep``."""
-    journal_mb: float = Field(default=1024.0, ge=0.0)
+    journal_mb: Free[float] = Field(default=1024.0, ge=0.0)
     """Newest megabytes of journal that are kept; 0 keeps all."""
-    signals: list[Literal["HUP", "USR1", "USR2"]] = []
+    signals: Free[list[Literal["HUP", "USR1", "USR2"]]] = []
     """Signals that act as SIGTERM does, such as ``USR1`` for Slurm's ``--signal=USR1@60``."""
 
 
@@ -138,51 +138,51 @@ class MuxConfig(Config):
     """Nodes shared with other jobs through [RollMux](mux_client.md); without ``url`` the job runs
     alone. With it ``token_file``, ``worst_rollout_s`` and ``worst_train_s`` must be set."""
 
-    url: str = ""
+    url: Free[str] = ""
     """The daemon's address, such as ``http://127.0.0.1:8642``."""
-    token_file: str = ""
+    token_file: Free[str] = ""
     """File with the daemon's token, readable by nobody else."""
-    cafile: str = ""
+    cafile: Free[str] = ""
     """Certificate to trust at ``https://``; empty takes the system's."""
-    job: str = ""
+    job: Free[str] = ""
     """The job's id; empty makes one from the run's folder."""
-    slo: float = Field(default=1.5, ge=1.0)
+    slo: Free[float] = Field(default=1.5, ge=1.0)
     """Allowed slowdown of the whole run against running alone."""
-    worst_rollout_s: float = Field(default=0.0, ge=0.0)
+    worst_rollout_s: Free[float] = Field(default=0.0, ge=0.0)
     """Seconds of a rollout with every response at the cap, switch and evaluation included."""
-    worst_train_s: float = Field(default=0.0, ge=0.0)
+    worst_train_s: Free[float] = Field(default=0.0, ge=0.0)
     """Seconds of a training phase at worst, switch and checkpoint included."""
-    team: str = ""
+    team: Free[str] = ""
     """Whose share of the nodes the job takes."""
-    priority: int = 0
+    priority: Free[int] = 0
     """Of a team's jobs the higher ones go first."""
-    rollout_memory_gb: float = Field(default=150.0, ge=0.0)
+    rollout_memory_gb: Free[float] = Field(default=150.0, ge=0.0)
     """Host memory that the job keeps on each rollout node."""
-    train_memory_gb: float = Field(default=250.0, ge=0.0)
+    train_memory_gb: Free[float] = Field(default=250.0, ge=0.0)
     """The same on each training node."""
-    managed: bool = False
+    managed: Free[bool] = False
     """An agent starts this run and reports its end; ``rollpacker mux submit`` sets it."""
-    cores: dict[str, list[int]] = {}
+    cores: Free[dict[str, list[int]]] = {}
     """CPU cores by node name, or by ``rollout`` and ``train``; empty pins nothing."""
 
 
 class RunConfig(Config):
     """One RL job."""
 
-    seed: int = 0
+    seed: Fixed[int] = 0
     """Seed of data order, sampling and dropout."""
-    output: str = "runs/default"
+    output: Free[str] = "runs/default"
     """Folder of all that the run leaves behind."""
-    steps: int = Field(default=0, ge=0)
+    steps: Said[int] = Field(default=0, ge=0)
     """Rounds of responses, each with its updates; 0 goes by ``epochs``."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: Said[int] = Field(default=1, ge=1)
     """Passes over the data when ``steps`` is 0."""
-    deterministic: bool = False
+    deterministic: Fixed[bool] = False
     """Results independent of batch composition and arrival order; slower."""
     model: ModelConfig
     data: DataConfig
-    rewards: list[RewardConfig]
-    environment: EnvironmentConfig | None = None
+    rewards: Fixed[list[RewardConfig]]
+    environment: Fixed[EnvironmentConfig | None] = None
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = MiniEngineConfig()
@@ -190,11 +190,11 @@ class RunConfig(Config):
     trainer: TrainerConfig = LocalTrainerConfig()
     devices: DevicesConfig = DevicesConfig()
     cluster: ClusterConfig = ClusterConfig()
-    eval: EvalConfig | None = None
+    eval: Free[EvalConfig | None] = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()
     mux: MuxConfig = MuxConfig()
-    trackers: list[Literal["wandb", "trackio", "mlflow"]] = []
+    trackers: Free[list[Literal["wandb", "trackio", "mlflow"]]] = []
     """Experiment trackers besides TensorBoard and JSONL."""
 
     @model_validator(mode="before")

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rollpacker.cli.convert.table import Draft
-from rollpacker.config import algorithms
+from rollpacker.config import TrainConfig
+from rollpacker.config.base import kind_of, sections
 
 KIND, UPDATES = "train.algorithm.kind", "train.updates_per_step"
 CORRECTION = "train.sampler_correction"
 _FIELDS: Mapping[str, set[str]] = {
-    each.model_fields["kind"].default: {*each.model_fields}
-    for each in (
-        algorithms.GRPOConfig,
-        algorithms.DrGRPOConfig,
-        algorithms.DAPOConfig,
-        algorithms.RLOOConfig,
-        algorithms.ReinforcePPConfig,
-        algorithms.GSPOConfig,
-    )
+    kind_of(each): {*each.model_fields}
+    for each in sections(TrainConfig.model_fields["algorithm"].annotation)
 }
 
 

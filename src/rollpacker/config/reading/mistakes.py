@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from rollpacker.config.base import Config
+from rollpacker.config.base import Config, keys, kind_of
 from rollpacker.config.reading.foreign import KEYS, REASONS
 
 _LONGEST = 80
@@ -29,7 +28,7 @@ def mistakes(tree: type[Config], error: ValidationError) -> dict[str, str]:
 
 def _keys(tree: type[Config], error: Any) -> Iterator[str]:
     """An error's location without the members of unions: their types and kinds."""
-    kinds = {kind for _, model in _sections(tree) for kind in _kinds(model)}
+    kinds = {kind_of(model) for _, model in _sections(tree)} - {""}
     last = len(error["loc"]) - 1
     for place, part in enumerate(error["loc"]):
         unknown = place == last and error["type"] == "extra_forbidden"
@@ -48,7 +47,7 @@ def _sentence(tree: type[Config], key: str, errors: Sequence[Any]) -> str:
         return f"'{key}': {said}" if key else said
     models, value = _models(tree, key), first["input"]
     if "tag" in first["type"]:
-        kinds = [kind for model in models for kind in _kinds(model)]
+        kinds = [kind_of(model) for model in models]
         key, wanted, value = f"{key}.kind", _either(kinds), value.get("kind")
         meant = _near(value, kinds)
     else:
@@ -101,13 +100,16 @@ def _hint(tree: type[Config], key: str) -> str:
     """Which key is meant: what another framework calls so, the same one of another section or kind,
     one that is spelled or begins so. Nothing rather than a guess."""
     *parents, name = key.split(".")
-    models = [(path.partition("[")[0], model) for path, model in _sections(tree)]
-    paths = [f"{path}.{each}".lstrip(".") for path, model in models for each in model.model_fields]
+    paths = [
+        f"{path}.{each}".lstrip(".")
+        for path, model in _sections(tree)
+        for each in model.model_fields
+    ]
     wrong = name.lower().replace("-", "_")
     if wrong in REASONS and "rewards" in tree.model_fields:
         return f"; {REASONS[wrong]}"
     here = _models(tree, ".".join(parents))
-    kinds = [kind for model in here if name in model.model_fields for kind in _kinds(model)]
+    kinds = [kind_of(model) for model in here if name in model.model_fields and kind_of(model)]
     if kinds:
         return f"; for it set {'.'.join([*parents, 'kind'])}={' or '.join(kinds)}"
     siblings = [each for model in here for each in model.model_fields]
@@ -126,23 +128,10 @@ def _hint(tree: type[Config], key: str) -> str:
 def _models(tree: type[Config], key: str) -> list[type[Config]]:
     """The models that may stand at a dotted key."""
     section = ".".join(part for part in key.split(".") if not part.isdigit())
-    return [model for path, model in _sections(tree) if path.partition("[")[0] == section]
+    return [model for path, model in _sections(tree) if path == section]
 
 
-def _sections(node: Any, path: str = "") -> Iterator[tuple[str, type[Config]]]:
-    """Every model below a node by its dotted path, those of a union with their kind behind it."""
-    if isinstance(node, type) and issubclass(node, Config):
-        kinds = _kinds(node)
-        yield f"{path}[{kinds[0]}]" if kinds else path, node
-        for name, field in node.model_fields.items():
-            yield from _sections(field.annotation, f"{path}.{name}".lstrip("."))
-    elif get_origin(node) in (Union, UnionType, Annotated, list):
-        for member in get_args(node):
-            yield from _sections(member, path)
-
-
-def _kinds(model: type[Config]) -> tuple[str, ...]:
-    """The kind of a member of a union."""
-    field = model.model_fields.get("kind")
-    kinds = () if field is None else get_args(field.annotation)
-    return kinds if len(kinds) == 1 else ()
+def _sections(tree: type[Config]) -> list[tuple[str, type[Config]]]:
+    """Every model of a tree by its dotted path without kinds and places."""
+    below = [(key.path, model) for key in keys(tree) for model in key.sections]
+    return [("", tree), *((re.sub(r"\[\w*\]", "", path), model) for path, model in below)]

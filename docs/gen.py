@@ -286,7 +286,7 @@ def _larger(text: str) -> str:
         return text
 
 
-def measuresections(known: dict[str, Any]) -> dict[str, Any]:
+def measure_models(known: dict[str, Any]) -> dict[str, Any]:
     """All families, worst differences to one digit; what vLLM's tests found is kept."""
     import families  # pyright: ignore[reportMissingImports]
     import family_cases as cases  # pyright: ignore[reportMissingImports]

@@ -53,15 +53,23 @@ app = typer.Typer(
 )
 journal_app = typer.Typer(help="Work with a run's journal.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
-app.add_typer(journal_app, name="journal")
-app.add_typer(bench_app, name="bench")
-app.add_typer(trace_app, name="trace")
-app.add_typer(sandbox_app, name="sandbox")
-app.add_typer(rewards_app, name="rewards")
-app.add_typer(mux_app, name="mux")
-for command in (init, doctor, samples, simulate, estimate, calibrate, reproduce):
-    app.command()(command)
-app.command(name="eval")(evaluate)
+_TRAIN, _PREDICT, _CLUSTER, _TOOLS = "Train", "Predict", "Cluster", "Tools"
+for panel, commands in {
+    _TRAIN: (init, doctor, samples, evaluate),
+    _PREDICT: (simulate, estimate, calibrate, reproduce),
+}.items():
+    for command in commands:
+        name = "eval" if command is evaluate else None
+        app.command(name=name, rich_help_panel=panel)(command)
+for name, panel, group in (
+    ("trace", _PREDICT, trace_app),
+    ("mux", _CLUSTER, mux_app),
+    ("rewards", _TOOLS, rewards_app),
+    ("sandbox", _TOOLS, sandbox_app),
+    ("journal", _TOOLS, journal_app),
+    ("bench", _TOOLS, bench_app),
+):
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 def main() -> None:
@@ -97,7 +105,7 @@ def version(
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path(
         "runs/demo"
@@ -150,7 +158,7 @@ def shared_phases(loaded: config.RunConfig) -> PhaseNodes | None:
     return JobPhases(loaded, say=errors.print)
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def train(
     path: ConfigFile,
     overrides: Overrides = None,
@@ -237,7 +245,7 @@ def replay(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=_TRAIN)
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     as_json: Json = False,

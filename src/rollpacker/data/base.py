@@ -20,9 +20,7 @@ class Row:
 
     Args:
         id: the row's ``id`` column, or a hash of the row.
-        prompt: text or chat messages.
         answer: the reference answer; None where the rewards need none.
-        domain: task domain.
         columns: every column by name, for reward functions (``answer`` included).
         tools: JSON schemas of tools for the chat template; empty for none.
         template_kwargs: the row's own arguments of the chat template.

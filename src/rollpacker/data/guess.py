@@ -58,7 +58,6 @@ class Guessed:
 
     Args:
         keys: of ``data`` under which they can, besides the given ones.
-        rows: all of them.
         skipped: why some are left out; empty where none are.
         columns: among which ``keys["input_key"]`` is a guess; empty where it is none.
     """

@@ -45,7 +45,6 @@ class Records:
     """A source's rows as they are, in order.
 
     Args:
-        name: of the source.
         parts: of what, each with its rows: the files of a pattern or a list.
     """
 

@@ -55,7 +55,6 @@ class PromptSource:
 
     Args:
         prompts: all prompts, ids unique.
-        seed: of the shuffle.
         shuffle: false keeps the order of ``prompts``.
         told: what each prompt says, by id.
     """

@@ -32,8 +32,6 @@ class Converted:
     """A translated configuration.
 
     Args:
-        text: of the job file.
-        framework: of which it was.
         translated: keys of which ours were made.
         ignored: keys that do not matter here, with a word why.
         refused: keys that are set by hand, with a hint or nothing.

@@ -195,7 +195,6 @@ class Draft:
     """A job in the making, and what became of each key.
 
     Args:
-        table: of the framework.
         file: what is translated.
         given: every key with its value; dotted where nested.
         asked: what goes before it.

@@ -57,7 +57,6 @@ class Encoder:
     """Token ids of texts, by a tokenizer that is loaded for the first of them.
 
     Args:
-        path: of the log.
         tokenizer: folder of a tokenizer or of a model, or its name on the hub; None takes the model
             of a run's folder, where that is on this machine.
         note: told where that cannot be loaded.

@@ -22,8 +22,6 @@ class Schema:
     """How to read a record.
 
     Args:
-        name: of the recognised schema.
-        prompt: which columns make the prompt.
         answer: column of the answer, dotted where nested; None where rows have none.
         domain: column of the domain, or None.
         gold: whether answers are what the assistant says last in a row's prompt.

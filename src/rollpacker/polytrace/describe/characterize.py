@@ -44,28 +44,16 @@ class TaskReport:
     Args:
         responses: finished responses; the figures are theirs.
         aborted: responses left out, since only a lower bound of their length is known.
-        prompts: different prompts.
-        steps: different steps.
         mean: of the response lengths, as are ``p50`` to ``max``.
         max_over_median: ``max / p50``, a median of 0 taken as 1.
-        cap: longest response allowed.
         cap_guessed: it is the longest response, which others are as long as.
         cap_share: share of responses that were cut off.
         groups: prompts of a step with several responses.
         icc: intraclass correlation of length within a prompt; below 0 by chance.
-        icc_log: of log length.
         tail_index: Hill's exponent; the smaller, the heavier the tail.
         tail_auc_first: see ``prediction.TailPrediction``.
-        tail_auc_fourth: same.
-        tail_auc_history: same.
-        drift: over steps.
         idle_fraction: see ``synchronous_round.SynchronousRound``; of all rounds together.
-        bubble_fraction: same.
-        load_imbalance: over data-parallel ranks.
         reward_time_share: see ``shares``.
-        tool_latency_share: same.
-        prefix_cache_share: same.
-        intervals: 95% bootstrap intervals by name.
     """
 
     responses: int

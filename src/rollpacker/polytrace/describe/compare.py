@@ -39,7 +39,6 @@ class Comparison:
         accuracy_worst: of the step time, in the worst step.
         phases: the phases that both sides have, the whole step left out.
         instant: of them, left out too: measured as 0 s in a step, and not predicted as that.
-        steps: accuracy of each step's time, in order.
         total: accuracy of the sum of the step times.
     """
 
@@ -56,8 +55,6 @@ class TimedSteps:
     """Seconds by step.
 
     Args:
-        source: what it was read from.
-        steps: numbers of the steps, increasing.
         phases: seconds of each phase in each step, ``STEP`` among them.
     """
 

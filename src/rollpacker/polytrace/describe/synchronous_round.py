@@ -111,7 +111,6 @@ class Imbalance:
     """Busiest data-parallel rank's tokens over the mean rank's, 1 when even; mean over steps.
 
     Args:
-        as_dealt: as the trace dealt the responses.
         balanced: longest first to the least loaded rank.
     """
 

@@ -28,7 +28,6 @@ class Said:
     """One response that ended by itself or at the longest length.
 
     Args:
-        step: of training.
         prompt: the same for all responses to it.
         said: token ids where the log has them, else the text.
     """

@@ -167,10 +167,7 @@ class SuiteFormat:
 
     Args:
         file: how the name of its files begins.
-        model: what a line must have.
         columns: the columns of its keys; the other keys travel in ``extra``.
-        read: the trace of its lines.
-        lines: a trace's lines, by file.
         no_place: columns that it cannot hold.
     """
 

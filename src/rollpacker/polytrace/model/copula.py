@@ -32,10 +32,8 @@ class CopulaLengths(Lengths):
     normal ``a`` and its own ``e``; its length is the quantile at the latent's exact level.
 
     Args:
-        marginal: lengths in tokens.
         rho: correlation of the latents of a prompt, in [0, 1), at ``skew`` 0.
         skew: above 0, long prompts vary more: the tail is less a prompt's own than the body.
-        cap: longest response allowed, tokens; None where unknown.
     """
 
     marginal: QuantileTable

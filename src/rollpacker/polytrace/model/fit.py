@@ -36,7 +36,6 @@ class Goodness:
     """A large generated sample against the trace.
 
     Args:
-        responses: responses of the trace.
         ks: largest distance of the two cumulative distributions (Kolmogorov and Smirnov).
         mean_error: generated over measured, minus 1.
         quantile_error: the same by ``p50`` to ``p99``.

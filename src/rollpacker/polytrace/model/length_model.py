@@ -47,7 +47,6 @@ class LengthModel(Lengths):
         tail_concentration: ``c``; the smaller, the more a tail belongs to few prompts.
         tail_low: shortest response of the tail, tokens.
         tail_high: longest, tokens; may lie beyond the cap.
-        cap: longest response that is allowed, tokens.
     """
 
     median: float

@@ -43,8 +43,6 @@ class TurnModel:
         shares: of the generated tokens by turn, for 1, 2, ... turns.
         concentration: of the Dirichlet around the shares, for 1, 2, ... turns.
         calls: chance of 0, 1, ... tool calls in a turn that is not the last.
-        tools: share of each tool's name.
-        statuses: share of each status.
         tool_tokens: tokens that a call puts into the context.
         tool_latency_s: seconds of a call.
         framing: tokens that the chat template adds between turns.

@@ -22,7 +22,6 @@ class PromptModel:
     """Prompt lengths, joint with response lengths.
 
     Args:
-        tokens: prompt lengths.
         correlation: of the prompt's normal score with the shared level of its responses.
     """
 
@@ -65,11 +64,6 @@ class WorkloadModel:
     """One task's workload.
 
     Args:
-        task: name of the task.
-        lengths: response lengths.
-        prompt: prompt lengths.
-        prompts: prompts a step, unless asked otherwise.
-        responses: responses a prompt, unless asked otherwise.
         drift: trend over steps.
         turns: turns and tool calls; None for single-turn tasks.
         rewards: seconds of grading; None where unknown.

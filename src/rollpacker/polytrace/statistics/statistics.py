@@ -41,8 +41,6 @@ class Read:
     """What of a task's responses is taken.
 
     Args:
-        responses: finished ones.
-        aborted: those left out.
         icc: intraclass correlation of length within a prompt; None with one response each.
         icc_log: of log length.
     """

@@ -35,12 +35,7 @@ _TIED = (
 
 
 class ConfigFields:
-    """Fields of a configuration, of its text model where it is composed of several.
-
-    Args:
-        config: fields of a hub ``config.json``.
-        name: for messages.
-    """
+    """Fields of a configuration, of its text model where it is composed of several."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         text = config.get("text_config")

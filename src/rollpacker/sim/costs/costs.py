@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pydantic import Field
 
@@ -30,38 +29,6 @@ BLOCK_SLACK = 8
 """Tokens lost per sequence: half of a 16-token block."""
 _LONG = 32_768
 """Tokens of a long sequence, where nothing says how long they are."""
-
-
-class EngineCosts(Protocol):
-    """Costs of one engine replica."""
-
-    @property
-    def capacity(self) -> float:
-        """KV budget in tokens."""
-        ...
-
-    @property
-    def slack(self) -> float:
-        """Tokens of it that each sequence takes besides its own: a part of a block, and in so many
-        tokens what is kept of it however long it is (windows, states)."""
-        ...
-
-    def step_s(self, batch: int, context_tokens: float) -> float:
-        """Seconds of a decode step of ``batch`` sequences of ``context_tokens`` in all."""
-        ...
-
-    def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
-        """Seconds that ``drafted`` tokens, to be verified, add to a step of ``batch`` sequences."""
-        ...
-
-    @property
-    def slope(self) -> float:
-        """Seconds that each context token adds to a step."""
-        ...
-
-    def prefill_s(self, tokens: float) -> float:
-        """Seconds to run ``tokens`` of prompts, or of sequences to recompute, at once."""
-        ...
 
 
 class Efficiency(Config):
@@ -106,11 +73,7 @@ class GpuCosts:
     those that a token does.
 
     Args:
-        device: one of them.
-        shape: of the model.
-        tp: how many.
         kappa: multiplies the decode step.
-        efficiency: terms of the step.
         longest: tokens of the longest sequence; 0: not known.
 
     Raises ``ValueError`` when the model cannot have ``tp``.
@@ -214,6 +177,12 @@ class CurveCosts:
     def prefill_s(self, tokens: float) -> float:
         """Seconds to prefill ``tokens``."""
         return tokens * self._prefill_token_s
+
+
+EngineCosts = GpuCosts | CurveCosts
+"""Of one engine replica. ``capacity`` is its KV cache in tokens, of which each sequence takes
+``slack`` besides its own: the unused part of its last block, and its state of fixed size. ``slope``
+is the seconds that each context token adds to a decode step."""
 
 
 def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, float]:

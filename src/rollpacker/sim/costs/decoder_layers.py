@@ -16,7 +16,6 @@ class DecoderLayer:
         matrices: of the mixer's linear layers.
         feed_forward: those of MLPs that every token passes.
         expert: those of one expert, where a router chooses among experts.
-        experts: how many there are.
         routed: how many of them a token meets.
         other: further weights: norms, biases, convolutions, routers.
         output: inputs of the mixer's last matrix.

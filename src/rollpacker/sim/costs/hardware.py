@@ -19,7 +19,6 @@ class DeviceSpec:
     """A GPU.
 
     Args:
-        name: key of ``DEVICES``.
         bandwidth: of its memory, bytes/s.
         flops: dense bfloat16, 1/s.
         memory: bytes.

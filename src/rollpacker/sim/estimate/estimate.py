@@ -55,19 +55,13 @@ class Estimate:
     """What was found.
 
     Args:
-        task: of the trace.
-        prompts, responses: of a step.
-        jobs: simulated for each mode.
-        steps: of each job.
         read: finished responses in the trace.
         icc: intraclass correlation of length within a prompt; None with one response each.
-        costs: which costs were assumed, in words, by what they are.
         modes: by name. Mode ``partial``, which is not on-policy and never recommended, is left out
             for responses with tools, and ``exact`` with engines that decode ahead where ``exact``
             has them already.
         recommended: the mode that changes least of what is learned, within the bias limit, and is
             not clearly beaten.
-        sentences: the same in plain words.
     """
 
     task: str
@@ -108,7 +102,6 @@ class CostCase:
     """Costs that a job might have.
 
     Args:
-        calibration: costs.
         gpus: devices; None takes the calibration's.
         weight: any positive number; how much it counts beside others.
     """
@@ -123,8 +116,6 @@ class EstimatedJob:
     """What is simulated.
 
     Args:
-        task: name.
-        source: lengths.
         rollout: the run's section; its mode is replaced.
         cases: costs, the likeliest first.
         graded: the calibration's seconds of grading are charged.
@@ -158,8 +149,6 @@ class EstimatedMachine:
     Args:
         calibration: a built-in one or a file; by default all built-in ones, the more the nearer
             the lengths of their responses.
-        model: another model than the calibration's.
-        device: other GPUs than the calibration's.
         gpus: how many; by default as many as keep the calibration's responses a GPU.
     """
 

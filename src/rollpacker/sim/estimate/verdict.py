@@ -26,7 +26,6 @@ class ModeEstimate:
         speedup: mean seconds of a step of ``off`` over the mode's; of several jobs the middle.
         low, high: between which that of a run is expected; of a single job its own.
         kept_vs_true_len: mean length of the responses trained on over that of all.
-        step_s: mean seconds of a step.
         decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
         tool_wait_s: mean seconds of a step in which an engine only waits for tools.
         stale: share of the tokens trained on that earlier weights have sampled.

@@ -19,15 +19,11 @@ class JobMachine:
     """What a job runs on.
 
     Args:
-        name: for people.
         cuda: whether ``devices`` are GPUs; else it is one, the machine's own memory.
-        devices: how many.
-        device_bytes: of each.
         workers: devices of the job, of all ``nodes``, as its configuration counts them: several may
             be on a GPU, and all are on a CPU.
         on_device: of them, on the fullest device.
         packed: bytes of a bfloat16 weight as the engine for CPUs packs it.
-        nodes: machines like this one.
     """
 
     name: str
@@ -45,10 +41,6 @@ class Placed:
     """A job on a machine.
 
     Args:
-        config: the job's.
-        shape: its model's.
-        machine: that it runs on.
-        division: of its devices.
         longest: tokens of the longest response.
     """
 
@@ -94,15 +86,12 @@ class MemoryNeeds:
     """What a job takes.
 
     Args:
-        machine: on which.
-        division: of its devices.
         worker: on each device; with ``layout: separate`` on each that decodes.
         trainer: with ``layout: separate`` on each device that trains.
         shared: on the first device once: what grades; on a CPU also what all processes share.
         host: of the own memory of each machine, where devices are GPUs.
         shared_weights: of these, or of ``shared`` on a CPU, bytes that have to be in shared memory
             or in a file: the copy of the weights that engines read.
-        kv_tokens: KV budget of an engine.
         longest: tokens of the longest response.
     """
 

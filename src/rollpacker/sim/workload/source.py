@@ -41,12 +41,10 @@ class LengthSource:
     Args:
         lengths: distribution that fresh prompts are drawn from.
         recorded: prompts that come first.
-        cap: longest response; None when unknown.
         prompt_tokens: mean prompt length; None when unknown.
         prompts, responses: of a step, as recorded; None when unknown.
         turns: how drawn lengths are split into turns; None where each is one.
         tool_tokens: most that tools put into the context of a recorded response.
-        rewards: seconds of grading, as recorded; None when unknown.
     """
 
     lengths: Lengths

@@ -60,9 +60,6 @@ class TurnScript:
     """How far an attempt has come, on whatever engine.
 
     Args:
-        attempt: its id.
-        group: of its prompt.
-        prompt_tokens: of its prompt.
         turns: all of them, at least one that generates.
     """
 

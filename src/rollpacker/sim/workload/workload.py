@@ -90,10 +90,8 @@ class DrawnWorkload:
     """An endless stream of prompts.
 
     Args:
-        lengths: distribution of response lengths.
         domains: share of each domain; any positive numbers.
         prompt_tokens: length of every prompt.
-        seed: of all draws.
         recorded: prompts that come first, in this order, with these lengths on their first visit.
         turns: how drawn lengths are split into turns; None where each is one.
     """

@@ -32,11 +32,6 @@ class Decoder:
 
     After every call, ask ``next_event`` and call ``advance`` at that time. Times never decrease.
 
-    Args:
-        costs: of the replica.
-        max_running: most sequences decoded together.
-        tool_kv: what becomes of the KV of a turn that another one follows.
-
     Counters, up to the last step boundary (a step in flight at a change is counted at once):
         preemptions: sequences thrown out and recomputed.
         generated_tokens: tokens decoded, those of aborted attempts included.

@@ -20,12 +20,7 @@ class SimulatedDecoding:
     While the environment of an attempt is at work, what is decided of it takes effect at once.
 
     Args:
-        agenda: time.
-        engines: what decodes.
-        costs: of the engines.
-        cap: longest response, tokens.
         touch: told of a worker that is about to change.
-        post: takes the events.
         settle: told that something has happened by itself: when this instant is over, workers that
             were touched plan anew.
     """

@@ -20,8 +20,6 @@ class SimulatedJudge:
     """Judges up to ``judge_slots`` responses at once, all at the speed that the load allows now.
 
     Args:
-        agenda: time.
-        costs: seconds of a judgement by load.
         load: share of the devices that decode or train now, 0 to 1.
         wanted: whether a response's judgement is still wanted when a slot is free.
         on_judged: takes a judged response.
@@ -111,10 +109,6 @@ class SimulatedGrading:
     while its devices work.
 
     Args:
-        agenda: time.
-        costs: seconds of a reward by kind.
-        kinds: kind of each domain's reward.
-        timeouts: decides how long a program may run.
         load: share of the devices that decode or train now, 0 to 1.
         on_graded: takes an attempt whose reward has come.
     """

@@ -30,18 +30,11 @@ class WorldCosts:
     Args:
         fleet: engines of the smallest size, and training replicas of one size.
         engine: costs of an engine on so many devices.
-        max_running: most sequences that an engine decodes together.
-        tool_kv: what becomes of KV during tool calls.
-        train: gradient work of a training replica.
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.
-        rewards: of one reward.
-        kinds: kind of reward of each domain.
-        timeouts: of code rewards.
         reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
             length after it.
-        ahead: what decoding ahead brings.
         driver: work of the driver on the workers' cores; None where it has its own.
     """
 

@@ -13,16 +13,12 @@ class StepResult:
     """One step. Times in seconds.
 
     Args:
-        step: number.
-        kind: of its round.
         step_s: the whole step, weight sync included.
         rollout_s: from the first request to the last decision of the rollout.
         grade_wait_s: part of it after the last response had ended.
         train_s: from the end of the rollout to the end of the step.
         samples: responses kept.
-        kept_tokens, decoded_tokens: of responses.
         decode_steps: of the engine with the most.
-        preemptions: of all engines.
         peak_kv: largest share of an engine's KV cache in use.
         bubble: share of device time, sync included, without decoding or gradients, other than
             ``tool_wait_s``.
@@ -62,7 +58,6 @@ class JobResult:
     """A simulated job.
 
     Args:
-        steps: each step.
         kept_vs_true_len: mean length of kept responses over that of all responses sampled
             without a race.
         packing_s: mean seconds of a step's rollout if every engine were always full.

@@ -40,9 +40,6 @@ class Simulation:
     """One job on simulated machines.
 
     Args:
-        config: the job.
-        calibration: costs of its machines.
-        source: lengths of its responses.
         record: takes every event with its decisions.
         grows: a tail may be put onto larger engines, which runs do only with a planner.
 

@@ -50,12 +50,6 @@ class SimWorker:
     tools it only knows that they do.
 
     Args:
-        id: its number among the workers.
-        agenda: time.
-        costs: of its engine.
-        devices: that the engine runs on.
-        max_running: most sequences decoded together.
-        tool_kv: what becomes of KV during tool calls.
         on_ended: takes attempts whose turn ended in a step, and those stopped at its end with
             their tokens.
         on_accumulated: takes a finished task.

@@ -28,9 +28,6 @@ class World:
     """Simulated machines under a real policy.
 
     Args:
-        policy: decides.
-        workload: prompts and lengths.
-        costs: seconds of everything.
         measure: tell the policy what a round's engines went through.
         record: takes every event with its decisions (a journal's ``record``).
     """

@@ -92,13 +92,10 @@ class Reading:
     """The circumstances of reading one task.
 
     Args:
-        task: its name.
-        note: told of approximations.
         repeats: shared by the tasks of one trace.
         bad: told of a wrong record.
         left: told of what is left out: what a writer that was stopped has not written to its end;
             ``note`` is, by default.
-        tick: told of bytes read.
         count: of texts whose tokens a log does not count; default: an estimate by characters.
     """
 

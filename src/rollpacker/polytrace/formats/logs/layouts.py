@@ -21,8 +21,6 @@ class LogLayout:
     """One trainer's way to log responses. Of several paths the first that leads somewhere holds.
 
     Args:
-        title: what it is called in a message.
-        files: what its files are called.
         needs: keys that a record of it has.
         lists: keys of which a record has at least one, with a list.
         lacks: keys that it does not have.
@@ -36,9 +34,7 @@ class LogLayout:
         step: paths of the training step.
         stepless: where step is in neither record nor names, all are of step 0, and this is said.
         numbers: a bare number in a file's name is a step, without the word.
-        domain: paths.
         stop: path of why it ended; the last holds.
-        rank: path of the data-parallel rank.
         unique: path of the response's own id: one that comes again counts once.
         group: paths of the id that a prompt has within its step.
         shape: ``rows`` has one response a record, ``columns`` a list of each key, ``singles``

@@ -29,8 +29,6 @@ class LoggedResponse:
         where: its place in the file, as a message names it.
         line: of the file, 0 in a table.
         unit: number of the line or row that many are written in at once; 0 where a file is that.
-        record: all that the log has of it.
-        prompt: what it answers.
         completion: what was said, by everybody; None where there are no texts.
         step: of training; None where nothing tells.
         validation: whether it is of an evaluation.

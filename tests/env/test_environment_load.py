@@ -149,7 +149,7 @@ def test_a_tool_that_lacks_a_docstring_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_adapters_are_imported_where_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "rollpacker.env.adapters.verifiers"
+    module = "rollpacker.env.adapters.skyrl"
     monkeypatch.delitem(sys.modules, module, raising=False)
     load(config("Guess")).make()
     assert module not in sys.modules

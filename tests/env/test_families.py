@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from call_texts import ONE
 from chat_models import ADD
 from family_models import FAMILIES, family_tokenizer
 from hypothesis import given
@@ -12,8 +13,6 @@ from hypothesis import strategies as st
 from one_episode import Says, talk_with
 
 from rollpacker.config import EnvironmentConfig, parse
-from rollpacker.env.calls.call import Call
-from rollpacker.env.calls.calls import written
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 from rollpacker.job.plan.environments import check_call_ends
@@ -24,7 +23,6 @@ TEMPLATES = {name: Template(MADE[name], {}) for name in FAMILIES}
 QUESTION = {"role": "user", "content": "How much is 2 + 3?"}
 NEXT = {"role": "user", "content": "And 4 + 4?"}
 RESULT = {"role": "tool", "name": "add", "content": "5", "tool_call_id": "000000000"}
-CALL = Call("add", {"a": 2, "b": 3})
 CALLS = [
     {
         "id": "000000000",
@@ -101,7 +99,7 @@ def test_what_a_tool_answers_comes_as_behind_a_call(name: str) -> None:
 def test_a_conversation_with_calls_is_kept_token_by_token(name: str) -> None:
     """Whatever the tokens of the call: only what it has not sampled is put behind it."""
     template, family = TEMPLATES[name], FAMILIES[name]
-    text = written(CALL, template.call_format or "hermes")
+    text = ONE[template.call_format or "hermes"]
     usual = ids(name, text)
     unusual = [one for char in text for one in ids(name, char)]
     assert usual != unusual
@@ -149,7 +147,7 @@ def test_an_episode(name: str) -> None:
     template, form = TEMPLATES[name], TEMPLATES[name].call_format
     assert form is not None
     first = "Hm.</think>" if name == "deepseek_r1" else ""
-    call = written(CALL, form)
+    call = ONE[form]
     environment = Says(turns=[[RESULT], [RESULT], [NEXT]])
     cut = call.replace(": 3", ": ").replace("b:3", "b:[").replace("b=3", "b=").replace(">3<", "")
     answers = talk_with(
@@ -193,9 +191,7 @@ def test_analysis_is_shown_as_reasoning_and_stays_in_the_tokens() -> None:
     analysis = "<|channel|>analysis<|message|>Add them.<|end|><|start|>assistant"
     message = TEMPLATES["gpt_oss"].reply(ids("gpt_oss", analysis + SAID["gpt_oss"])).message
     assert message["content"] == "<think>\nAdd them.\n</think>\n\nIt is 5."
-    message = (
-        TEMPLATES["gpt_oss"].reply(ids("gpt_oss", analysis + written(CALL, "harmony"))).message
-    )
+    message = TEMPLATES["gpt_oss"].reply(ids("gpt_oss", analysis + ONE["harmony"])).message
     assert message["content"] == "<think>\nAdd them.\n</think>"
     assert message["tool_calls"][0]["function"] == CALLS[0]["function"]
 
@@ -205,7 +201,7 @@ def test_analysis_is_shown_as_reasoning_and_stays_in_the_tokens() -> None:
 
 def test_a_template_may_open_reasoning_before_a_reply_and_not_behind_an_answer() -> None:
     template = TEMPLATES["deepseek_r1"]
-    call = ids("deepseek_r1", written(CALL, "deepseek_v3"))
+    call = ids("deepseek_r1", ONE["deepseek_v3"])
     assert "tool_calls" not in template.reply(call).message
     assert template.reply(call, answered=True).message["tool_calls"]
 

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import json
-import re
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from chat_models import ADD, make_tokenizer
 from other_trainers import Counter
-from tool_replies import call, reply
+from tool_replies import call
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Opening, Turn
@@ -212,101 +211,6 @@ def test_openenv_s_clients_play_with_their_server(
     assert opening == Opening(prompt=[{"role": "user", "content": "Play.\nseed 7"}])
     assert first == Turn(messages=[{"role": "user", "content": "Hi"}], reward=2.0)
     assert last == Turn(reward=5.0, done=True)
-
-
-# verifiers -------------------------------------------------------------------------------------
-
-
-def higher_or_lower(goal: int = 6) -> Any:
-    vf = importlib.import_module("verifiers")
-    datasets = importlib.import_module("datasets")
-
-    class HigherOrLower(vf.MultiTurnEnv):
-        async def setup_state(self, state: Any) -> None:
-            state["goal"] = int(state["answer"])
-
-        async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
-            said = int(re.findall(r"\d+", messages[-1].content)[-1])
-            if said == state["goal"]:
-                state["final_env_response"] = [{"role": "user", "content": "Yes."}]
-                return state["final_env_response"]
-            return [{"role": "user", "content": "higher" if said < state["goal"] else "lower"}]
-
-    data = datasets.Dataset.from_list([{"question": "Guess.", "answer": str(goal)}])
-    return HigherOrLower(dataset=data, rubric=vf.Rubric(), max_turns=5)
-
-
-def tools_of_verifiers() -> Any:
-    vf = importlib.import_module("verifiers")
-    datasets = importlib.import_module("datasets")
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers.
-
-        Args:
-            a: One.
-            b: The other.
-        """
-        return a + b
-
-    data = datasets.Dataset.from_list([{"question": "2 + 3?", "answer": "5"}])
-    return vf.ToolEnv(tools=[add], dataset=data, rubric=vf.Rubric())
-
-
-def old_verifiers() -> None:
-    vf = pytest.importorskip("verifiers")
-    if not hasattr(vf, "MultiTurnEnv"):
-        pytest.skip("verifiers has no MultiTurnEnv any more")
-
-
-def test_verifiers_environment_serves_all_episodes() -> None:
-    old_verifiers()
-    row = {"prompt": PROMPT, "answer": "6"}
-
-    async def both(_: Any) -> list[Turn]:
-        factory = load(config(f"{__name__}:higher_or_lower"))
-        one, other = factory.make(), factory.make()
-        assert [*await one.reset(row), *await other.reset({**row, "answer": "2"})] == []
-        turns = [await one.step(answer("4")), await other.step(answer("4"))]
-        turns += [await one.step(answer("6")), await other.step(answer("I say 2"))]
-        await one.close()
-        await other.close()
-        return turns
-
-    higher, lower, *last = play(both, config(f"{__name__}:higher_or_lower"))
-    assert higher.messages == [{"role": "user", "content": "higher"}]
-    assert lower.messages == [{"role": "user", "content": "lower"}]
-    assert last == [Turn(done=True), Turn(done=True)]
-
-
-def test_verifiers_own_limit_of_turns_ends_an_episode() -> None:
-    old_verifiers()
-
-    async def act(environment: Any) -> list[bool]:
-        await environment.reset({"prompt": PROMPT, "answer": "6"})
-        return [(await environment.step(answer(str(guess)))).done for guess in range(1, 6)]
-
-    done = play(act, config(f"{__name__}:higher_or_lower"))
-    assert done == [False, False, False, False, True]
-
-
-def test_verifiers_tools_are_the_template_s() -> None:
-    old_verifiers()
-    path = f"{__name__}:tools_of_verifiers"
-    (schema,) = load(config(path)).tools
-    assert schema["function"]["name"] == "add"
-    assert set(schema["function"]["parameters"]["properties"]) == {"a", "b"}
-
-    async def act(environment: Any) -> list[Turn]:
-        await environment.reset({"prompt": PROMPT, "answer": "5"})
-        called = await environment.step(reply(call("add", a=2, b=3)))
-        return [called, await environment.step(answer("It is 5."))]
-
-    called, last = play(act, config(path))
-    made = reply(call("add", a=2, b=3))["tool_calls"][0]["id"]
-    assert called.messages == [{"role": "tool", "content": "5", "tool_call_id": made}]
-    assert called.calls == 1
-    assert last == Turn(done=True)
 
 
 # TRL -------------------------------------------------------------------------------------------

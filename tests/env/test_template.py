@@ -4,12 +4,11 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from call_texts import ONE
 from chat_models import ADD, NAMES, SPECIAL, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.calls.call import Call
-from rollpacker.env.calls.calls import written
 from rollpacker.env.template import Template
 
 CALLING = ["llama3_1", "qwen2_5", "qwen3", "qwen3_instruct_2507"]
@@ -60,7 +59,6 @@ def test_a_conversation_in_pieces_is_the_template_s_as_a_whole(name: str, count:
 @pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_tools_answer_is_rendered_as_in_the_whole(name: str, count: int) -> None:
-    call = Call("add", {"a": 2, "b": 3})
     turn = said("") | {
         "tool_calls": [
             {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
@@ -69,7 +67,7 @@ def test_what_tools_answer_is_rendered_as_in_the_whole(name: str, count: int) ->
     expected = whole(name, [QUESTION, turn, *[RESULT] * count], [ADD])
     form = TEMPLATES[name].call_format
     assert form is not None
-    found = joined(name, written(call, form), [RESULT] * count, [ADD])
+    found = joined(name, ONE[form], [RESULT] * count, [ADD])
     assert found == expected
 
 

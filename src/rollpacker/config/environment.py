@@ -31,7 +31,7 @@ class EnvironmentConfig(Config):
 
     kind: Fixed[Literal["tools", "python", "agent"]]
     """``tools``: functions that the model calls; ``python``: an environment class, also of TRL,
-    OpenEnv, skyrl-gym, gem or verifiers; ``agent``: a program that speaks OpenAI's chat API."""
+    OpenEnv, skyrl-gym or gem; ``agent``: a program that speaks OpenAI's chat API."""
     path: Fixed[list[str]] = Field(min_length=1)
     """``tools``: functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
     (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its

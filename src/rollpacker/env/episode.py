@@ -17,8 +17,7 @@ import numpy as np
 
 from rollpacker.chat import NotTextError, text_of
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn
-from rollpacker.env.calls.calling import call
+from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn, call
 from rollpacker.env.conversation import count_calls
 from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied
 from rollpacker.env.template import Template

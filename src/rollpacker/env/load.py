@@ -9,8 +9,7 @@ from typing import Any
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.adapters.kinds import Kind, kind_of
-from rollpacker.env.base import EpisodeError, Factory
-from rollpacker.env.tool_faults import KEY, ToolFaults
+from rollpacker.env.base import KEY, EpisodeError, Factory, ToolFaults
 from rollpacker.env.tools import ToolsFactory
 from rollpacker.errors import told
 from rollpacker.user_code import Parameters, find
@@ -18,8 +17,6 @@ from rollpacker.user_code import Parameters, find
 OPTIONS = "environment.options"
 _LATE: tuple[Kind, ...] = ("ours", "gym", "openenv")
 """Kinds that an async function may make: what prompts look like does not depend on them."""
-_SHARED: tuple[Kind, ...] = ("skyrl", "verifiers")
-"""Kinds of which none is made for an episode before its row is known, or at all."""
 _EXTRAS = "extras"
 """The row, as skyrl-gym's environments take it."""
 
@@ -42,7 +39,7 @@ class PythonFactory:
     trainer's.
 
     A function is called once to see what it makes, unless it is async or makes skyrl-gym's, which
-    are made of a row. An environment of verifiers serves all episodes.
+    are made of a row.
 
     Raises ``ValueError`` where it is none that is known, or does not take its options.
     """
@@ -82,18 +79,13 @@ class PythonFactory:
         if kind is None:
             raise ValueError(
                 f"{KEY}: '{self._path}' is no environment: it has neither reset(row) and "
-                "step(reply), nor the methods of TRL's, OpenEnv's, skyrl-gym's, gem's or verifiers'"
+                "step(reply), nor the methods of TRL's, OpenEnv's, skyrl-gym's or gem's"
             )
         return kind
 
     def _look_at(self, kind: Kind) -> None:
         """Find the tools of kinds that have some."""
-        if kind == "verifiers":
-            from rollpacker.env.adapters import verifiers
-
-            self._spare = self._spare or [self._made()]
-            self.tools = verifiers.schemas(self._spare[0])
-        elif kind == "trl":
+        if kind == "trl":
             from rollpacker.env.adapters import trl
 
             made = type(self._spare[0]) if self._spare else self._target
@@ -113,7 +105,7 @@ class PythonFactory:
         """For one episode; awaitable where the function is async."""
         if self._kind is None:
             return self._made_async()
-        instance = None if self._kind in _SHARED else self._one()
+        instance = None if self._kind == "skyrl" else self._one()
         return self._adapted(self._kind, instance)
 
     def _one(self) -> Any:
@@ -156,10 +148,6 @@ class PythonFactory:
                 from rollpacker.env.adapters.skyrl import SkyrlEnvironment
 
                 return SkyrlEnvironment(self._skyrl, self._extras)
-            case "verifiers":
-                from rollpacker.env.adapters.verifiers import VerifiersEnvironment
-
-                return VerifiersEnvironment(self._spare[0])
 
     def _skyrl(self, **extras: Any) -> Any:
         return self._target(**self._options, **extras)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
-from rollpacker.env.calls.call import Call
+from rollpacker.env.calls.call import Call, as_json
 from rollpacker.env.calls.calls import FORMATS, parse, written
-from rollpacker.env.calls.formats.scan import as_json
 from rollpacker.env.conversation import arguments_of, whole
 from rollpacker.errors import words_of
 
@@ -155,8 +154,8 @@ class Rendering:
         ends in another way than the model's."""
         if self._own is None or self.call_format != self._own or not self.writes:
             return None
-        call = Call(answer["name"], {"key": _REPLY})
-        place = _past(text, written(call, self._own).rpartition(_REPLY)[2])
+        call = written(answer["name"], "key", _REPLY, self._own)
+        place = _past(text, call.rpartition(_REPLY)[2])
         if place is None:
             return None
         rest = text[place:]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
-from rollpacker.env.calls.call import Call
-from rollpacker.env.calls.calls import FORMATS, replied
+from rollpacker.env.calls.calls import FORMATS, written
 from rollpacker.env.rendering import Tools
 from rollpacker.env.template import Template
 from rollpacker.errors import words_of
@@ -26,6 +25,7 @@ _ALONE = ("llama3", "pythonic", "mistral")
 _SHOWN = 40
 _LONGEST = 160
 _KEY = "000000000"
+_ARGUMENT = ("text", "2 + 3")
 _START = "environment: the chat template"
 _END = "the conversation is kept as it was sampled"
 
@@ -128,12 +128,13 @@ def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
     """A line where the template, as a whole, gives something else than what was sampled."""
     before = template.render([_QUESTION], tools, goes_on=True)
     form = template.call_format or FORMATS[0]
-    call = Call(str(tools[0]["function"]["name"]), {"text": "2 + 3"}) if turn.call else None
+    name = str(tools[0]["function"]["name"]) if turn.call else ""
+    call = written(name, *_ARGUMENT, form) if turn.call else ""
     reasoning = _REASONING if turn.reasons else ""
-    sampled = replied(form, reasoning, turn.content, call)
+    sampled = _replied(form, reasoning, turn.content, call)
     said: Message = {
         "role": "assistant",
-        "content": replied("hermes", reasoning, turn.content, None),
+        "content": _replied("hermes", reasoning, turn.content, ""),
     }
     if reasoning and form in _APART:
         said |= dict.fromkeys(_FIELDS, reasoning) | {"content": turn.content}
@@ -142,9 +143,10 @@ def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
         sampled = sampled.removeprefix(opened)
         said["content"] = said["content"].removeprefix(opened)
     follows = _NEXT
-    if call is not None:
-        said["tool_calls"] = [_openai(call)]
-        follows = {"role": "tool", "name": call.name, "content": "5", "tool_call_id": _KEY}
+    if call:
+        function = {"name": name, "arguments": dict([_ARGUMENT])}
+        said["tool_calls"] = [{"id": _KEY, "type": "function", "function": function}]
+        follows = {"role": "tool", "name": name, "content": "5", "tool_call_id": _KEY}
     try:
         sampled = before + sampled + template.behind([follows], tools)
         whole = template.render(template.fit([_QUESTION, said, follows]), tools, goes_on=True)
@@ -158,11 +160,20 @@ def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
     return [f"{_START} changes {turn.what} ({ours!r} would become {theirs!r}): {_END}"]
 
 
+def _replied(form: CallFormat, reasoning: str, content: str, call: str) -> str:
+    """A reply as a model writes it, of parts that may be empty."""
+    if form == "harmony":
+        parts = [f"<|channel|>analysis<|message|>{reasoning}"] if reasoning else []
+        if content:
+            parts.append(f"<|channel|>{'commentary' if call else 'final'}<|message|>{content}")
+        return "<|end|><|start|>assistant".join([*parts, *([call] if call else [])])
+    if reasoning and form == "gemma4":
+        reasoning = f"<|channel>thought\n{reasoning}\n<channel|>"
+    elif reasoning:
+        reasoning = f"<think>\n{reasoning}\n</think>\n\n"
+    return f"{reasoning}{content}{chr(10) if content and call else ''}{call}"
+
+
 def _squeezed(text: str) -> str:
     # White space beside calls differs wherever a model has its own way with it.
     return "".join(text.split())
-
-
-def _openai(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": _KEY, "type": "function", "function": function}

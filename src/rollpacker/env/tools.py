@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.utils.chat_template_utils import get_json_schema
+
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.base import EpisodeError, Message, Turn
+from rollpacker.env.base import KEY, Caller, EpisodeError, Message, ToolFaults, Turn, call
 from rollpacker.env.calls.call import BadCall, Call, short
-from rollpacker.env.calls.calling import call
-from rollpacker.env.calls.schema import Schema, mistake, schema_of
-from rollpacker.env.calls.values import NoTextError, as_text
+from rollpacker.env.calls.values import NoTextError, as_text, wanted
 from rollpacker.env.code_tool import CodeTool
 from rollpacker.env.conversation import ToolRequest, calls_of, whole
-from rollpacker.env.tool_faults import KEY, Caller, ToolFaults
-from rollpacker.errors import one_line
+from rollpacker.errors import one_line, words_of
 from rollpacker.user_code import find
+
+Schema = dict[str, Any]
+
+
+def schema_of(function: Callable[..., Any], where: str) -> Schema:
+    """The schema of a function with type hints and a docstring that describes its arguments.
+
+    Raises ``ValueError`` that begins with ``where`` and says what it lacks.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if inspect.isclass(function):
+        raise ValueError(f"{where}: {name} is a class: a tool is a function")
+    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    any_name = inspect.Parameter.VAR_KEYWORD
+    try:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind in unnamed or parameter.kind is any_name:
+                raise ValueError(f"its argument {parameter.name} cannot be given by name")
+        return get_json_schema(function)
+    except Exception as error:  # of several kinds, and hints may be of any code
+        raise ValueError(f"{where}: {name} cannot be a tool: {words_of(error)}") from error
+
+
+def mistake(schema: Schema, arguments: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a call, for the model; None if nothing is."""
+    parameters = schema["function"]["parameters"]
+    known: dict[str, Any] = parameters.get("properties", {})
+    for name in arguments:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            return f"there is no argument {name!r:.100}: {takes}"
+    missing = [name for name in parameters.get("required", ()) if name not in arguments]
+    if missing:
+        return f"the argument {missing[0]!r} is missing"
+    for name, value in arguments.items():
+        should = wanted(known[name], value)
+        if should is not None:
+            return f"the argument {name!r} must be {should}"
+    return None
+
 
 BUILT_IN = "python"
 """The tool that runs code in the sandbox."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from call_texts import ADD, DEEPSEEK, GEMMA, GLM, ONE, V3, V31, XML, answers, read
+from call_texts import ADD, DEEPSEEK, GEMMA, GLM, ONE, V3, V31, XML, answers, read, written
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
-from rollpacker.env.calls.calls import FORMATS, parse, written
+from rollpacker.env.calls.calls import FORMATS, parse
 
 TWO = {form: text * 2 for form, text in ONE.items()} | {
     "mistral": "[TOOL_CALLS] [%s, %s]" % ((ONE["mistral"].split(" [")[1][:-1],) * 2),

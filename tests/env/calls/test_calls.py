@@ -11,7 +11,7 @@ from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import BadCall, Call, Parsed
 from rollpacker.env.calls.calls import FORMATS, parse, written
-from rollpacker.env.conversation import calls_of, said, to_message
+from rollpacker.env.conversation import calls_of, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -108,34 +108,17 @@ def test_what_is_no_call(form: CallFormat, text: str) -> None:
 
 WORDS = "say <think> and then </think>"
 """In arguments these are words like others."""
-SAY = {
-    "hermes": '<tool_call>{"name": "say", "arguments": {"text": "%s"}}</tool_call>',
-    "llama3": '{"name": "say", "parameters": {"text": "%s"}}',
-    "qwen3_coder": "<function=say>\n<parameter=text>\n%s\n</parameter>\n</function>",
-    "glm": "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
-    "mistral": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "%s"}}]',
-    "mistral_v11": '[TOOL_CALLS]say[ARGS]{"text": "%s"}',
-    "functiongemma": ("<start_function_call>call:say{text:<escape>%s<escape>}<end_function_call>"),
-    "gemma4": '<|tool_call>call:say{text:<|"|>%s<|"|>}<tool_call|>',
-    "deepseek_v3": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>say\n"
-        '```json\n{"text": "%s"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
-    "deepseek_v31": (
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>say<｜tool▁sep｜>{"text": "%s"}'
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    "harmony": (
-        '<|channel|>commentary to=functions.say <|constrain|>json<|message|>{"text": "%s"}'
-    ),
-    "pythonic": '[say(text="%s")]',
-}
+
+
+def say(text: str, form: CallFormat) -> str:
+    """A call that says it."""
+    return written("say", "text", text, form)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("text", [WORDS, "</think>", "<think>", "</think> <think>"])
 def test_what_arguments_say_of_reasoning_hides_no_call(form: CallFormat, text: str) -> None:
-    parsed = parse(SAY[form] % text, form)
+    parsed = parse(say(text, form), form)
     assert parsed.calls == (Call("say", {"text": text}),)
     assert parsed.content == ""
 
@@ -148,7 +131,7 @@ def test_what_is_said_of_reasoning_behind_a_call_or_before_it_hides_none() -> No
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("begins", ["<think>", "\n <think>\n"])
 def test_calls_in_reasoning_are_not_meant(form: CallFormat, begins: str) -> None:
-    call = SAY[form] % "hi"
+    call = say("hi", form)
     assert parse(f"{begins}{call}", form).calls == ()
     parsed = parse(f"{begins}{call}</think>{call}", form)
     assert parsed.calls == (Call("say", {"text": "hi"}),)
@@ -158,10 +141,10 @@ def test_calls_in_reasoning_are_not_meant(form: CallFormat, begins: str) -> None
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_reply_may_begin_inside_of_reasoning(form: CallFormat) -> None:
     """The template has opened it: the reply itself has only its end."""
-    call = SAY[form] % WORDS
+    call = say(WORDS, form)
     parsed = parse(f"Hm.</think>{call}", form, reasons=True)
     assert parsed.calls == (Call("say", {"text": WORDS}),)
-    hidden = SAY[form] % "hi"
+    hidden = say("hi", form)
     assert parse(hidden, form, reasons=True).calls == ()
     assert parse(f"{hidden}</think>It is 5.", form, reasons=True).calls == ()
     assert parse(f"{hidden}</think>{call}", form, reasons=True).calls == parsed.calls
@@ -213,8 +196,8 @@ def test_malformed_llama3_calls_say_what_is_wrong(text: str) -> None:
 
 
 def test_tags_inside_of_arguments_are_arguments() -> None:
-    call = Call("say", {"text": "</tool_call><tool_call>{}"})
-    assert parse(written(call, "hermes"), "hermes").calls == (call,)
+    text = "</tool_call><tool_call>{}"
+    assert parse(say(text, "hermes"), "hermes").calls == (Call("say", {"text": text}),)
 
 
 PIECES = st.sampled_from(
@@ -256,23 +239,6 @@ def test_nothing_is_too_strange(text: str, form: CallFormat) -> None:
     for asked, call in zip(calls_of(message), parsed.calls, strict=True):
         assert isinstance(asked.call, BadCall) is isinstance(call, BadCall)
     json.dumps(message, ensure_ascii=False)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-CALLS = st.builds(Call, st.text(min_size=1), st.dictionaries(st.text(), JSON, max_size=3))
-
-
-@given(CALLS, st.sampled_from(("hermes", "llama3")))
-def test_what_is_written_is_read_back(call: Call, form: CallFormat) -> None:
-    parsed = parse(written(call, form), form)
-    assert parsed.calls == (call,)
-    message = to_message(parsed, written(call, form))
-    assert calls_of(message)[0].call == call
-    assert said(message) == written(call, form)
 
 
 @pytest.mark.parametrize(

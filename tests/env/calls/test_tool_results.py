@@ -19,9 +19,8 @@ from tool_replies import call, reply
 
 from rollpacker.env.adapters.gym import observed
 from rollpacker.env.adapters.trl import TrlEnvironment, schemas
-from rollpacker.env.base import Turn
+from rollpacker.env.base import ToolFaults, Turn
 from rollpacker.env.calls.values import NoTextError, as_text
-from rollpacker.env.tool_faults import ToolFaults
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 
 
@@ -49,11 +48,8 @@ RESULTS: list[tuple[Any, str]] = [
     (np.bool_(True), "true"),
     (np.array([[1, 2], [3, 4]]), "[[1, 2], [3, 4]]"),
     (np.array(7), "7"),
-    (Decimal("12.50"), "12.5"),
-    (Decimal(3), "3"),
-    (Decimal("0.12345678901234567890"), "0.12345678901234567890"),
+    (Decimal("12.50"), "12.50"),
     (Decimal("1e999999"), "1E+999999"),
-    (Decimal("NaN"), "NaN"),
     (date(2026, 1, 2), "2026-01-02"),
     (datetime(2026, 1, 2, 3, tzinfo=UTC), "2026-01-02T03:00:00+00:00"),
     ({3, 10, 2}, "[2, 3, 10]"),
@@ -61,7 +57,7 @@ RESULTS: list[tuple[Any, str]] = [
     ({1, "a"}, '["a", 1]'),
     ("é".encode(), "é"),
     (Point(1, {"at": date(2026, 1, 2)}), '{"x": 1, "more": {"at": "2026-01-02"}}'),
-    (Price(amount=Decimal("0.5"), of=("a",)), '{"amount": 0.5, "of": ["a"]}'),
+    (Price(amount=Decimal("0.5"), of=("a",)), '{"amount": "0.5", "of": ["a"]}'),
     ({"a": np.float64(1.0), (1, 2): {4}}, '{"a": 1.0, "[1, 2]": [4]}'),
     (
         {np.int64(1): Colour.RED, None: 1, date(2026, 1, 2): b""},
@@ -69,7 +65,7 @@ RESULTS: list[tuple[Any, str]] = [
     ),
     (Colour.RED, "red"),
     (PurePosixPath("/a"), "/a"),
-    (deque([1, Decimal(2)]), "[1, 2]"),
+    (deque([1, Decimal(2)]), '[1, "2"]'),
     ({"a": 1}.values(), "[1]"),
     (np.array(["2026-01-02"], "datetime64[D]"), '["2026-01-02"]'),
 ]

@@ -12,8 +12,7 @@ from tool_replies import call, reply
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Turn
-from rollpacker.env.calls.schema import mistake, schema_of
-from rollpacker.env.tools import ToolsEnvironment, ToolsFactory, tools_of
+from rollpacker.env.tools import ToolsEnvironment, ToolsFactory, mistake, schema_of, tools_of
 
 
 def add(a: int, b: int = 3) -> int:

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from chat_models import ADD, TEMPLATES, make_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollpacker.env.calls.call import BadCall, Call, Parsed
-from rollpacker.env.calls.calls import parse, written
+from rollpacker.env.calls.calls import parse
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 
@@ -158,24 +156,6 @@ def test_a_list_or_an_object_is_one_where_its_schema_is_not_understood() -> None
     tools = [tool(x={"$ref": "#/x"})]
     assert parse(f(x='{"a": 1}'), "qwen3_coder", tools=tools).calls == (Call("f", {"x": {"a": 1}}),)
     assert parse(f(x="5"), "qwen3_coder", tools=tools).calls == (Call("f", {"x": "5"}),)
-
-
-TYPES = {
-    "string": st.text().filter(lambda text: "parameter" not in text),
-    "integer": st.integers(),
-    "number": st.floats(allow_nan=False, allow_infinity=False),
-    "boolean": st.booleans(),
-    "array": st.lists(st.integers()),
-    "object": st.dictionaries(st.text("abc"), st.integers()),
-}
-
-
-@given(st.data())
-def test_what_is_written_is_read_back(data: st.DataObject) -> None:
-    types = data.draw(st.dictionaries(st.sampled_from("abc"), st.sampled_from(sorted(TYPES))))
-    call = Call("f", {name: data.draw(TYPES[kind]) for name, kind in types.items()})
-    tools = [tool(**{name: {"type": kind} for name, kind in types.items()})]
-    assert parse(written(call, "qwen3_coder"), "qwen3_coder", tools=tools).calls == (call,)
 
 
 def test_a_template_that_opens_reasoning_and_writes_tags_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from rollpacker.config.environment import CallFormat
@@ -11,6 +12,7 @@ from rollpacker.env.calls.calls import parse
 from rollpacker.env.conversation import to_message
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 
+QUOTE = '<|"|>'
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>%s<｜tool▁call▁end｜>"
 V3 = DEEPSEEK_CALL % 'function<｜tool▁sep｜>add\n```json\n{"a": 2, "b": 3}\n```'
@@ -36,6 +38,56 @@ ONE: dict[CallFormat, str] = {
     "pythonic": "[add(a=2, b=3)]",
 }
 """A call, as a model of the format writes it."""
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def in_gemma(value: Any, quote: str) -> str:
+    """A value in Gemma's notation."""
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, list):
+        return f"[{','.join(in_gemma(each, quote) for each in value)}]"
+    if isinstance(value, dict):
+        items = (f"{name}:{in_gemma(each, quote)}" for name, each in value.items())
+        return f"{{{','.join(items)}}}"
+    return as_json(value)
+
+
+def written(call: Call, form: CallFormat) -> str:
+    """Any call, as a model of the format writes it."""
+    arguments = as_json(call.arguments)
+    texts = {n: v if isinstance(v, str) else as_json(v) for n, v in call.arguments.items()}
+    both = as_json({"name": call.name, "arguments": call.arguments})
+    pairs = ", ".join(f"{name}={as_json(value)}" for name, value in call.arguments.items())
+    tags = "".join(f"<parameter={n}>\n{text}\n</parameter>\n" for n, text in texts.items())
+    keys = "".join(
+        f"<arg_key>{n}</arg_key>\n<arg_value>{text}</arg_value>\n" for n, text in texts.items()
+    )
+    fenced = f"function<｜tool▁sep｜>{call.name}\n```json\n{arguments}\n```"
+    return {
+        "hermes": f"<tool_call>\n{both}\n</tool_call>",
+        "llama3": both.replace('"arguments"', '"parameters"', 1),
+        "qwen3_coder": f"<tool_call>\n<function={call.name}>\n{tags}</function>\n</tool_call>",
+        "glm": f"<tool_call>{call.name}\n{keys}</tool_call>",
+        "mistral": f"[TOOL_CALLS] [{both}]",
+        "mistral_v11": f"[TOOL_CALLS]{call.name}[ARGS]{arguments}",
+        "functiongemma": (
+            f"<start_function_call>call:{call.name}{in_gemma(call.arguments, '<escape>')}"
+            "<end_function_call>"
+        ),
+        "gemma4": (f"<|tool_call>call:{call.name}{in_gemma(call.arguments, QUOTE)}<tool_call|>"),
+        "deepseek_v3": DEEPSEEK.replace("%s", DEEPSEEK_CALL.replace("%s", fenced)),
+        "deepseek_v31": DEEPSEEK.replace(
+            "%s", DEEPSEEK_CALL.replace("%s", f"{call.name}<｜tool▁sep｜>{arguments}")
+        ),
+        "harmony": HEADER.replace("add", call.name) + arguments,
+        "pythonic": f"[{call.name}({pairs})]",
+    }[form]
+
+
 INTEGER = {"type": "integer"}
 ADD = Call("add", {"a": 2, "b": 3})
 SCHEMA = {

@@ -8,11 +8,10 @@ import numpy as np
 from chat_models import NAMES, make_tokenizer
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.base import Message, Turn
+from rollpacker.env.base import Message, ToolFaults, Turn
 from rollpacker.env.episode import Episode
 from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
 from rollpacker.env.template import Template
-from rollpacker.env.tool_faults import ToolFaults
 
 MADE = {name: make_tokenizer(name) for name in NAMES}
 TEMPLATES = {name: Template(MADE[name], {}) for name in NAMES}

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollpacker.env.adapters.rows import number, opened, seed_of, taken, user
-from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calls.calling import call
+from rollpacker.env.base import EpisodeError, Message, Opening, Turn, call
 from rollpacker.env.calls.values import shown
 from rollpacker.env.conversation import said
 

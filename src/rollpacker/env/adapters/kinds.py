@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal
 
-Kind = Literal["ours", "trl", "openenv", "skyrl", "gym", "verifiers"]
+Kind = Literal["ours", "trl", "openenv", "skyrl", "gym"]
 
 _FREE = {"seed", "options"}
 """What ``reset`` of gem and Gymnasium can be given."""
@@ -14,8 +14,6 @@ _ANY = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 def kind_of(target: Any) -> Kind | None:
     """The kind of a class or an object; None where it is no environment that is known."""
-    if _has(target, "env_response", "is_completed"):
-        return "verifiers"
     if _has(target, "init", "step") and not _has(target, "reset"):
         return "skyrl"
     if _has(target, "reset", "step", "_step_payload"):

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollpacker.env.adapters.rows import number, opened, seed_of, user
-from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calls.calling import call
+from rollpacker.env.base import EpisodeError, Message, Opening, Turn, call
 from rollpacker.env.calls.values import shown, too_deep
 from rollpacker.env.conversation import said
 from rollpacker.errors import one_line

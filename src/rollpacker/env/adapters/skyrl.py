@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollpacker.env.adapters.rows import number, prompt_of
-from rollpacker.env.base import EpisodeError, Message, Opening, Turn
+from rollpacker.env.base import EpisodeError, Message, Opening, Turn, call
 from rollpacker.env.calls import values
-from rollpacker.env.calls.calling import call
 from rollpacker.env.conversation import said
 
 

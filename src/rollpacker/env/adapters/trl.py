@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollpacker.env.adapters.rows import number, opened, taken
-from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.calls.calling import call
-from rollpacker.env.calls.schema import Schema
-from rollpacker.env.tool_faults import ToolFaults
-from rollpacker.env.tools import Tool, answer, tools_of
+from rollpacker.env.base import EpisodeError, Message, Opening, ToolFaults, Turn, call
+from rollpacker.env.tools import Schema, Tool, answer, tools_of
 
 _NOT_TOOLS = ("reset", "get_reward", "close")
 

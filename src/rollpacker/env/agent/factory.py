@@ -14,7 +14,7 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.server.endpoint import Endpoint
-from rollpacker.env.tool_faults import ToolFaults
+from rollpacker.env.base import ToolFaults
 from rollpacker.user_code import find
 
 _USUAL = re.compile(

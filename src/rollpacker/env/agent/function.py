@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollpacker.env.agent.program import Ending
-from rollpacker.env.calls.calling import call
+from rollpacker.env.base import call
 from rollpacker.errors import told
 
 

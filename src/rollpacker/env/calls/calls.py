@@ -7,18 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import get_args
 
 from rollpacker.config.environment import CallFormat
-from rollpacker.env.calls.call import Call, Parsed
-from rollpacker.env.calls.formats import (
-    deepseek_calls,
-    gemma_calls,
-    glm_calls,
-    harmony,
-    json_calls,
-    mistral_calls,
-    python_calls,
-    xml_calls,
-)
-from rollpacker.env.calls.formats.typed import Tools
+from rollpacker.env.calls import json_calls, literal_calls, tagged_calls
+from rollpacker.env.calls.call import Parsed
+from rollpacker.env.calls.tagged_calls import Tools
 
 FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 
@@ -30,34 +21,42 @@ _ENDS = re.compile("|".join(map(re.escape, _REASONING.values())))
 _READS: Mapping[CallFormat, Callable[[str, int], Parsed]] = {
     "hermes": json_calls.hermes,
     "llama3": json_calls.llama3,
-    "mistral": mistral_calls.mistral,
-    "mistral_v11": mistral_calls.mistral_v11,
-    "functiongemma": gemma_calls.functiongemma,
-    "gemma4": gemma_calls.gemma4,
-    "deepseek_v3": deepseek_calls.deepseek_v3,
-    "deepseek_v31": deepseek_calls.deepseek_v31,
-    "harmony": harmony.harmony,
-    "pythonic": python_calls.pythonic,
+    "mistral": json_calls.mistral,
+    "mistral_v11": json_calls.mistral_v11,
+    "functiongemma": literal_calls.functiongemma,
+    "gemma4": literal_calls.gemma4,
+    "deepseek_v3": json_calls.deepseek_v3,
+    "deepseek_v31": json_calls.deepseek_v31,
+    "harmony": json_calls.harmony,
+    "pythonic": literal_calls.pythonic,
 }
 _READS_TEXT: Mapping[CallFormat, Callable[[str, int, Tools], Parsed]] = {
-    "qwen3_coder": xml_calls.qwen3_coder,
-    "glm": glm_calls.glm,
+    "qwen3_coder": tagged_calls.qwen3_coder,
+    "glm": tagged_calls.glm,
 }
 """Formats whose arguments are plain text."""
-_WRITES: Mapping[CallFormat, Callable[[Call], str]] = {
-    "hermes": json_calls.write_hermes,
-    "llama3": json_calls.write_llama3,
-    "qwen3_coder": xml_calls.write_xml,
-    "glm": glm_calls.write_glm,
-    "mistral": mistral_calls.write_mistral,
-    "mistral_v11": mistral_calls.write_mistral_v11,
-    "functiongemma": gemma_calls.write_functiongemma,
-    "gemma4": gemma_calls.write_gemma4,
-    "deepseek_v3": deepseek_calls.write_deepseek_v3,
-    "deepseek_v31": deepseek_calls.write_deepseek_v31,
-    "harmony": harmony.write_harmony,
-    "pythonic": python_calls.write_pythonic,
+_JSON = '{"%(key)s": "%(value)s"}'
+_XML = "<function=%(name)s>\n<parameter=%(key)s>\n%(value)s\n</parameter>\n</function>"
+_PAIR = "<arg_key>%(key)s</arg_key>\n<arg_value>%(value)s</arg_value>"
+_GEMMA = "call:%(name)s{%(key)s:<escape>%(value)s<escape>}"
+_BLOCK = f"function<｜tool▁sep｜>%(name)s\n```json\n{_JSON}\n```"
+_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+_DEEPSEEK_END = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+_WRITTEN: Mapping[CallFormat, str] = {
+    "hermes": f'<tool_call>\n{{"name": "%(name)s", "arguments": {_JSON}}}\n</tool_call>',
+    "llama3": f'{{"name": "%(name)s", "parameters": {_JSON}}}',
+    "qwen3_coder": f"<tool_call>\n{_XML}\n</tool_call>",
+    "glm": f"<tool_call>%(name)s\n{_PAIR}\n</tool_call>",
+    "mistral": f'[TOOL_CALLS] [{{"name": "%(name)s", "arguments": {_JSON}}}]',
+    "mistral_v11": f"[TOOL_CALLS]%(name)s[ARGS]{_JSON}",
+    "functiongemma": f"<start_function_call>{_GEMMA}<end_function_call>",
+    "gemma4": '<|tool_call>call:%(name)s{%(key)s:<|"|>%(value)s<|"|>}<tool_call|>',
+    "deepseek_v3": f"{_DEEPSEEK}{_BLOCK}{_DEEPSEEK_END}",
+    "deepseek_v31": f"{_DEEPSEEK}%(name)s<｜tool▁sep｜>{_JSON}{_DEEPSEEK_END}",
+    "harmony": f"<|channel|>commentary to=functions.%(name)s <|constrain|>json<|message|>{_JSON}",
+    "pythonic": '[%(name)s(%(key)s="%(value)s")]',
 }
+"""A call with one argument, which is text."""
 
 
 def parse(
@@ -96,22 +95,6 @@ def opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(tuple(_REASONING))
 
 
-def written(call: Call, call_format: CallFormat) -> str:
-    """A call as a model writes it."""
-    return _WRITES[call_format](call)
-
-
-def replied(call_format: CallFormat, reasoning: str, content: str, call: Call | None) -> str:
-    """A reply as a model writes it, of parts that may be empty."""
-    if call_format == "harmony":
-        return harmony.write_reply(reasoning, content, call)
-    if reasoning:
-        gemma = call_format == "gemma4"
-        reasoning = (
-            f"<|channel>thought\n{reasoning}\n<channel|>"
-            if gemma
-            else f"<think>\n{reasoning}\n</think>\n\n"
-        )
-    if call is None:
-        return reasoning + content
-    return f"{reasoning}{content}{content and chr(10)}{written(call, call_format)}"
+def written(name: str, key: str, value: str, call_format: CallFormat) -> str:
+    """A call with one argument, plain text, as a model writes it."""
+    return _WRITTEN[call_format] % {"name": name, "key": key, "value": value}

@@ -94,7 +94,7 @@ def _items(schema: Mapping[str, Any], value: list[Any]) -> str | None:
 
 _SPELLED = (date, time)
 """``isoformat`` writes them, as JSON has them everywhere."""
-_NAMED = (timedelta, UUID, PurePath)
+_NAMED = (timedelta, UUID, PurePath, Decimal)
 _BYTES = (bytes, bytearray, memoryview)
 _PLAIN = (str, int, float, type(None))
 
@@ -153,8 +153,6 @@ def _scalar(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, _NAMED):
         return str(value)
-    if isinstance(value, Decimal):
-        return _number(value)
     if not isinstance(value, type):
         if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
@@ -163,14 +161,6 @@ def _scalar(value: Any) -> Any:
             if callable(made := getattr(value, method, None)):
                 return _as_json(made())
     raise NoTextError(type(value).__name__)
-
-
-def _number(value: Decimal) -> float | str:
-    """As text where JSON's numbers, as most read them, would be others."""
-    number = float(value) if value.is_finite() else math.inf
-    if math.isinf(number) or Decimal(repr(number)) != value:
-        return str(value)
-    return int(number) if number.is_integer() else number
 
 
 def _key(key: Any) -> Any:

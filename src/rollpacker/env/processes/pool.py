@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollpacker.config import EnvironmentConfig
+from rollpacker.env.base import PROMPTS
 from rollpacker.env.episode import TIMED_OUT
 from rollpacker.env.messages import (
     Begin,
@@ -31,7 +32,6 @@ from rollpacker.env.messages import (
     ModelReplied,
 )
 from rollpacker.env.processes.process import EnvironmentProcess, encode, read, start
-from rollpacker.env.tool_faults import PROMPTS
 from rollpacker.processes.supervised import SupervisedPool
 
 _GRACE_S = 2.0

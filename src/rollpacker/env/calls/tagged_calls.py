@@ -1,0 +1,183 @@
+"""Calls with a tag for each argument, whose value is plain text: the tool's schema has its type."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rollpacker.env.calls.call import BadCall, Call, Calls, Parsed, between
+from rollpacker.env.calls.json_calls import OPEN, closed_at, next_place
+from rollpacker.env.calls.values import too_deep, wanted
+
+Tools = Sequence[Mapping[str, Any]]
+
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+"""As JSON and as templates of Python write them."""
+_SAYS = {"type", "anyOf", "oneOf", "enum"}
+"""What of a schema tells text from other values."""
+
+
+def schemas_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """Of a tool's arguments; empty where nothing is known of them."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def typed(text: str, schema: Any) -> Any:
+    """What a written argument is: what its schema takes, else text, with which the tool's check
+    finds fault. Where a schema does not say, an object or a list is one, and all else text."""
+    if not isinstance(schema, Mapping) or not schema:
+        return text
+    value = _value(text.strip())
+    if not _SAYS.intersection(schema):
+        return value if isinstance(value, list | dict) else text
+    # What is text in JSON too is text as it was written, quotes and all.
+    return text if isinstance(value, str) or wanted(schema, value) else value
+
+
+def _value(text: str) -> Any:
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if too_deep(value) else value
+
+
+# Qwen3-Coder, Qwen3.5 and later, Nemotron 3: a tag for each argument.
+
+_XML_BEGINS = re.compile(f"{OPEN}|(?=<function=)")
+"""Some models leave the outer tag out."""
+
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>\n?")
+_XML_VALUE = re.compile(r"((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
+_XML_UNCLOSED = re.compile(r"(.*?)\n?(?=<parameter=|</function>|</tool_call>|\Z)", re.DOTALL)
+_XML_END = re.compile(r"\s*</function>")
+
+
+class NoCallError(ValueError):
+    """What was meant as a call is none; one line for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A call as it was written.
+
+    Args:
+        name: of the tool.
+        arguments: by name.
+        end: of the call in the text.
+        ended: whether the model has ended it.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    end: int
+    ended: bool
+
+
+def qwen3_coder(text: str, start: int, tools: Tools) -> Parsed:
+    """Tags in tags."""
+    return between(text, start, _XML_BEGINS, partial(_xml_outer, tools=tools))
+
+
+def _xml_outer(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
+    outer = text.endswith(OPEN, 0, start)
+    try:
+        found = _xml_read(text, start, tools)
+    except NoCallError as error:
+        if not outer:
+            return (), start + len("<function=")
+        return (BadCall(str(error)),), next_place(text, start)
+    if not (outer or found.ended or found.arguments):
+        return (), found.end
+    call, closed = Call(found.name, found.arguments), closed_at(text, found.end)
+    if closed is None and outer:
+        bad = BadCall("text stands between the parts of the call")
+        return (bad,), next_place(text, found.end)
+    return (call,), found.end if closed is None else closed
+
+
+def _xml_read(text: str, start: int, tools: Tools) -> Written:
+    """The call at ``start``. Raises ``NoCallError``.
+
+    Models forget ends: a value also ends where the next one begins, or the call does.
+    """
+    function = _FUNCTION.match(text, start)
+    if function is None:
+        raise NoCallError("the call must begin with <function=NAME>")
+    name = function[1].strip()
+    if not name:
+        raise NoCallError("the call has no name: <function=NAME>")
+    schemas = schemas_of(name, tools)
+    arguments: dict[str, Any] = {}
+    place = function.end()
+    while (parameter := _PARAMETER.match(text, place)) is not None:
+        value = _XML_VALUE.match(text, parameter.end()) or _XML_UNCLOSED.match(
+            text, parameter.end()
+        )
+        assert value is not None
+        key = parameter[1].strip()
+        arguments[key] = typed(value[1], schemas.get(key))
+        place = value.end()
+    end = _XML_END.match(text, place)
+    return Written(name, arguments, place if end is None else end.end(), end is not None)
+
+
+# GLM-4.5 and later: a tag for each argument's name, and one for its value; GLM-4.7 writes no line
+# breaks between them.
+
+_GLM_BEGINS = re.compile(OPEN)
+_GLM_NAME = re.compile(r"\s*([^\s<>{}\[\]\"]+)(?=\s*(?:<arg_key>|</tool_call>|<tool_call>|\Z))")
+_GLM_KEY = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
+_GLM_VALUE = re.compile(r"((?:(?!<arg_key>).)*?)</arg_value>", re.DOTALL)
+_GLM_UNCLOSED = re.compile(r"(.*?)(?=<arg_key>|</tool_call>|<tool_call>|\Z)", re.DOTALL)
+
+
+def glm(text: str, start: int, tools: Tools) -> Parsed:
+    """Tags, and a name without one."""
+    return between(text, start, _GLM_BEGINS, partial(_glm_read, tools=tools))
+
+
+def _glm_read(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
+    """Models forget ends: a value also ends where the next argument begins, or the call does."""
+    head = _GLM_NAME.match(text, start)
+    if head is None:
+        bad = BadCall("the call must begin with the name of a tool, and go on with <arg_key>")
+        return (bad,), next_place(text, start)
+    schemas = schemas_of(head[1], tools)
+    arguments: dict[str, Any] = {}
+    place = head.end()
+    while (key := _GLM_KEY.match(text, place)) is not None:
+        name = key[1].strip()
+        value, place = _glm_value(text, key.end())
+        arguments[name] = typed(value, schemas.get(name))
+    closed = closed_at(text, place)
+    if closed is None:
+        bad = BadCall(
+            "an argument of the call must be <arg_key>NAME</arg_key><arg_value>VALUE</arg_value>",
+            head[1],
+        )
+        return (bad,), next_place(text, place)
+    return (Call(head[1], arguments),), closed
+
+
+def _glm_value(text: str, start: int) -> tuple[str, int]:
+    """The text of a value, and where it ends; one that is not closed has no white space there."""
+    if (closed := _GLM_VALUE.match(text, start)) is not None:
+        return closed[1], closed.end()
+    unclosed = _GLM_UNCLOSED.match(text, start)
+    assert unclosed is not None
+    return unclosed[1].rstrip(), unclosed.end()

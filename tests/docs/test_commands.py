@@ -210,8 +210,8 @@ def test_the_page_of_commands_has_all_of_them() -> None:
         ("x=1 .venv/bin/python -m rollpacker samples | tail -1", "Missing argument"),
         ("make tests", "no target"),
         ("python examples/scale/large.py", "no file"),
-        ("python -m benchmarks.driver.channels", "no module"),
-        ("python -m benchmarks.driver.channel --trip 3", "has no --trip"),
+        ("python -m benchmarks.driver.steps", "no module"),
+        ("python -m benchmarks.driver.step --worker 3", "has no --worker"),
         ("python -m benchmarks.programs.slow_tools tables --steps 3", "knows no tables"),
     ],
 )

@@ -1,4 +1,7 @@
-"""What an algorithm decides: advantages, the surrogate loss of a token, and the normaliser."""
+"""Policy-gradient algorithms: advantages, the surrogate loss of a token, and the normaliser.
+
+An algorithm knows no model, no replica and no batch layout.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollpacker.config import AlgorithmConfig
+from rollpacker.config import algorithms as configs
+from rollpacker.config.base import Config
 from rollpacker.core.groups import differ
 
 Floats = NDArray[np.float32]
+
+_WHITEN_EPSILON = 1e-8
+"""Of verl's ``masked_whiten``, added to the variance."""
+_TRL_EPSILON = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +175,7 @@ class GroupScaled(Algorithm):
         return self.config.scale_rewards == "batch"
 
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
-        """See ``Algorithm``; deviations are the sample's (``ddof=1``), as in TRL and verl."""
+        """Deviations are the sample's (``ddof=1``), as in TRL and verl."""
         values = self._differences(rewards)
         if self.config.scale_rewards != "group" or not values.any():
             return values.astype(np.float32)
@@ -178,6 +188,148 @@ class GroupScaled(Algorithm):
         return super().batch_advantages(groups)
 
 
+@dataclass(frozen=True)
+class GRPO(GroupScaled):
+    """GRPO (Shao et al., 2024, arXiv 2402.03300): advantage ``(r - mean) / std`` in the group;
+    averaged over tokens or over responses."""
+
+    config: configs.GRPOConfig
+
+    def weights(self, lengths: torch.Tensor) -> torch.Tensor:
+        """``1 / length`` for the mean over responses."""
+        if self.config.loss_type == "token_mean":
+            return super().weights(lengths)
+        return 1.0 / lengths
+
+    def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
+        """Tokens, or responses for ``sequence_mean``."""
+        del max_length
+        return float(tokens if self.config.loss_type == "token_mean" else samples)
+
+
+@dataclass(frozen=True)
+class DrGRPO(Algorithm):
+    """Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): advantage ``r - mean``; token sums over the
+    constant ``samples * max_length``."""
+
+    config: configs.DrGRPOConfig
+
+    def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
+        """A constant for each response, whatever its length."""
+        del tokens
+        return float(samples * max_length)
+
+
+@dataclass(frozen=True)
+class DAPO(GroupScaled):
+    """DAPO (Yu et al., 2025, arXiv 2503.14476): GRPO's advantage of shaped rewards, with a wider
+    upper clip range.
+
+    Dynamic sampling is the rollout's part: it drops groups that are not informative.
+    """
+
+    config: configs.DAPOConfig
+
+    def shaped(
+        self, rewards: NDArray[np.float64], lengths: NDArray[np.int64], max_length: int
+    ) -> NDArray[np.float64]:
+        """The overlong punishment is added."""
+        return rewards + self.punishment(lengths, max_length)
+
+    def punishment(self, lengths: NDArray[np.int64], max_length: int) -> NDArray[np.float64]:
+        """Soft overlong punishment, equation 13: 0 down to ``-overlong_penalty`` at the cap."""
+        buffer = self.config.overlong_buffer
+        if buffer == 0:
+            return np.zeros(len(lengths))
+        share = (np.asarray(lengths) - (max_length - buffer)) / buffer
+        return -self.config.overlong_penalty * np.clip(share, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class RLOO(Algorithm):
+    """RLOO (Ahmadian et al., 2024, arXiv 2402.14740): REINFORCE with a leave-one-out baseline.
+
+    The whole response is one action: one ratio, one advantage, mean over responses.
+    """
+
+    sequence_level: ClassVar[bool] = True
+
+    config: configs.RLOOConfig
+
+    def advantages(self, rewards: NDArray[np.float64]) -> Floats:
+        """``r_i`` less the mean of the others, which is ``(r_i - mean) * G / (G - 1)``."""
+        count = len(rewards)
+        return self.centred(rewards) * np.float32(count / max(count - 1, 1))
+
+    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
+        """A response's loss is spread evenly over its tokens."""
+        ratio = torch.exp(responses.sequence_sum(responses.logprobs - responses.old))
+        epsilon = self.config.epsilon
+        loss, bound = clipped(ratio, responses.advantages, epsilon, epsilon)
+        return (loss / responses.lengths)[responses.owner], bound[responses.owner]
+
+
+@dataclass(frozen=True)
+class ReinforcePP(Algorithm):
+    """REINFORCE++ (Hu, 2025, arXiv 2501.03262), the variant with the group's mean as baseline:
+    advantage ``r - group mean``, normalised over the whole batch."""
+
+    config: configs.ReinforcePPConfig
+
+    @property
+    def needs_batch(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def trains_equal(self) -> bool:
+        """Whitening over tokens moves the mean: longer responses weigh more in it."""
+        return self.config.whiten == "tokens"
+
+    def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
+        """See ``ReinforcePPConfig.whiten``."""
+        if not groups:
+            return []
+        match self.config.whiten:
+            case "tokens":
+                return _token_whitened(groups)
+            case "batch":
+                return over_batch_std(groups, _TRL_EPSILON)
+            case "responses":
+                values = np.concatenate([g.advantages[~np.isnan(g.rewards)] for g in groups])
+                std = np.sqrt(np.square(values, dtype=np.float64).sum() / max(len(values), 1))
+                scale = std + _WHITEN_EPSILON
+                return [(g.advantages / scale).astype(np.float32) for g in groups]
+
+
+@dataclass(frozen=True)
+class GSPO(GroupScaled):
+    """GSPO (Zheng et al., 2025, arXiv 2507.18071): GRPO's advantage, one ratio
+    ``exp(mean(logp - old))`` of a response, mean over responses."""
+
+    sequence_level: ClassVar[bool] = True
+
+    config: configs.GSPOConfig
+
+    def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every token of a response has the response's loss."""
+        low, high = self.config.epsilon, self.config.epsilon_high
+        loss, bound = clipped(self._ratios(responses), responses.advantages, low, high)
+        return loss[responses.owner], bound[responses.owner]
+
+    def ratio(self, responses: Responses) -> torch.Tensor:
+        """The response's, as in TRL."""
+        return self._ratios(responses)[responses.owner]
+
+    def _ratios(self, responses: Responses) -> torch.Tensor:
+        log_ratio = responses.sequence_sum(responses.logprobs - responses.old)
+        return torch.exp(log_ratio / responses.lengths)
+
+    def weights(self, lengths: torch.Tensor) -> torch.Tensor:
+        """``1 / length``: the mean over a response's tokens."""
+        return 1.0 / lengths
+
+
 def over_batch_std(groups: Sequence[Rewarded], epsilon: float) -> list[Floats]:
     """Advantages over the standard deviation of all rewards (TRL, ``scale_rewards="batch"``)."""
     rewards = np.concatenate([group.rewards for group in groups]) if groups else np.empty(0)
@@ -186,6 +338,23 @@ def over_batch_std(groups: Sequence[Rewarded], epsilon: float) -> list[Floats]:
     if std == 0.0:  # all advantages are 0, and so may be epsilon
         return [group.advantages for group in groups]
     return [(g.advantages / (std + epsilon)).astype(np.float32) for g in groups]
+
+
+def _token_whitened(groups: Sequence[Rewarded]) -> list[Floats]:
+    """Mean 0 and variance 1 over the tokens of the loss (``ddof=1``), as verl's."""
+    known = [~np.isnan(group.rewards) for group in groups]
+    tokens = np.concatenate([g.tokens * k for g, k in zip(groups, known, strict=True)])
+    values = np.concatenate([group.advantages for group in groups]).astype(np.float64)
+    count = tokens.sum()
+    if count < 2:
+        return [np.zeros(len(group.advantages), np.float32) for group in groups]
+    mean = float(tokens @ values) / count
+    variance = float(tokens @ (values - mean) ** 2) / (count - 1)
+    scale = 1.0 / np.sqrt(variance + _WHITEN_EPSILON)
+    return [
+        np.where(k, (g.advantages - mean) * scale, 0.0).astype(np.float32)
+        for g, k in zip(groups, known, strict=True)
+    ]
 
 
 def clipped(
@@ -202,3 +371,22 @@ def clipped(
     plain = (ratio if delta is None else ratio.clamp(max=delta)) * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
     return -torch.minimum(plain, bounded), (bounded < plain).to(ratio.dtype)
+
+
+ALGORITHMS: dict[type[Config], type[Algorithm]] = {
+    configs.GRPOConfig: GRPO,
+    configs.DrGRPOConfig: DrGRPO,
+    configs.DAPOConfig: DAPO,
+    configs.RLOOConfig: RLOO,
+    configs.ReinforcePPConfig: ReinforcePP,
+    configs.GSPOConfig: GSPO,
+}
+"""The algorithm of each configuration."""
+
+
+def build(config: AlgorithmConfig, min_reward_range: float = 0.0) -> Algorithm:
+    """The algorithm that a configuration describes.
+
+    ``min_reward_range`` is that of the rollout: rewards closer together count as equal.
+    """
+    return ALGORITHMS[type(config)](config, min_reward_range)

@@ -42,7 +42,7 @@ from rollpacker.job.plan.build import assemble, rollout_settings
 from rollpacker.response_text import ResponseText
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
-from rollpacker.runtime.record.metrics import TailMetrics
+from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 
@@ -198,7 +198,6 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     parts = assemble(config, settings, pool, problems, rewards, params, log, clock, None)
     asyncio.get_running_loop().call_soon(pool.serve, rewards)
     log.journal.meta(parts.journal_head())
-    log.graded.begin(0, "stand-in")
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 1000)
@@ -216,9 +215,9 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         await log.step(
             record,
             parts.updates.groups,
+            policy=parts.policy,
+            counters=Counters(),
             epoch=0.0,
-            tail=TailMetrics(round_kind=record.kind),
-            num_tokens=0,
             extra={},
         )
         log.flush()

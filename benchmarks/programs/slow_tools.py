@@ -99,7 +99,7 @@ def _mode(mode: str, folder: Path, steps: int) -> tuple[str, ...]:
 
 def later_context(folder: Path) -> int:
     """Tokens with which later turns begin and which an engine has seen before."""
-    turns = pl.read_parquet(folder / "samples.parquet").select(
+    turns = pl.read_parquet(folder / "samples" / "*.parquet").select(
         "prompt_tokens", "turn_tokens", "added_tokens"
     )
     total = 0

@@ -50,7 +50,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
     columns = ["prompt", "step", "tokens", "state"]
-    samples = pl.read_parquet(folder / "samples.parquet", columns=columns)
+    samples = pl.read_parquet(folder / "samples" / "*.parquet", columns=columns)
     samples = samples.filter(pl.col("state") == "kept")
     trained = dict(samples.group_by("step").agg(pl.col("prompt").n_unique()).iter_rows())
     done = dict.fromkeys(("prompts", "tokens", "iterations", "decoded", "prefilled"), 0)

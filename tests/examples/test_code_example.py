@@ -97,6 +97,6 @@ def test_the_run(config: Any, tmp_path: Path) -> None:
         "rollout": config.rollout.model_copy(update={"prompts_per_step": 2, "num_generations": 2}),
     }
     train(config.model_copy(update=changes))
-    samples = pl.read_parquet(tmp_path / "run" / "samples.parquet")
+    samples = pl.read_parquet(tmp_path / "run" / "samples" / "*.parquet")
     assert samples.height == 4
     assert samples["code_verdict"].null_count() == 0

@@ -253,7 +253,7 @@ def test_the_run(config: Any, tmp_path: Path) -> None:
         "rollout": config.rollout.model_copy(update={"prompts_per_step": 4, "num_generations": 4}),
     }
     train(config.model_copy(update=changes))
-    samples = pl.read_parquet(tmp_path / "run" / "samples.parquet")
+    samples = pl.read_parquet(tmp_path / "run" / "samples" / "*.parquet")
     assert samples.height == 16
     assert samples["rewards/right"].null_count() == 0
     assert samples["tool_calls"].sum() > 0

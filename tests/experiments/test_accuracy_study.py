@@ -129,7 +129,7 @@ def made(folder: Path, accuracies: list[float], tokens: int, steps: int) -> Path
             "tokens": [10, 80] * 8,
             "state": ["kept"] * 16,
         }
-    ).write_parquet(folder / "samples.parquet")
+    ).write_parquet(folder / "samples" / "step-000000.parquet", mkdir=True)
     text = "\n".join(map(json.dumps, lines)) + "\n"
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
     ends = [{"eval/sampled_accuracy": accuracies[0]}, {"eval/sampled_accuracy": accuracies[2]}]

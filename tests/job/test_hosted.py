@@ -107,7 +107,7 @@ class Trainer:
 
 
 def kept(folder: Path) -> pl.DataFrame:
-    rows = pl.read_parquet(folder / "samples.parquet").filter(pl.col("state") == "kept")
+    rows = pl.read_parquet(folder / "samples" / "*.parquet").filter(pl.col("state") == "kept")
     return rows.select("step", "prompt", "sample_index", "completion", "weights_version")
 
 

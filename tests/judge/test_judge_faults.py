@@ -9,9 +9,9 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from rollpacker import config, job
+from rollpacker.core import sample_table as samples
 from rollpacker.reward.judge.judge import Judge
 from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.runtime.record import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
 
 # Loaded by the grading process beside the judge: its model has no room for three prompts at once,

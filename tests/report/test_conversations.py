@@ -39,7 +39,7 @@ def evil(folder) -> Path:
         {"role": EVIL, "content": EVIL, "name": EVIL, "tool_calls": [call]},
         {"role": "assistant", "text": EVIL, "bad_calls": [{"place": 0, "error": EVIL}]},
     ]
-    file = folder / "samples.parquet"
+    file = folder / "samples" / "step-000000.parquet"
     pl.read_parquet(file).with_columns(messages=pl.lit(json.dumps(said))).write_parquet(file)
     return folder
 
@@ -148,7 +148,7 @@ def test_a_search_looks_into_conversations(episodes, wanted, attempts):
 
 def test_a_search_of_a_run_without_an_environment_is_as_before(copy):
     folder = copy("off")
-    file = folder / "samples.parquet"
+    file = folder / "samples" / "step-000000.parquet"
     text = pl.lit("text ") + pl.col("attempt").cast(pl.String)
     pl.read_parquet(file).with_columns(completion=text).write_parquet(file)
     found = find(folder, pytest.fail, grep="text 17", limit=0)
@@ -180,7 +180,7 @@ def test_the_page_holds_conversations(folder):
 
 def test_of_long_conversations_the_middles_are_left_out(folder):
     said = [{"role": "user", "content": f"{n}" + "x" * 50_000 + "end"} for n in range(10)]
-    file = folder / "samples.parquet"
+    file = folder / "samples" / "step-000000.parquet"
     pl.read_parquet(file).with_columns(messages=pl.lit(json.dumps(said))).write_parquet(file)
     row = page_data(write_report(folder))["browsers"]["responses"]["rows"][0]
     texts = [message[CONTENT] for message in row[MESSAGES]]

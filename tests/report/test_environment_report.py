@@ -200,11 +200,11 @@ def test_in_the_timeline_waits_are_inside_their_responses(episodes, tmp_path):
 
 def test_a_timeline_of_the_last_steps_has_their_waits_only(episodes, tmp_path):
     folder = Path(shutil.copytree(episodes, tmp_path / "run"))
-    more = pl.read_parquet(folder / "samples.parquet").with_columns(
+    more = pl.read_parquet(folder / "samples" / "*.parquet").with_columns(
         attempt=pl.col("attempt") + 10, step=pl.lit(1, pl.Int32)
     )
-    pl.concat([pl.read_parquet(folder / "samples.parquet"), more]).write_parquet(
-        folder / "samples.parquet"
+    pl.concat([pl.read_parquet(folder / "samples" / "*.parquet"), more]).write_parquet(
+        folder / "samples" / "step-000000.parquet"
     )
     path = write_timeline(folder, max_attempts=5)
     text = path.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ STEP, ID, INDEX, REWARD, TOKENS, PLACES, TEXT = 0, 1, 2, 3, 4, 8, 10
 
 def with_texts(folder: Path, completion: pl.Expr) -> pl.DataFrame:
     """Texts and two rewards for every response of a run folder."""
-    file = folder / "samples.parquet"
+    file = folder / "samples" / "step-000000.parquet"
     frame = pl.read_parquet(file).with_columns(
         prompt_text=pl.lit(EVIL) + pl.col("prompt"),
         completion=completion,

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from rollpacker.core.sample_columns import PROGRAM
+from rollpacker.core.sample_table import PROGRAM
 from rollpacker.report.sections.programs import SHOWN, program_section
 from rollpacker.report.sections.programs import test_times as times_of
 

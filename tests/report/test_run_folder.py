@@ -5,9 +5,11 @@ import tracemalloc
 import polars as pl
 import pytest
 
+from rollpacker.core import sample_table
 from rollpacker.report.reading.run_folder import ReportError, load_run
 
-NEEDED = ("config.yaml", "metrics.jsonl", "journal.jsonl", "workers.jsonl", "samples.parquet")
+PART = "samples/step-000000.parquet"
+NEEDED = ("config.yaml", "metrics.jsonl", "journal.jsonl", "workers.jsonl", PART)
 
 
 def complaint(folder) -> str:
@@ -23,7 +25,7 @@ def complaint(folder) -> str:
 def test_a_missing_file_is_named(copy, name):
     folder = copy("exact")
     (folder / name).unlink()
-    assert name in complaint(folder)
+    assert (name if name != PART else "samples") in complaint(folder)
 
 
 def test_no_folder(tmp_path):
@@ -32,12 +34,12 @@ def test_no_folder(tmp_path):
 
 def test_a_torn_parquet_file_is_named(copy):
     folder = copy("exact")
-    file = folder / "samples.parquet"
+    file = folder / PART
     file.write_bytes(file.read_bytes()[:2000])
     said: list[str] = []
     run = load_run(folder, said.append)
     [line] = said
-    assert "samples.parquet: not a whole parquet file" in line
+    assert f"{PART}: not a whole parquet file" in line
     assert run.samples.is_empty()
     assert len(run.missing) == len(run.metrics) > 0
 
@@ -70,7 +72,7 @@ def test_the_last_line_may_be_torn(copy):
 
 def test_missing_columns_are_named(copy):
     folder = copy("exact")
-    file = folder / "samples.parquet"
+    file = folder / PART
     pl.read_parquet(file).drop("start_s", "state").write_parquet(file)
     said: list[str] = []
     assert load_run(folder, said.append).samples.is_empty()
@@ -96,11 +98,10 @@ def test_a_summary_that_is_no_json(copy):
 def test_a_run_that_is_going_on_has_parts_and_no_summary(copy, made):
     folder = copy("race")
     (folder / "summary.json").unlink()
-    whole = pl.read_parquet(folder / "samples.parquet")
-    (folder / "samples").mkdir()
-    whole[:700].write_parquet(folder / "samples.parquet")
-    whole[600:900].write_parquet(folder / "samples" / "part-000000.parquet")
-    whole[900:].write_parquet(folder / "samples" / "part-000001.parquet")
+    whole = pl.read_parquet(folder / "samples" / "*.parquet")
+    for step in whole["step"].unique():
+        part = sample_table.part(folder, step)
+        whole.filter(pl.col("step") == step).write_parquet(part)
     run = load_run(folder)
     assert run.samples.equals(load_run(made["race"]).samples)
     assert run.summary == {}

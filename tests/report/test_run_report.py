@@ -23,7 +23,7 @@ def pages(made):
 
 
 def rows(folder) -> pl.DataFrame:
-    return pl.read_parquet(folder / "samples.parquet")
+    return pl.read_parquet(folder / "samples" / "*.parquet")
 
 
 def metrics(folder) -> list[dict]:
@@ -133,7 +133,7 @@ def test_what_users_name_cannot_break_out_of_the_page(copy):
     folder = copy("exact")
     evil = '</script><script>alert("x")</script>'
     samples = rows(folder).with_columns(prompt=pl.lit(evil) + pl.col("prompt"))
-    samples.write_parquet(folder / "samples.parquet")
+    samples.write_parquet(folder / "samples" / "step-000000.parquet", mkdir=True)
     with (folder / "config.yaml").open("a") as file:
         file.write(f"note: {json.dumps(evil)}\n")
     html = write_report(folder)
@@ -162,7 +162,7 @@ def test_without_the_extra_the_error_says_what_to_install():
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_report_without_its_samples_shows_the_rest(copy, finished):
     folder = copy("exact")
-    file = folder / "samples.parquet"
+    file = folder / "samples" / "step-000000.parquet"
     file.write_bytes(file.read_bytes()[:2000])
     if not finished:
         (folder / "summary.json").unlink()
@@ -172,7 +172,7 @@ def test_a_report_without_its_samples_shows_the_rest(copy, finished):
     [line] = said
     assert line.endswith("its rows are missing")
     text, data = page.read_text(encoding="utf-8"), page_data(page)
-    assert "responses are not in samples.parquet" in text
+    assert "responses are in no part of samples/" in text
     assert data["facts"]["steps"] == len(metrics(folder))
     assert data["facts"]["step_bubble"] is data["facts"]["kept_mean_tokens"] is None
     assert {"learning", "time"} <= data["figures"].keys()
@@ -181,7 +181,8 @@ def test_a_report_without_its_samples_shows_the_rest(copy, finished):
 
 def test_a_report_of_a_run_that_trained_nothing(copy):
     folder = copy("exact")
-    rows(folder).with_columns(state=pl.lit("dropped")).write_parquet(folder / "samples.parquet")
+    dropped = rows(folder).with_columns(state=pl.lit("dropped"))
+    dropped.write_parquet(folder / "samples" / "step-000000.parquet")
     data = page_data(write_report(folder))
     assert data["facts"]["prompts_trained"] == data["facts"]["kept_tokens"] == 0
     assert data["facts"]["lost_share"] == 1.0

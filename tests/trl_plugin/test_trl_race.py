@@ -41,7 +41,7 @@ def _short(completions: list[str], **_: Any) -> list[float]:
 
 
 def kept(folder: Path) -> pl.DataFrame:
-    rows = pl.read_parquet(folder / "rollpacker" / "samples.parquet")
+    rows = pl.read_parquet(folder / "rollpacker" / "samples" / "*.parquet")
     return rows.filter(pl.col("state") == "kept")
 
 

@@ -8,11 +8,11 @@ from rollpacker.config.base import Config, Free
 
 
 class SamplesConfig(Config):
-    """What ``samples.parquet`` holds besides numbers: [samples](samples.md)."""
+    """What ``samples/step-*.parquet`` hold besides numbers: [samples](samples.md)."""
 
     texts: Free[bool] = True
     """Keep the text of prompts and responses."""
     token_ids: Free[bool] = False
     """Keep the token ids of responses."""
     max_gb: Free[float] = Field(default=0.0, ge=0.0)
-    """Largest table on disk in GB, beyond which the oldest texts and token ids go; 0 keeps all."""
+    """Largest table on disk in GB, beyond which the rows of the oldest steps go; 0 keeps all."""

@@ -21,11 +21,9 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
-from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, save_config
-from rollpacker.runtime.record.written import write_step
 from rollpacker.runtime.step.grading import Graders
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.runtime.step.rollout import Rollout
@@ -184,13 +182,12 @@ class HostedJob:
         record, counters = self._rollout.record, self._counters
         counters.driver_cpu_s += time.process_time() - self._cpu_s
         counters.add(record)
-        metrics = await write_step(
+        metrics = await self._log.step(
             record,
             self._updates.groups,
-            log=self._log,
             policy=self._policy,
-            problems=self._host.problems,
             counters=counters,
+            epoch=self._host.problems.source.passed,
             extra={},
         )
         self._before = None

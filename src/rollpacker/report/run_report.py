@@ -240,8 +240,9 @@ def _emulated(run: RunFolder) -> Section:
 def _missing(run: RunFolder) -> Section:
     lost = sum(run.missing.values())
     text = (
-        f"{count(lost)} of {count(lost + run.samples.height)} responses are not in "
-        f"samples.parquet, since a file of it was damaged: those of steps {_ranges(run.missing)}. "
+        f"{count(lost)} of {count(lost + run.samples.height)} responses are in no part of "
+        "samples/, which was damaged, or too old for samples.max_gb: those of steps "
+        f"{_ranges(run.missing)}. "
         "Lengths, charts and texts below leave them out; rewards and times do not."
     )
     return Section("missing", "Missing responses", text)

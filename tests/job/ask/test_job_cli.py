@@ -204,4 +204,4 @@ def test_nodes_that_cannot_be_left_keep_no_worker(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no way out"):
         train(config, progress=Progress(Console(file=StringIO())), phases=Stuck())
     assert not multiprocessing.active_children()
-    assert (tmp_path / "run" / "samples.parquet").exists()
+    assert (tmp_path / "run" / "samples").exists()

@@ -29,7 +29,7 @@ FILES = {
     "journal.jsonl",
     "metrics.jsonl",
     "report.html",
-    "samples.parquet",
+    "samples",
     "summary.json",
     "tensorboard",
     "timeline.json",

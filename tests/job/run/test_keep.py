@@ -1,12 +1,14 @@
 """What a run keeps: its best checkpoint, a bounded journal; what may change when it goes on."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from checkpoint_files import save
 from runtime_jobs import Workshop, checkpoints, metrics, run, write_rows
 
 from rollpacker.core import journal
@@ -73,7 +75,7 @@ def test_the_best_checkpoint_is_kept_and_named(best: Best) -> None:
     assert json.loads((folder / "best.json").read_text(encoding="utf-8")) == expected
     assert step <= STOPPED
     assert checkpoints(folder) == [step, STEPS - 1, STEPS]
-    assert Checkpoints(folder).intact(step)
+    assert Checkpoints(folder).there(step)
 
 
 def test_a_bounded_journal_is_read_whole(best: Best) -> None:
@@ -128,17 +130,17 @@ def test_a_marker_counts_only_with_its_checkpoint(tmp_path: Path) -> None:
         (folder / "weights").write_bytes(b"w")
 
     kept = Checkpoints(tmp_path, 2)
-    kept.save(1, write, {})
+    save(kept, 1, write, {})
     kept.keep_best({"step": 1, "checkpoint": "checkpoint-1", "metric": "m", "value": 0.5})
     for step in (2, 3, 4):
-        kept.save(step, write, {})
+        save(kept, step, write, {})
     assert checkpoints(tmp_path) == [1, 3, 4]
     again = Checkpoints(tmp_path, 2)
-    again.save(5, write, {})
+    save(again, 5, write, {})
     assert checkpoints(tmp_path) == [1, 4, 5]
-    assert again.intact(1)
-    (tmp_path / "checkpoint-1" / "weights").write_bytes(b"v")
-    assert not Checkpoints(tmp_path).intact(1)
+    assert again.there(1)
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    assert not Checkpoints(tmp_path).there(1)
     (tmp_path / "best.json").write_bytes(b"{}")
     assert Checkpoints(tmp_path).marker() is None
 

@@ -25,17 +25,14 @@ def test_of_a_run_those_that_ended(tmp_path: Path) -> None:
         "completion": ["a b", "a", "c d"],
     }
     (tmp_path / "journal.jsonl").touch()
-    pl.DataFrame(rows).write_parquet(tmp_path / "samples.parquet")
+    part = tmp_path / "samples" / "step-000000.parquet"
+    pl.DataFrame(rows).write_parquet(part, mkdir=True)
     assert [*responses(tmp_path)] == [Said(0, "p", "a b"), Said(1, "q", "c d")]
     ids = pl.DataFrame(rows | {"completion_ids": [[1, 2], [1], None]})
-    ids.write_parquet(tmp_path / "samples.parquet")
+    ids.write_parquet(part)
     found = [*responses(tmp_path)]
     assert found == [Said(0, "p", [1, 2]), Said(1, "q", "c d")]
-    (tmp_path / "samples").mkdir()
-    ids.write_parquet(tmp_path / "samples" / "part-0.parquet")  # which was merged already
-    assert [*responses(tmp_path)] == found
-    ids.drop("completion", "completion_ids").write_parquet(tmp_path / "samples.parquet")
-    (tmp_path / "samples" / "part-0.parquet").unlink()
+    ids.drop("completion", "completion_ids").write_parquet(part)
     assert [*responses(tmp_path)] == []
 
 

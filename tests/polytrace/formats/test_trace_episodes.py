@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,13 +13,13 @@ from trace_lines import load
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
+from rollpacker.core.sample_table import REQUIRED, part
+from rollpacker.core.sample_table import TURNS as TURN_COLUMNS
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
 from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
-from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
-from rollpacker.runtime.record.samples import SampleLog, SampleRow
 from rollpacker.sim.workload import turn_script
 from rollpacker.sim.workload.source import of_trace
 
@@ -144,28 +145,29 @@ def write_table(
     folder: Path, *attempts: tuple[AttemptId, list[EpisodeTurn]], tokens: int = 0
 ) -> None:
     """As a run does; ``tokens`` beyond those of whole turns."""
-    log = SampleLog(folder, say=print, turns=True)
-    for attempt, turns in attempts:
-        records = [TurnRecord(sampled=t.tokens, wait_s=t.wait_s, added=t.added) for t in turns]
-        row = SampleRow(
-            prompt=PromptId("p"),
-            attempt=attempt,
-            sample_index=attempt,
-            step=3,
-            round_kind=RoundKind.FULL,
-            worker=EngineId(0),
-            weights_version=3,
-            prompt_tokens=PROMPT,
-            tokens=tokens + sum(turn.tokens for turn in turns),
-            finish_reason="stop",
-            state="kept",
-            start_s=0.0,
-            end_s=9.0,
-            reward=0.5,
-            conversation=EpisodeRecord(turns=records) if turns else None,
-        )
-        log.add(row)
-    log.flush()
+    rows = [
+        {
+            "prompt": "p",
+            "attempt": attempt,
+            "sample_index": attempt,
+            "step": 3,
+            "round_kind": "full",
+            "worker": 0,
+            "weights_version": 3,
+            "prompt_tokens": PROMPT,
+            "tokens": tokens + sum(turn.tokens for turn in turns),
+            "finish_reason": "stop",
+            "state": "kept",
+            "start_s": 0.0,
+            "end_s": 9.0,
+            "reward": 0.5,
+            "turn_tokens": [turn.tokens for turn in turns] or None,
+            "added_tokens": [turn.added for turn in turns] or None,
+            "wait_s": [turn.wait_s for turn in turns] or None,
+        }
+        for attempt, turns in attempts
+    ]
+    pl.DataFrame(rows, schema=REQUIRED | TURN_COLUMNS).write_parquet(part(folder, 3), mkdir=True)
 
 
 def test_a_table_has_the_turns_and_the_journal_their_times(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from trace_lines import dump
 from rollpacker.core import decisions as d
 from rollpacker.core import events as e
 from rollpacker.core.journal import JournalWriter
+from rollpacker.core.sample_table import REQUIRED, part
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.schema import SAMPLES, TraceError
-from rollpacker.runtime.record.samples import SampleLog, SampleRow
 
 
 def start(attempt: int, prompt: str, index: int = 0, worker: int = 0) -> d.StartAttempt:
@@ -95,27 +95,27 @@ def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
 
 
 def write_samples(folder: Path, *states: str) -> None:
-    log = SampleLog(folder, say=print)
-    for attempt, state in enumerate(states):
-        row = SampleRow(
-            prompt=PromptId("p"),
-            attempt=AttemptId(attempt),
-            sample_index=attempt,
-            step=4,
-            round_kind=RoundKind.SHORT,
-            worker=EngineId(1),
-            weights_version=4,
-            prompt_tokens=7,
-            tokens=20 + attempt,
-            finish_reason=None if state == "failed" else "stop",
-            state=state,  # type: ignore[arg-type]
-            start_s=2.0,
-            end_s=3.0,
-            reward=0.5,
-            grade_s=0.25,
-        )
-        log.add(row)
-    log.flush()
+    rows = [
+        {
+            "prompt": "p",
+            "attempt": attempt,
+            "sample_index": attempt,
+            "step": 4,
+            "round_kind": "short",
+            "worker": 1,
+            "weights_version": 4,
+            "prompt_tokens": 7,
+            "tokens": 20 + attempt,
+            "finish_reason": None if state == "failed" else "stop",
+            "state": state,
+            "start_s": 2.0,
+            "end_s": 3.0,
+            "reward": 0.5,
+            "grade_s": 0.25,
+        }
+        for attempt, state in enumerate(states)
+    ]
+    pl.DataFrame(rows, schema=REQUIRED).write_parquet(part(folder, 4), mkdir=True)
 
 
 def test_a_run_folder_is_read_from_its_table(tmp_path: Path) -> None:
@@ -153,7 +153,6 @@ def test_a_run_folder_is_read_from_its_table(tmp_path: Path) -> None:
 
 
 def test_a_lone_samples_table_is_enough(tmp_path: Path) -> None:
-    SampleLog(tmp_path, say=print)
     write_samples(tmp_path, "kept", "kept")
     whole = formats.read(tmp_path).samples
     part = next((tmp_path / "samples").iterdir())

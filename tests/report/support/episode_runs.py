@@ -23,7 +23,7 @@ import yaml
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core import sample_columns as schema
+from rollpacker.core import sample_table as schema
 from rollpacker.core.codec import dumps
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
@@ -178,7 +178,7 @@ def make_episodes(folder: Path) -> Path:
     """Write the run folder and return it."""
     folder.mkdir(parents=True)
     _journal(folder / "journal.jsonl")
-    _rows().write_parquet(folder / "samples.parquet")
+    _rows().write_parquet(folder / "samples" / "step-000000.parquet", mkdir=True)
     task = {"step": 0, "prompts": 2, "start_s": 10.5, "end_s": 11.5, "kind": "accumulate"}
     tasks = "".join(json.dumps(task | {"worker": worker}) + "\n" for worker in (0, 1))
     (folder / "workers.jsonl").write_text(tasks, encoding="utf-8")

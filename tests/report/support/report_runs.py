@@ -19,6 +19,7 @@ import yaml
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
+from rollpacker.core.sample_table import REQUIRED
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 
 MODES = ("off", "exact", "race")
@@ -286,9 +287,9 @@ class Maker:
 
     def write(self) -> Path:
         self.journal.close()
-        pl.DataFrame(
-            self.rows, schema_overrides={"truncated": pl.Boolean(), "advantage": pl.Float32()}
-        ).write_parquet(self.folder / "samples.parquet")
+        pl.DataFrame(self.rows, schema_overrides=REQUIRED).write_parquet(
+            self.folder / "samples" / "step-000000.parquet", mkdir=True
+        )
         for name, lines in (("workers", self.tasks), ("metrics", self.metrics)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (self.folder / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(folder: Path) -> pl.DataFrame:
-    return pl.read_parquet(folder / "samples.parquet")
+    return pl.read_parquet(folder / "samples" / "*.parquet")
 
 
 def check_scores(folder: Path, added: float = 0.0) -> None:

@@ -72,7 +72,7 @@ def mixed(folder: Path) -> tuple[Path, str]:
 
 
 def table(folder: Path) -> pl.DataFrame:
-    return pl.read_parquet(folder / "samples.parquet")
+    return pl.read_parquet(folder / "samples" / "*.parquet")
 
 
 def test_every_prompt_is_trained_once_an_epoch(mixed: tuple[Path, str]) -> None:

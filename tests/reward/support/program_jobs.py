@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rollpacker import config, job
-from rollpacker.runtime.record import sample_table as samples
+from rollpacker.core import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
 
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config import RunConfig, SamplerCorrectionConfig
-from rollpacker.runtime.record.agreement import AgreementAlarm
+from rollpacker.runtime.record.alarms import AgreementAlarm
 from rollpacker.runtime.record.metrics import update_metrics
 from rollpacker.train.base import Update
 

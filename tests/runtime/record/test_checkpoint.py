@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import child, intact, names, saved, writer
+from checkpoint_files import child, intact, names, save, saved, writer
 
 from rollpacker.runtime.record import checkpoint as module
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, search, verify
@@ -18,7 +18,7 @@ from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, s
 def test_round_trip(tmp_path):
     checkpoints = Checkpoints(tmp_path / "run")
     assert checkpoints.latest() is None
-    path = checkpoints.save(7, writer(7), {"seed": 7, "queue": ["a", "b"], "rng": [2**63, 0.1]})
+    path = save(checkpoints, 7, writer(7), {"seed": 7, "queue": ["a", "b"], "rng": [2**63, 0.1]})
     found = Checkpoints(tmp_path / "run").latest()
     assert found is not None
     assert (found.step, found.path) == (7, path)
@@ -55,9 +55,10 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path):
     saved(tmp_path, 1, 2)
     (tmp_path / "checkpoint-2" / "config.json").write_bytes(b"")
     checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.save(3, writer(3), {"seed": 3})
+    assert checkpoints.latest().step == 1
+    save(checkpoints, 3, writer(3), {"seed": 3})
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
-    checkpoints.save(4, writer(4), {"seed": 4})
+    save(checkpoints, 4, writer(4), {"seed": 4})
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-4"]
 
 
@@ -170,9 +171,9 @@ def native_full_disk(folder):
 def test_write_reports_a_full_disk(tmp_path, write):
     checkpoints = saved(tmp_path, 1, 2)
     with pytest.raises(CheckpointError, match=r"checkpoint-3: no space left; free some"):
-        checkpoints.save(3, write, {})
+        save(checkpoints, 3, write, {})
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
-    checkpoints.save(3, writer(3), {"seed": 3})
+    save(checkpoints, 3, writer(3), {"seed": 3})
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
 
 
@@ -184,7 +185,7 @@ def test_other_errors_pass_and_leave_nothing(tmp_path, error):
 
     checkpoints = saved(tmp_path, 1)
     with pytest.raises(error):
-        checkpoints.save(2, write, {})
+        save(checkpoints, 2, write, {})
     assert names(tmp_path) == ["checkpoint-1"]
 
 
@@ -196,7 +197,7 @@ def test_file_size_limit(tmp_path, limit):
     def act():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         with pytest.raises(CheckpointError, match="no space left"):
-            checkpoints.save(3, writer(3), {"seed": 3})
+            save(checkpoints, 3, writer(3), {"seed": 3})
 
     assert child(act) == 0
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
@@ -212,12 +213,13 @@ def test_real_full_disk(tmp_path):
         "from rollpacker.runtime.record.checkpoint import *\n"
         "c = Checkpoints(Path(sys.argv[1]) / 'run')\n"
         "w = lambda n: lambda p: (p / 'w').write_bytes(bytes(n)) and None\n"
-        "c.save(1, w(9000), {}); c.save(2, w(9000), {})\n"
+        "s = lambda n, f, x: (c.write(n, f, x), c.commit(n))\n"
+        "s(1, w(9000), {}); s(2, w(9000), {})\n"
         "for n in (60000, 20481, 90000):\n"
-        "    try: c.save(3, w(n), {}); raise SystemExit('saved')\n"
+        "    try: s(3, w(n), {}); raise SystemExit('saved')\n"
         "    except CheckpointError as error: assert 'no space left' in str(error)\n"
         "    assert c.latest().step == 2 and not c.problems\n"
-        "c.save(3, w(9000), {}); print('done', c.latest().step)\n"
+        "s(3, w(9000), {}); print('done', c.latest().step)\n"
     )
     mount = f"mount -t tmpfs -o size=64k none {tmp_path} 2>/dev/null || exit 99; exec "
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -249,7 +251,7 @@ def test_flushes_come_before_the_rename(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     monkeypatch.setattr(os, "fsync", seen_fsync)
     monkeypatch.setattr(Path, "rename", seen_rename)
-    checkpoints.save(1, writer(1), {"seed": 1})
+    save(checkpoints, 1, writer(1), {"seed": 1})
     folder = tmp_path / ".tmp-checkpoint-1"
     at = calls.index(("rename", folder))
     before = [path for what, path in calls[:at] if what == "sync"]

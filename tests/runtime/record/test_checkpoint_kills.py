@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoint_files import child, intact, saved, writer
+from checkpoint_files import child, intact, save, saved, writer
 
 from rollpacker.runtime.record.checkpoint import Checkpoints, search, verify
 
@@ -48,7 +48,8 @@ def killed_save(run, step, line):
 
     def act():
         kill_at(line)
-        checkpoints.save(step, writer(step + 100 * (step == 2)), {"seed": step + 100 * (step == 2)})
+        seed = step + 100 * (step == 2)
+        save(checkpoints, step, writer(seed), {"seed": seed})
 
     return child(act)
 
@@ -128,7 +129,7 @@ def test_kill_at_random_times(tmp_path):
         "print(s, c.problems, flush=True)\n"
         "while True:\n"
         "    s += 1; b = random.Random(s).randbytes(200000)\n"
-        "    c.save(s, lambda p: (p / 'w').write_bytes(b) and None, {'seed': s})\n"
+        "    c.write(s, lambda p: (p / 'w').write_bytes(b) and None, {'seed': s}); c.commit(s)\n"
         "    print(s, flush=True)\n"
     )
     numbers = random.Random(0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Counters
 
 
 def after(rewards: list[float]) -> Counters:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
+from rollpacker.core.sample_table import read
+from rollpacker.core.types import AttemptId, EngineId, PromptId
+from rollpacker.policy.lengths.bias import Bias
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.record.metrics import TailMetrics
+from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
-from rollpacker.runtime.record.sample_table import read
 from rollpacker.runtime.step.step import StepRecord
 
 
@@ -52,9 +53,9 @@ class Step:
             start_s=0.0,
             since_s=0.0,
         )
-        tail = TailMetrics(round_kind=RoundKind.FULL)
-        step = self.log.step(record, [], epoch=0.0, tail=tail, num_tokens=0, extra={})
-        asyncio.run(step)
+        policy: Any = SimpleNamespace(bias=Bias, queue=0)
+        written = self.log.step(record, [], policy=policy, counters=Counters(), epoch=0.0, extra={})
+        asyncio.run(written)
 
 
 def test_after_a_flush_the_rows_of_every_step_are_on_disk(tmp_path: Path) -> None:
@@ -64,7 +65,6 @@ def test_after_a_flush_the_rows_of_every_step_are_on_disk(tmp_path: Path) -> Non
     run.log.flush()
     assert read(tmp_path).select("attempt", "completion").rows() == [(n, "2") for n in range(3)]
     run.log.close()
-    assert (tmp_path / "samples.parquet").exists()
 
 
 def test_what_is_wrong_with_the_rows_of_a_step_ends_the_next_one(tmp_path: Path) -> None:

@@ -1,72 +1,99 @@
 import errno
 import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 
-from rollpacker.config import SamplesConfig
-from rollpacker.core.sample_columns import REQUIRED, TEXTS, files
-from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
-from rollpacker.runtime.record import sample_table as table
+from rollpacker.config import RunConfig
+from rollpacker.core.sample_table import REQUIRED, TEXTS, DamagedError, files, part, query, read
+from rollpacker.core.types import AttemptId, EngineId, Group, PromptId, RoundKind
+from rollpacker.engine.base import Output
+from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.record import samples as module
-from rollpacker.runtime.record.sample_table import merge, read
-from rollpacker.runtime.record.samples import SampleLog, SampleRow
+from rollpacker.runtime.record.samples import SampleLog
+from rollpacker.runtime.step.step import StepRecord
+
+TEXT = SimpleNamespace(
+    begin=lambda: None,
+    prompt=lambda _: "What is 1 + 1?",
+    completion=lambda attempt: None if attempt.output is None else f"It is {attempt.id}.",
+    answer=lambda _: "2",
+)
 
 
-def add(log, attempt, step, **other):
-    row = {
-        "prompt": PromptId(f"prompt-{attempt // 4}"),
-        "attempt": AttemptId(attempt),
-        "sample_index": attempt % 4,
-        "step": step,
-        "round_kind": RoundKind.SHORT,
-        "worker": EngineId(attempt % 2),
-        "weights_version": step,
-        "prompt_tokens": 17,
-        "tokens": 100 + attempt,
-        "finish_reason": "stop",
-        "state": "kept",
-        "start_s": 0.5 * attempt,
-        "end_s": 0.5 * attempt + 3,
+def attempt(number, **other):
+    output = Output(
+        attempt=AttemptId(number),
+        tokens=np.array([5, number], np.int32),
+        logprobs=np.zeros(2, np.float32),
+        finish_reason="stop",
+        weights_version=0,
+    )
+    plain = {
+        "id": AttemptId(number),
+        "prompt": PromptId(f"prompt-{number // 4}"),
+        "index": number % 4,
+        "engine": EngineId(number % 2),
+        "prompt_tokens": np.zeros(17, np.int32),
+        "start_s": 0.5 * number,
+        "since_s": None,
+        "end_s": 0.5 * number + 3,
+        "graded_s": 0.5 * number + 3.01,
+        "output": output,
         "reward": 0.25,
-        "grade_s": 0.01,
         "rewards": {"math": 0.25},
-        "advantage": -0.5,
-        "stale_tokens": 0,
-        "prompt_text": "What is 1 + 1?",
-        "completion": f"It is {attempt}.",
-        "answer": "2",
-        "completion_ids": np.array([5, attempt], np.int32),
+        "verdict": "kept",
     }
-    log.add(SampleRow(**(row | other)))
+    return Trajectory(**(plain | other))
 
 
-def run(folder, first, last, said=None, resumed=-1, **config):
-    """Steps of four attempts each, flushed after each step; not closed, as after a crash."""
+def record(step, *attempts):
+    made = attempts or [attempt(number) for number in range(4 * step, 4 * step + 4)]
+    return StepRecord(
+        step=step, start_s=0.0, end_s=99.0, kind=RoundKind.SHORT, attempts={a.id: a for a in made}
+    )
+
+
+def log(folder, said=None, resumed=-1, text=TEXT, rewards=("math",), **samples):
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "rewards": [{"function": name} for name in rewards],
+            "samples": samples,
+        }
+    )
     say = (said if said is not None else []).append
-    log = SampleLog(folder, SamplesConfig(**config), last_step=resumed, say=say)
+    return SampleLog(folder, config, last_step=resumed, texts=text, say=say)
+
+
+def run(folder, first, last, said=None, resumed=-1, **samples):
+    """Steps of four attempts each; nothing is closed, as after a crash."""
+    made = log(folder, said, resumed, **samples)
     for step in range(first, last + 1):
-        for attempt in range(4 * step, 4 * step + 4):
-            add(log, attempt, step)
-        log.flush()
-    return log
+        made.add(record(step), [])
+    return made
 
 
 def steps(folder):
     return read(folder)["step"].to_list()
 
 
+def four(*numbers):
+    return [number for number in numbers for _ in range(4)]
+
+
 def test_rows_come_back(tmp_path):
-    rewards = ["math", "style"]
-    log = SampleLog(tmp_path, SamplesConfig(token_ids=True), say=[].append, rewards=rewards)
-    for attempt in range(8):
-        add(log, attempt, attempt // 4)
-    nothing = dict.fromkeys(("finish_reason", "reward", "grade_s", "completion"))
-    add(log, 99, 1, state="failed", completion_ids=None, rewards={}, **nothing)
-    log.close()
-    frame = pl.read_parquet(tmp_path / "samples.parquet")
+    made = log(tmp_path, rewards=["math", "gsm8k"], token_ids=True)
+    failed = attempt(99, output=None, reward=None, rewards={}, graded_s=None, verdict="failed")
+    attempts = [*(attempt(number) for number in range(8)), failed]
+    sample = SimpleNamespace(attempt=AttemptId(5))
+    group = Group(prompt=PromptId("p"), samples=(sample,), advantages=np.array([-0.5], np.float32))
+    made.add(record(1, *attempts), [group])
+    frame = pl.read_parquet(part(tmp_path, 1))
     assert frame.columns[: len(REQUIRED)] == list(REQUIRED)
     assert all(frame.schema[name] == kind for name, kind in (REQUIRED | TEXTS).items())
     assert frame.height == 9
@@ -79,7 +106,7 @@ def test_rows_come_back(tmp_path):
         "worker": 1,
         "weights_version": 1,
         "prompt_tokens": 17,
-        "tokens": 105,
+        "tokens": 2,
         "reward": 0.25,
         "finish_reason": "stop",
         "state": "kept",
@@ -90,175 +117,67 @@ def test_rows_come_back(tmp_path):
         "advantage": -0.5,
         "stale_tokens": 0,
         "rewards/math": 0.25,
-        "rewards/style": None,
+        "rewards/gsm8k": None,
         "prompt_text": "What is 1 + 1?",
         "completion": "It is 5.",
         "answer": "2",
         "completion_ids": [5, 5],
     }
     last = frame.row(8, named=True)
-    assert [last[name] for name in (*nothing, "completion_ids")] == [None] * 5
-    assert (last["truncated"], last["rewards/math"]) == (None, None)
-    assert not (tmp_path / "samples").exists()
+    empty = ("finish_reason", "reward", "grade_s", "completion", "completion_ids", "truncated")
+    assert [last[name] for name in (*empty, "rewards/math", "advantage")] == [None] * 8
 
 
 def test_no_rows(tmp_path):
-    SampleLog(tmp_path, say=[].append).close()
+    log(tmp_path).add(StepRecord(step=0, start_s=0.0), [])
     assert read(tmp_path).height == 0
     assert dict(read(tmp_path).schema) == REQUIRED | TEXTS
 
 
-def test_resume_drops_later_steps(tmp_path):
+@pytest.mark.parametrize(("first", "last"), [(4, 6), (0, 1), (6, 7)])
+def test_on_resume_the_parts_of_later_steps_go(tmp_path, first, last):
     run(tmp_path, 0, 5)
-    run(tmp_path, 4, 6, resumed=3).close()
-    assert steps(tmp_path) == [step for step in range(7) for _ in range(4)]
-
-
-def test_resume_within_a_part(tmp_path):
-    log = SampleLog(tmp_path, say=[].append)
-    for attempt in range(40):
-        add(log, attempt, attempt // 4)
-    log.flush()
-    run(tmp_path, 6, 6, resumed=5)
-    assert steps(tmp_path) == [step for step in range(7) for _ in range(4)]
-
-
-def test_resume_after_the_end(tmp_path):
-    run(tmp_path, 0, 3).close()
-    run(tmp_path, 3, 5, resumed=2).close()
-    assert steps(tmp_path) == [step for step in range(6) for _ in range(4)]
-
-
-def test_a_fresh_run_starts_empty(tmp_path):
-    run(tmp_path, 0, 3).close()
-    run(tmp_path, 0, 1)
-    assert steps(tmp_path) == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_a_crash_in_the_middle_of_merging(tmp_path, monkeypatch):
-    """Merged, but the parts are still there: no row is lost, none is there twice."""
-    run(tmp_path, 0, 3)
-    monkeypatch.setattr(table.shutil, "rmtree", lambda path: None)
-    merge(tmp_path, [].append)
-    monkeypatch.undo()
-    assert (tmp_path / "samples").exists()
-    assert (tmp_path / "samples.parquet").exists()
-    merge(tmp_path, [].append)
-    assert not (tmp_path / "samples").exists()
-    assert steps(tmp_path) == [step for step in range(4) for _ in range(4)]
-
-
-def test_long_texts_do_not_wait_in_memory(tmp_path):
-    """A crash loses at most a megabyte of rows."""
-    log = SampleLog(tmp_path, say=[].append)
-    for attempt in range(30):
-        add(log, attempt, 0, completion="x" * 100_000)
-    assert read(tmp_path).height == 22
-    add(log, 30, 0)
-    log.flush()
-    assert read(tmp_path).height == 31
-
-
-def test_rows_of_finished_steps_are_written_after_a_while(tmp_path):
-    log = SampleLog(tmp_path, say=[].append, flush_s=0.0)
-    add(log, 0, 0)
-    assert read(tmp_path).height == 0
-    log.end_step()
-    assert read(tmp_path).height == 1
-    patient = SampleLog(tmp_path, say=[].append, last_step=0, flush_s=1e9)
-    add(patient, 1, 1)
-    patient.end_step()
-    assert read(tmp_path).height == 1
-
-
-def test_without_texts_none_are_kept(tmp_path):
-    run(tmp_path, 0, 0, texts=False).close()
-    columns = pl.read_parquet(tmp_path / "samples.parquet").columns
-    assert columns == [*REQUIRED]
+    run(tmp_path, first, last, resumed=first - 1)
+    assert steps(tmp_path) == four(*range(last + 1))
 
 
 def test_what_is_kept_may_change_when_a_run_goes_on(tmp_path):
-    run(tmp_path, 0, 1, texts=False).close()
-    run(tmp_path, 2, 2, resumed=1, token_ids=True).close()
+    run(tmp_path, 0, 1, texts=False)
+    assert [*pl.read_parquet_schema(part(tmp_path, 0))] == [*REQUIRED, "rewards/math"]
+    run(tmp_path, 2, 2, resumed=1, token_ids=True)
+    later = log(tmp_path, resumed=2)
+    later.add(record(3, attempt(12, extra={"note": "new"})), [])
     frame = read(tmp_path)
-    assert frame["completion"].is_null().to_list() == [True] * 8 + [False] * 4
-    assert frame["completion_ids"].is_null().sum() == 8
+    assert frame["completion"].is_null().to_list() == [True] * 8 + [False] * 5
+    assert frame["completion_ids"].is_null().sum() == 9
+    assert frame["extra/note"].to_list() == [None] * 12 + ["new"]
 
 
-def test_files_of_an_earlier_and_of_a_later_version(tmp_path):
-    run(tmp_path, 0, 0).close()
-    file = tmp_path / "samples.parquet"
-    pl.read_parquet(file).select(*REQUIRED).write_parquet(file)
-    run(tmp_path, 1, 2, resumed=0)
-    later = tmp_path / "samples" / "part-000001.parquet"
-    pl.read_parquet(later).with_columns(novelty=pl.lit("new")).write_parquet(later)
-    run(tmp_path, 3, 3, resumed=2).close()
-    frame = pl.read_parquet(file)
-    assert frame["step"].to_list() == [step for step in range(4) for _ in range(4)]
-    assert frame["completion"].is_null().to_list() == [True] * 4 + [False] * 12
-    assert frame["novelty"].to_list() == [None] * 8 + ["new"] * 4 + [None] * 4
-
-
-def long_run(folder, first, last, said, **config):
-    """Steps whose texts cannot be compressed: 12 kB each."""
-    folder.mkdir(exist_ok=True)
-    say, rng = said.append, random.Random(first)
-    log = SampleLog(folder, SamplesConfig(**config), last_step=first - 1, say=say)
-    for attempt in range(4 * first, 4 * last + 4):
-        text = rng.randbytes(3_000).hex()
-        add(log, attempt, attempt // 4, completion=text, completion_ids=None)
-        if attempt % 4 == 3:
-            log.flush()
-    log.close()
-    return sum(path.stat().st_size for path in files(folder))
-
-
-def test_at_the_size_limit_the_oldest_texts_go_and_the_numbers_stay(tmp_path):
+def test_at_the_size_limit_the_oldest_parts_go(tmp_path):
     said = []
-    whole = long_run(tmp_path / "all", 0, 19, said)
-    limit = 150_000
-    assert whole > limit
-    size = long_run(tmp_path / "less", 0, 19, said, max_gb=limit / 1e9)
-    assert size <= limit
+    run(tmp_path, 0, 9)
+    limit = 3.5 * part(tmp_path, 0).stat().st_size
+    run(tmp_path, 10, 13, said, resumed=9, max_gb=limit / 1e9)
+    assert steps(tmp_path) == four(11, 12, 13)
     assert len(said) == 1
     assert "samples.max_gb" in said[0]
-    numbers = [*REQUIRED]
-    less, every = read(tmp_path / "less"), read(tmp_path / "all")
-    assert less.select(numbers).equals(every.select(numbers))
-    gone = less["completion"].is_null().to_list()
-    assert gone == sorted(gone, reverse=True)
-    assert 0 < sum(gone) < 80
-    kept = less.filter(pl.col("completion").is_not_null())
-    assert kept["completion"].to_list() == every["completion"].to_list()[sum(gone) :]
-
-
-def test_the_size_limit_holds_for_what_an_earlier_run_has_left(tmp_path):
-    said = []
-    whole = long_run(tmp_path, 0, 19, said)
-    size = long_run(tmp_path, 20, 21, said, max_gb=0.5 * whole / 1e9)
-    assert size <= whole / 2
-    frame = read(tmp_path)
-    assert frame.height == 88
-    gone = frame["completion"].is_null().to_list()
-    assert gone == sorted(gone, reverse=True)
-    assert 40 < sum(gone) < 70
+    run(tmp_path, 14, 14, resumed=13, max_gb=1e-9)
+    assert steps(tmp_path) == four(14)
 
 
 def test_prompts_are_stored_once(tmp_path):
     """A thousand responses to eight long prompts: their text costs little more than eight."""
     rng = random.Random(0)
     prompts = [rng.randbytes(2_000).hex() for _ in range(8)]
-    log = SampleLog(tmp_path, say=[].append)
-    for attempt in range(1_000):
-        add(log, attempt, 0, prompt_text=prompts[attempt % 8], completion="")
-    log.close()
-    assert (tmp_path / "samples.parquet").stat().st_size < 6 * sum(map(len, prompts))
+    texts = SimpleNamespace(**vars(TEXT) | {"prompt": lambda a: prompts[a.id % 8]})
+    attempts = [attempt(number) for number in range(1_000)]
+    log(tmp_path, text=texts).add(record(0, *attempts), [])
+    assert part(tmp_path, 0).stat().st_size < 6 * sum(map(len, prompts))
 
 
 def test_half_a_surrogate_pair_does_not_end_a_run(tmp_path):
-    log = SampleLog(tmp_path, say=[].append)
-    add(log, 0, 0, prompt=PromptId("\ud83d"), completion="\udc00 and \u20ac")
-    log.close()
+    texts = SimpleNamespace(**vars(TEXT) | {"completion": lambda _: "\udc00 and \u20ac"})
+    log(tmp_path, text=texts).add(record(0, attempt(0, prompt=PromptId("\ud83d"))), [])
     assert read(tmp_path).row(0, named=True)["completion"] == "? and \u20ac"
 
 
@@ -278,91 +197,56 @@ def damages(path, count, seed):
 
 def test_no_damage_ends_a_run_that_goes_on(tmp_path):
     run(tmp_path, 0, 2)
-    part = tmp_path / "samples" / "part-000001.parquet"
-    good, seen = part.read_bytes(), 0
-    for bad in damages(part, 60, seed=1):
-        part.write_bytes(bad)
+    bad_part, seen = part(tmp_path, 1), 0
+    for bad in damages(bad_part, 60, seed=1):
+        bad_part.write_bytes(bad)
+        run(tmp_path, 3, 3, resumed=2)
         said = []
-        log = run(tmp_path, 3, 3, said, resumed=2)
-        aside = list(tmp_path.glob("*.damaged*"))
-        assert len(said) == len(aside) <= 1
-        if aside:
+        found = query(tmp_path, lambda table: table, said.append)["step"].to_list()
+        assert len(said) <= 1
+        if said:
             seen += 1
-            assert "part-000001.parquet" in said[0]
+            assert "step-000001.parquet: not a whole parquet file" in said[0]
             assert "\n" not in said[0]
-            assert steps(tmp_path) == [0] * 4 + [2] * 4 + [3] * 4
-            assert aside[0].read_bytes() == bad
-            aside[0].unlink()
-        else:
-            assert log is not None
-        part.write_bytes(good)
+            assert found == four(0, 2, 3)
+            with pytest.raises(DamagedError, match="step-000001"):
+                read(tmp_path)
     assert seen > 30
 
 
-def test_a_damaged_whole_is_moved_aside_and_named(tmp_path):
-    for number in range(2):
-        run(tmp_path, 0, 0).close()
-        file = tmp_path / "samples.parquet"
-        file.write_bytes(file.read_bytes()[:-100])
-        said = []
-        run(tmp_path, 1, 1, said, resumed=0).close()
-        aside = "samples.parquet.damaged" + ("-2" if number else "")
-        assert said == [f"WARNING {file}: {said[0].split(': ', 1)[1]}"]
-        assert said[0].endswith(f"moved to {aside}, its rows are missing in samples.parquet")
-        assert (tmp_path / aside).exists()
-        assert steps(tmp_path) == [1] * 4
-        file.unlink()
-
-
-def test_damage_during_the_run_does_not_spoil_the_end(tmp_path):
-    said = []
-    log = run(tmp_path, 0, 3, said)
-    part = tmp_path / "samples" / "part-000002.parquet"
-    part.write_bytes(part.read_bytes()[:500])
-    log.close()
-    assert [line.startswith(f"WARNING {part}") for line in said] == [True]
-    assert pl.read_parquet(tmp_path / "samples.parquet")["step"].unique().to_list() == [0, 1, 3]
-    assert not (tmp_path / "samples").exists()
-
-
-def test_a_whole_file_that_lacks_columns_is_damaged(tmp_path):
+def test_a_part_that_lacks_columns_is_damaged(tmp_path):
     run(tmp_path, 0, 1)
-    part = tmp_path / "samples" / "part-000000.parquet"
-    pl.read_parquet(part).drop("step").write_parquet(part)
+    pl.read_parquet(part(tmp_path, 0)).drop("step").write_parquet(part(tmp_path, 0))
     said = []
-    run(tmp_path, 2, 2, said, resumed=1)
+    assert query(tmp_path, lambda table: table, said.append)["step"].to_list() == four(1)
     assert "lacks the columns step" in said[0]
-    assert steps(tmp_path) == [1] * 4 + [2] * 4
 
 
-def test_full_disk_is_said_once_and_loses_nothing(tmp_path, monkeypatch):
-    said = []
-    log = run(tmp_path, 0, 0, said)
-    tried = []
+def test_a_full_disk_is_said_once_and_loses_nothing(tmp_path, monkeypatch):
+    said, tried = [], []
+    made = run(tmp_path, 0, 0, said)
 
     def full(path, data):
-        tried.append(pl.read_parquet(data).height)
+        tried.append(path)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module, "replace_file", full)
-    for step in (1, 2, 3):
-        add(log, step + 10, step)
-        log.flush()
-    assert tried == [1, 1, 1]  # rows that have waited are not encoded again with the new ones
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "replace_file", full)
+        for step in (1, 2, 3):
+            made.add(record(step), [])
+    assert tried == [part(tmp_path, 1)] * 3, "a step tries one part, however many wait"
     assert len(said) == 1
     assert "No space left" in said[0]
-    monkeypatch.undo()
-    log.close()
-    assert steps(tmp_path) == [0, 0, 0, 0, 1, 2, 3]
+    made.flush()
+    assert steps(tmp_path) == four(0, 1, 2, 3)
 
 
 def test_a_row_is_cheap(tmp_path, calls):
-    """Less than 10 us of CPU a row with its text and its writing."""
-    log = SampleLog(tmp_path, say=[].append, rewards=["math"])
+    made, step = log(tmp_path), record(0, *(attempt(number) for number in range(1000)))
+    assert calls(lambda: made.add(step, [])) / 1000 < 40
 
-    def act():
-        for attempt in range(1000):
-            add(log, attempt, 0)
-        log.flush()
 
-    assert calls(act) / 1000 < 40
+def test_many_parts_are_read_as_one(tmp_path):
+    run(tmp_path, 0, 120)
+    assert [int(path.stem[-6:]) for path in files(tmp_path)] == [*range(121)]
+    assert steps(tmp_path) == four(*range(121))

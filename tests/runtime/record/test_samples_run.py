@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, main
+from rollpacker.core.sample_table import files, part
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.report.drawing.gantt_data import Gantt
@@ -103,21 +104,19 @@ def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
     """The size limit holds, texts may be given up, and the report says what is missing."""
     limited = shop.config("less", "off", steps=3, samples={"max_gb": 1e-6})
     made, said = run(limited)
-    assert "the oldest texts go, the numbers stay" in said
-    frame = table(made)
-    assert frame["completion"].is_null().all(), "the numbers alone are more than a kilobyte"
-    assert frame["reward"].null_count() == 0
-    file = made / "samples.parquet"
+    assert "the oldest steps' rows go" in said
+    assert table(made)["step"].unique().to_list() == [2]
+    [file] = (made / "samples").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     again = shop.config("less", "off", steps=4, samples={"texts": False, "token_ids": True})
     _, said = run(again, resume=True)
-    assert said.count("moved to samples.parquet.damaged") == 1
+    assert said.count("step-000002.parquet: not a whole parquet file") == 1
     frame = table(made)
     assert frame["step"].to_list() == [3] * 12
     assert frame["completion"].is_null().all()
     assert frame["completion_ids"].null_count() == 0
     page = (made / "report.html").read_text(encoding="utf-8")
-    assert "33 of 45 responses are not in samples.parquet" in page
+    assert "33 of 45 responses are in no part of samples/" in page
     assert "those of steps 0 to 2." in page
     assert "No texts were kept" in page
 
@@ -184,7 +183,7 @@ def test_the_command_shows_what_the_table_holds(folder):
 
 
 def test_nothing_that_a_model_writes_does_something_to_the_terminal(copy):
-    file = copy / "samples.parquet"
+    file = files(copy)[-1]
     evil = "a\x1b[2J\x07\x9b31m\r[red]b[/red]\u202ec\u2028d\nf\x00"
     pl.read_parquet(file).with_columns(
         completion=pl.lit(evil), prompt=pl.lit("p\x1b]0;x\x07\n")
@@ -198,24 +197,18 @@ def test_nothing_that_a_model_writes_does_something_to_the_terminal(copy):
 
 
 def test_a_damaged_part_is_left_out_and_said(copy):
-    (copy / "samples").mkdir()
-    whole = pl.read_parquet(copy / "samples.parquet")
-    for step in whole["step"].unique():
-        part = whole.filter(pl.col("step") == step)
-        part.write_parquet(copy / "samples" / f"part-{step:06d}.parquet")
-    (copy / "samples.parquet").unlink()
-    bad = copy / "samples" / "part-000001.parquet"
+    whole, bad = table(copy), part(copy, 1)
     bad.write_bytes(bad.read_bytes()[:-20])
     lost = whole.filter(pl.col("step") == 1).height
 
     done = shown("samples", copy, "--limit", 0, "--json")
     assert len(json.loads(done.stdout)["samples"]) == whole.height - lost
-    assert "part-000001.parquet: not a whole parquet file" in done.stderr
+    assert "step-000001.parquet: not a whole parquet file" in done.stderr
     done = shown("report", copy)
     [said] = done.stderr.splitlines()
     assert said.endswith("its rows are missing")
     page = (copy / "report.html").read_text(encoding="utf-8")
-    assert f"{lost} of {whole.height} responses are not in samples.parquet" in page
+    assert f"{lost} of {whole.height} responses are in no part of samples/" in page
     assert "those of steps 1." in page
 
 

@@ -14,12 +14,11 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.engine.base import Output
 from rollpacker.policy.engines.fleet import Fleet, by_number, colocated, grid, separate
-from rollpacker.policy.lengths.bias import BiasMeter
+from rollpacker.policy.lengths.bias import Bias, BiasMeter
 from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.record.metrics import TailMetrics
+from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import Formation, ReplicaTask, StepRecord
@@ -65,9 +64,8 @@ def lines(step: StepRecord, folder: Path) -> list[dict[str, Any]]:
     log = RunLog(
         folder, config, last_step=-1, max_length=9, progress=Progress(), texts=texts, trackers=()
     )
-    written = log.step(
-        step, [], epoch=0.0, tail=TailMetrics(round_kind=step.kind), num_tokens=0, extra={}
-    )
+    policy: Any = SimpleNamespace(bias=Bias, queue=0)
+    written = log.step(step, [], policy=policy, counters=Counters(), epoch=0.0, extra={})
     asyncio.run(written)
     log.flush()
     log.close()

@@ -27,10 +27,16 @@ def intact(found, size=300):
     )
 
 
+def save(checkpoints, step, write, state):
+    """Write and commit a checkpoint; returns its folder."""
+    checkpoints.write(step, write, state)
+    return checkpoints.commit(step)
+
+
 def saved(folder, *steps, keep=2):
     checkpoints = Checkpoints(folder, keep)
     for step in steps:
-        checkpoints.save(step, writer(step), {"seed": step})
+        save(checkpoints, step, writer(step), {"seed": step})
     return checkpoints
 
 

@@ -24,8 +24,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from rollpacker import config, job
 from rollpacker.cli import main
 from rollpacker.config import RunConfig
+from rollpacker.core import sample_table as samples
 from rollpacker.demo.model import build_tokenizer
-from rollpacker.runtime.record import sample_table as samples
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 

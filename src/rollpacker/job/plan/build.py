@@ -46,12 +46,10 @@ from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.in_process import InProcess
 from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.record.counters import Counters
-from rollpacker.runtime.record.metrics import Metrics
+from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, save_config
 from rollpacker.runtime.record.trackers import Tracker, open_trackers
-from rollpacker.runtime.record.written import write_step
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
@@ -85,13 +83,12 @@ class Parts:
 
     async def write_step(self, record: StepRecord, counters: Counters, extra: Metrics) -> None:
         """Write a step that is over, ``extra`` metrics with it."""
-        await write_step(
+        await self.log.step(
             record,
             self.updates.groups,
-            log=self.log,
             policy=self.policy,
-            problems=self.problems,
             counters=counters,
+            epoch=self.problems.source.passed,
             extra=extra,
         )
 

@@ -15,7 +15,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import spawn
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
-from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Counters
 
 
 class CheckpointManager:
@@ -47,7 +47,7 @@ class CheckpointManager:
         """
         self.saved = step
         named = [best for best in (summary.pop("best", None), self._checkpoints.marker()) if best]
-        there = [b for b in named if b["step"] <= step and self._checkpoints.intact(b["step"])]
+        there = [b for b in named if b["step"] <= step and self._checkpoints.there(b["step"])]
         best = max(there, key=lambda b: b["step"], default=None)
         if best is not None:
             summary["best"] = best

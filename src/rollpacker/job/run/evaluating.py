@@ -9,7 +9,7 @@ from rollpacker.config import EvalConfig
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
 from rollpacker.job.run.stopping import Stopping
 from rollpacker.runtime.evaluate import Evaluator
-from rollpacker.runtime.record.counters import Counters
+from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.step.step import DroppedError
 
 

@@ -34,9 +34,9 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import Breaker, spawn
 from rollpacker.runtime.messages.faults import NoRoomError, WorkerError
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, newest_step
-from rollpacker.runtime.record.counters import Counters, cores
-from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.record.watch import Watch
+from rollpacker.runtime.record.metrics import Counters
+from rollpacker.runtime.record.progress import Progress, Watch
+from rollpacker.runtime.record.run_log import cores
 from rollpacker.runtime.step.phase_nodes import (
     DisplacedError,
     OwnNodes,

@@ -12,7 +12,7 @@ from typing import Any, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
-from rollpacker.core.sample_columns import files as table_files
+from rollpacker.core.sample_table import files as table_files
 from rollpacker.errors import first_line
 from rollpacker.polytrace.formats.files import opened
 from rollpacker.polytrace.formats.files.entries import beginning

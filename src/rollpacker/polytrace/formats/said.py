@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from rollpacker.core.sample_columns import files as table_files
+from rollpacker.core.sample_table import files as table_files
 from rollpacker.polytrace.formats import detect
 from rollpacker.polytrace.formats.files.lines import MOST, silent
 from rollpacker.polytrace.formats.files.reading import Copied, Reading, Repeats
@@ -66,9 +66,8 @@ def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
     said = [pl.col(name) for name in ("completion_ids", "completion") if name in columns]
     ended = rows.filter(pl.col("finish_reason").is_in(["stop", "length"]))
     for step in sorted(ended.select("step").unique().collect()["step"].to_list() if said else ()):
-        # A part that was merged, but not removed, has its rows twice.
-        once = ended.filter(pl.col("step") == step).unique("attempt", maintain_order=True)
-        for prompt, *given in once.select("prompt", *said).collect().iter_rows():
+        of_step = ended.filter(pl.col("step") == step)
+        for prompt, *given in of_step.select("prompt", *said).collect().iter_rows():
             known = [each for each in given if each is not None]
             if known:
                 yield Said(step, prompt, known[0])

@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker.core.codec import dumps, loads
 
 Row = Mapping[str, Any]
-"""A response, with the columns ``sample_columns.TURNS`` where its run has an environment."""
+"""A response, with the columns ``sample_table.TURNS`` where its run has an environment."""
 
 
 @dataclass(frozen=True, slots=True)

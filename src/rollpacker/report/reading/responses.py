@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import polars as pl
 
-from rollpacker.core import sample_columns as schema
+from rollpacker.core import sample_table as schema
+from rollpacker.core import sample_table as table
 from rollpacker.report.reading.conversations import says
-from rollpacker.runtime.record import sample_table as table
 
 Order = Literal["newest", "best", "worst", "longest", "random"]
 _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
@@ -44,7 +44,7 @@ class FoundResponses:
             function, null where it does not apply)``, extra`` (what they have logged, by
             column)``, tokens, state, round_kind, finish_reason, truncated, advantage,
             prompt_text, completion`` and, where kept, ``completion_ids``; where an environment
-            takes part, ``sample_columns.TURNS``.
+            takes part, ``sample_table.TURNS``.
         matching: how many fit the question; ``rows`` may be fewer.
         texts: whether any of them has its text.
     """

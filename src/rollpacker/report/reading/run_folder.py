@@ -12,9 +12,9 @@ import polars as pl
 import yaml
 
 from rollpacker.core import journal
-from rollpacker.core import sample_columns as schema
+from rollpacker.core import sample_table as schema
+from rollpacker.core import sample_table as table
 from rollpacker.errors import words_of
-from rollpacker.runtime.record import sample_table as table
 
 
 class ReportError(ValueError):
@@ -76,8 +76,8 @@ class RunFolder:
         config_text: ``config.yaml`` as written.
         config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
-        samples: one row per attempt: the columns of ``core/sample_columns.py`` without texts.
-        missing: how many responses of a step have no row, since a file of the table was damaged.
+        samples: one row per attempt: the columns of ``core/sample_table.py`` without texts.
+        missing: how many responses of a step have no row, since its part is gone or damaged.
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
         formed: workers whose devices were put together (``FORMED_COLUMNS``).
@@ -181,9 +181,9 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
-    """All rows without their texts; a run that is going on has parts beside the whole."""
+    """All rows without their texts."""
     if not schema.files(path):
-        raise ReportError(f"{path}: neither samples.parquet nor samples/part-*.parquet")
+        raise ReportError(f"{path}: no samples/step-*.parquet")
     said: list[str] = []
     try:
         rows = table.query(path, _light, said.append)

@@ -6,7 +6,7 @@ from rollpacker.config import RunConfig
 from rollpacker.report.drawing.figures import number, present
 from rollpacker.report.drawing.page import Section, plain, share
 from rollpacker.report.reading.run_folder import RunFolder
-from rollpacker.runtime.record.agreement import EXPLAINED, MEASURED, AgreementAlarm
+from rollpacker.runtime.record.alarms import EXPLAINED, MEASURED, AgreementAlarm
 
 
 def agreement_section(run: RunFolder) -> list[Section]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from rollpacker.core import sample_columns as schema
+from rollpacker.core import sample_table as schema
 from rollpacker.report.drawing.page import Section, count, embed
 from rollpacker.report.reading.conversations import Message, conversation, turns_of
 from rollpacker.report.reading.responses import load

@@ -2,7 +2,7 @@
 
 A checkpoint is written beside its final name. Then, while training goes on, it is flushed, read
 once for a ``MANIFEST`` (size and BLAKE2b of every file) and renamed: before that it is none. Resume
-takes the newest one whose manifest verifies.
+takes the newest one whose manifest verifies; nothing else is verified.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class VerifiedCheckpoint:
     Args:
         step: its step.
         path: its folder.
-        state: what ``save`` was given, after a round trip through JSON.
+        state: what ``write`` was given, after a round trip through JSON.
     """
 
     step: int
@@ -55,7 +55,7 @@ class Checkpoints:
 
     Args:
         folder: the run's folder; made if missing.
-        keep: how many verified checkpoints are kept, at least 2.
+        keep: how many checkpoints are kept, at least 2.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -65,7 +65,7 @@ class Checkpoints:
         self.folder = folder
         self.problems: list[str] = []
         self._keep = keep
-        self._verified: set[int] = set()
+        self._damaged: set[int] = set()
         self._clean()
         marker = self.marker()
         self._best = None if marker is None else marker["step"]
@@ -73,8 +73,8 @@ class Checkpoints:
     def latest(self) -> VerifiedCheckpoint | None:
         """The newest checkpoint that verifies; ``problems`` then says what is wrong with newer."""
         found, self.problems = search(self.folder)
-        if found is not None:
-            self._verified.add(found.step)
+        steps = (_step(path) for path in _newest_first(self.folder))
+        self._damaged = {step for step in steps if found is None or step > found.step}
         return found
 
     def marker(self) -> dict[str, Any] | None:
@@ -88,9 +88,10 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def intact(self, step: int) -> bool:
-        """Whether the checkpoint of ``step`` is there, every byte of it."""
-        return step in self._verified or verify(self.folder / f"{_NAME}{step}") is None
+    def there(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` is there, and was not found to be damaged."""
+        whole = (self.folder / f"{_NAME}{step}" / _MANIFEST).exists()
+        return whole and step not in self._damaged
 
     def keep_best(self, marker: dict[str, Any] | None) -> None:
         """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the one before.
@@ -102,11 +103,6 @@ class Checkpoints:
         else:
             replace_file(self.folder / _BEST, json.dumps(marker, indent=1).encode() + b"\n")
         self._best = None if marker is None else int(marker["step"])
-
-    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
-        """``write`` and ``commit``."""
-        self.write(step, write, state)
-        return self.commit(step)
 
     def write(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
         """Write what is to be ``checkpoint-<step>``, after the one before was committed.
@@ -133,9 +129,21 @@ class Checkpoints:
         """
         with self._whole(step) as (temporary, final):
             _seal(temporary)
-            self._publish(temporary, final)
-        self._verified.add(step)
-        self._retire()
+            replaced = self.folder / f"{_REPLACED}{final.name}"
+            if final.exists():
+                final.rename(replaced)
+            temporary.rename(final)
+            sync(self.folder)
+            if replaced.exists():
+                self._delete(replaced)
+        self._damaged.discard(step)
+        kept = 0
+        for path in _newest_first(self.folder):
+            if _step(path) == self._best:
+                continue
+            if kept >= self._keep:
+                self._delete(path)
+            kept += _step(path) not in self._damaged
         return final
 
     @contextmanager
@@ -151,33 +159,11 @@ class Checkpoints:
                 raise CheckpointError(_explain(final, error)) from error
             raise
 
-    def _publish(self, temporary: Path, final: Path) -> None:
-        replaced = self.folder / f"{_REPLACED}{final.name}"
-        self._verified.discard(_step(final))
-        if final.exists():
-            final.rename(replaced)
-        temporary.rename(final)
-        sync(self.folder)
-        if replaced.exists():
-            self._delete(replaced)
-
-    def _retire(self) -> None:
-        good = 0
-        for path in _newest_first(self.folder):
-            if _step(path) == self._best:
-                continue
-            if good >= self._keep:
-                self._delete(path)
-            elif _step(path) in self._verified or verify(path) is None:
-                self._verified.add(_step(path))
-                good += 1
-
     def _delete(self, path: Path) -> None:
         """Rename, then remove: a kill in between must not leave half a checkpoint by its name."""
         doomed = self.folder / f"{_TEMPORARY}deleted-{path.name}"
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
-        self._verified.discard(_step(path))
 
     def _clean(self) -> None:
         for path in self.folder.glob(f"{_REPLACED}{_NAME}*"):
@@ -221,13 +207,10 @@ def verify(path: Path) -> str | None:
         return f"cannot be read: {error}"
     for name, entry in listed.items():
         if found[name] != entry:
-            torn = found[name]["size"] != entry["size"]
-            return f"{name} is torn: {_sizes(found[name], entry)}" if torn else f"{name} changed"
+            size, listed_size = found[name]["size"], entry["size"]
+            torn = f"{name} is torn: {size} bytes instead of {listed_size}"
+            return torn if size != listed_size else f"{name} changed"
     return None
-
-
-def _sizes(found: Entry, listed: Entry) -> str:
-    return f"{found['size']} bytes instead of {listed['size']}"
 
 
 def _seal(folder: Path) -> None:

@@ -1,23 +1,26 @@
-"""What each step is measured by, and the files that it goes to.
+"""The figures of a step, and what a run counts over all of its steps.
 
 Names follow TRL's ``GRPOTrainer`` where they mean the same.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.core.types import Group, RoundKind, Sample
-from rollpacker.durable import AppendFile, cut_jsonl
+from rollpacker.policy.lengths.bias import Bias
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.record.trackers import TensorBoard, Tracker
 from rollpacker.train.base import RATIO, Update
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.step.step import StepRecord
 
 Metrics = dict[str, float | str]
 """One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
@@ -25,27 +28,6 @@ Metrics = dict[str, float | str]
 OFTEN = 0.1
 """Share of steps that teach nothing from which on that is said."""
 _KINDS = tuple(kind.value for kind in RoundKind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailMetrics:
-    """What tail batching did in a step.
-
-    Args:
-        round_kind: of this step's round.
-        long_queue: prompts that wait for a long round, after this step.
-        deferred: prompts that lost their race in this step.
-        aborted_tokens: tokens generated and thrown away in this step.
-        kept_vs_true_len: mean length of kept responses over that without aborts; 1 is unbiased.
-        audited: the same on audited prompts, for ``len``, ``turns`` and ``wait``, where known.
-    """
-
-    round_kind: RoundKind
-    long_queue: int = 0
-    deferred: int = 0
-    aborted_tokens: int = 0
-    kept_vs_true_len: float = 1.0
-    audited: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -145,49 +127,50 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
 
 
 def step_metrics(
-    *,
-    step: int,
-    epoch: float,
+    record: StepRecord,
     groups: Sequence[Group],
-    updates: Sequence[Update],
-    tail: TailMetrics,
-    step_time: float,
+    *,
+    epoch: float,
     num_tokens: int,
-    timing_s: Mapping[str, float],
-    bubble: Mapping[str, float],
+    queue: int,
+    bias: Bias,
 ) -> Metrics:
     """All metrics of a step.
 
     Args:
-        step: its number, which is also the weights' version.
+        record: of the step.
+        groups: trained on in it.
         epoch: passes over the data so far, with its fraction.
-        groups: trained on in this step.
-        updates: made in this step.
-        tail: what tail batching did.
-        step_time: wall time, seconds.
         num_tokens: prompt and response tokens trained on since the run began.
-        timing_s: seconds of each phase by name (``rollout``, ``train``, ``weights`` ...).
-        bubble: idle share of worker time by phase, 0 to 1; ``total`` is that of the whole step.
+        queue: prompts that wait for a long round, after this step.
+        bias: how much racing bends lengths.
     """
     samples = [sample for group in groups for sample in group.samples]
-    lag = max((step - sample.weights_version for sample in samples), default=0)
+    lag = max((record.step - sample.weights_version for sample in samples), default=0)
+    parts = {
+        "timing_s": record.timing_s(),
+        "bubble": record.bubble(),
+        "engine": record.engine(),
+        "speculation": record.drafts(),
+    }
     return {
-        "step": step,
+        "step": record.step,
         "epoch": epoch,
         **reward_metrics(groups),
         **completion_metrics(samples),
-        **update_metrics(updates),
+        **update_metrics(record.updates),
         "num_tokens": num_tokens,
-        "step_time": step_time,
-        **{f"timing_s/{name}": value for name, value in timing_s.items()},
-        "tail/round_kind": tail.round_kind.value,
-        "tail/long_queue": tail.long_queue,
-        "tail/deferred": tail.deferred,
-        "tail/aborted_tokens": tail.aborted_tokens,
-        "tail/kept_vs_true_len": tail.kept_vs_true_len,
-        **{f"tail/audited_kept_vs_true_{name}": value for name, value in tail.audited.items()},
-        **{f"bubble/{name}": value for name, value in bubble.items()},
+        "start_s": record.start_s,
+        "step_time": record.end_s - record.start_s,
+        "tail/round_kind": record.kind.value,
+        "tail/long_queue": queue,
+        "tail/deferred": len(record.deferred),
+        "tail/aborted_tokens": record.aborted_tokens(),
+        "tail/kept_vs_true_len": bias.kept_vs_true_len,
         "policy_version_max_lag": lag,
+        "grading/resampled": record.resampled(),
+        **{f"tail/audited_kept_vs_true_{name}": value for name, value in bias.audited.items()},
+        **{f"{part}/{name}": v for part, values in parts.items() for name, v in values.items()},
     }
 
 
@@ -199,153 +182,6 @@ def without_learning(metrics: Metrics) -> Metrics:
     """Those of a step on emulated devices: where nothing is learned, nothing is said of it."""
     kept = {name: v for name, v in metrics.items() if not name.startswith(_LEARNED)}
     return {**kept, "emulated": 1.0}
-
-
-class StepWarnings:
-    """Loud lines on steps that cannot teach much.
-
-    Each kind is said once, and how often it was at the end. One step whose rewards are equal is
-    no reason to worry: that nothing is learned is said where it is one step in ten.
-
-    Args:
-        max_completion_length: the cap in force, tokens.
-        context: the model's, tokens, when beside the longest prompt it leaves no more than that.
-    """
-
-    def __init__(self, max_completion_length: int, context: int | None = None) -> None:
-        self._cap = max_completion_length
-        self._advice = "; raise 'rollout.max_completion_length'"
-        if context is not None:
-            self._advice = (
-                f", all that the longest prompt leaves of the model's context of {context}; take a "
-                "model with a longer one, or leave long prompts out: a higher "
-                "'rollout.max_completion_length' with 'data.overlong: skip'"
-            )
-        self._counts = {"clipped": 0, "flat": 0, "unscored": 0, "unfilled": 0}
-        self._steps = self._flat = 0
-
-    def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
-        """Lines to print for a step; usually none.
-
-        ``no_code`` is the share of responses that a code reward found no program in.
-        """
-        samples = [sample for group in groups for sample in group.samples]
-        clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
-        unscored = sum(sample.reward is None for sample in samples)
-        flat = bool(groups) and not taught(groups)
-        self._steps, self._flat = self._steps + 1, self._flat + flat
-        lines: list[str] = []
-        if clipped > 0.5 and self._due("clipped"):
-            lines.append(
-                f"WARNING step {step}: {clipped:.0%} of the completions were cut off at {self._cap}"
-                f" tokens{self._advice}"
-            )
-        if (
-            flat
-            and unscored < len(samples)
-            and self._flat >= OFTEN * self._steps
-            and self._due("flat")
-        ):
-            cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
-            lines.append(
-                f"WARNING step {step}: all advantages are zero, nothing is learned: every group has"
-                f" equal rewards{cause}; check 'rewards', take problems of another difficulty, or "
-                "draw others in place of such groups: 'rollout.dynamic_sampling.enabled=true'"
-            )
-        if unscored and self._due("unscored"):
-            lines.append(
-                f"WARNING step {step}: no reward function applies to {unscored} of {len(samples)} "
-                "completions: they are kept with advantage 0; check 'rewards[].domains' and where "
-                "your functions return None"
-            )
-        return lines
-
-    def unfilled(
-        self, step: int, groups: int, wanted: int, dropped: int, reward: float, used_up: bool
-    ) -> list[str]:
-        """A line where dynamic sampling has ended a step with fewer groups than it ``wanted``.
-
-        ``dropped`` groups had equal rewards, of mean ``reward`` (not finite: no reward applies).
-        ``used_up``: the epoch has no other prompts.
-        """
-        if groups >= wanted or not dropped or not self._due("unfilled"):
-            return []
-        what = (
-            f"only {groups} of {wanted} groups are trained on" if groups else "nothing is trained"
-        )
-        mean = f" (mean {reward:.3g})" if math.isfinite(reward) else ""
-        more = "give it more data" if used_up else "raise 'rollout.dynamic_sampling.max_draws'"
-        return [
-            f"WARNING step {step}: {what}: dynamic sampling has dropped {dropped} groups, whose "
-            f"rewards are equal{mean}; check 'rewards', take problems of another difficulty, or "
-            f"{more}"
-        ]
-
-    def _due(self, kind: str) -> bool:
-        self._counts[kind] += 1
-        return self._counts[kind] == 1
-
-    def counted(self) -> list[str]:
-        """Lines for the end, on what was said once; ``Counters.lesson`` has equal rewards."""
-        again = {
-            "clipped": "more than half of the completions were cut off",
-            "unscored": "no reward function applied to some of the completions",
-            "unfilled": "dynamic sampling found fewer groups than a step has",
-        }
-        return [
-            f"WARNING in {self._counts[kind]} of {self._steps} steps {what}"
-            for kind, what in again.items()
-            if self._counts[kind] > 1
-        ]
-
-
-class MetricsLog:
-    """``metrics.jsonl``, TensorBoard and the trackers. A full disk or a tracker never stops a run.
-
-    Args:
-        folder: the run's folder; made if missing.
-        last_step: lines of later steps, left by a crash, are dropped; -1 drops all of them.
-        trackers: from ``open_trackers``.
-        say: told once, in one line, of each target that fails.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        last_step: int = -1,
-        trackers: Sequence[Tracker] = (),
-        say: Callable[[str], None],
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "metrics.jsonl"
-        cut_jsonl(self._path, last_step)
-        self._file = AppendFile(self._path)
-        self._say = say
-        self._failing: set[str] = set()
-        self._trackers = [TensorBoard(folder / "tensorboard", last_step + 1), *trackers]
-
-    def write(self, metrics: Metrics) -> None:
-        """Record one step, named by ``metrics["step"]``."""
-        self._try(str(self._path), lambda: self._file.write(_line(metrics)))
-        shown = numbers(metrics)
-        step = int(shown.pop("step"))
-        for tracker in self._trackers:
-            self._try(type(tracker).__name__, lambda t=tracker: t.log(step, shown))
-
-    def close(self) -> None:
-        """Close the file and finish the trackers."""
-        self._file.close()
-        for tracker in self._trackers:
-            self._try(type(tracker).__name__, tracker.close)
-
-    def _try(self, target: str, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:  # third-party trackers raise anything
-            if target not in self._failing:
-                self._say(f"{target}: metrics cannot be written ({error}); the run goes on")
-            self._failing.add(target)
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:
@@ -360,16 +196,10 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return result
 
 
-def _line(metrics: Metrics) -> bytes:
-    plain = {name: _plain(value) for name, value in metrics.items()}
-    return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
-
-
-def _plain(value: float | str) -> float | str | None:
-    """JSON has no infinities: they and nan become null. NumPy's numbers become Python's."""
-    if isinstance(value, str | int):
-        return value
-    return float(value) if math.isfinite(value) else None
+def encoded(metrics: Metrics) -> bytes:
+    """A line of JSON, where a number that is not finite is null."""
+    plain = {n: v if isinstance(v, str | int) else float(v) for n, v in metrics.items()}
+    return dumps_finite(plain) + b"\n"
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
@@ -385,3 +215,118 @@ def _stds(rows: Sequence[Sequence[float]]) -> np.ndarray:
 
 def _std(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+_ENDS = 10
+"""Steps of a run's beginning and of its end that are compared."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a run counts; saved with every checkpoint."""
+
+    step: int = 0
+    epochs: int = 0
+    prompts_trained: int = 0
+    num_tokens: int = 0
+    kept_tokens: int = 0
+    aborted_tokens: int = 0
+    decode_steps: int = 0
+    generated_tokens: int = 0
+    short_rounds: int = 0
+    long_rounds: int = 0
+    deferred: int = 0
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    step_s: float = 0.0
+    worker_cpu_s: float = 0.0
+    decode_cpu_s: float = 0.0
+    driver_cpu_s: float = 0.0
+    true_tokens: float = 0.0
+    untaught: int = 0
+    """Steps whose groups had no advantages, or that had no groups."""
+    first_rewards: list[float] = field(default_factory=list[float])
+    last_rewards: list[float] = field(default_factory=list[float])
+    """Mean rewards of the first ``_ENDS`` steps that had some, and of the last."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them, as JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def add(self, record: StepRecord) -> None:
+        """A step has ended."""
+        kept = sum(attempt.tokens for attempt in record.kept)
+        self.step += 1
+        self.prompts_trained += len(record.trained)
+        self.kept_tokens += kept
+        self.num_tokens += kept + sum(len(a.prompt_tokens) for a in record.kept)
+        self.aborted_tokens += record.aborted_tokens()
+        self.short_rounds += record.kind == "short"
+        self.long_rounds += record.kind == "long"
+        self.deferred += len(record.deferred)
+        self.rollout_s += record.rollout_end_s - record.start_s
+        self.step_s += record.end_s - record.start_s
+        self.train_s += record.end_s - record.rollout_end_s
+
+    def measure(self, record: StepRecord, metrics: Metrics, kept_vs_true: float) -> None:
+        """What only the metrics of that step tell."""
+        if kept_vs_true:  # else all that was kept lately is empty
+            self.true_tokens += sum(attempt.tokens for attempt in record.kept) / kept_vs_true
+        if math.isfinite(reward := float(metrics.get("reward", math.nan))):
+            self.first_rewards = [*self.first_rewards, reward][:_ENDS]
+            self.last_rewards = [*self.last_rewards, reward][-_ENDS:]
+        self.decode_steps += int(metrics["engine/steps"])
+        self.generated_tokens += int(metrics["engine/generated_tokens"])
+        self.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
+        self.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
+
+    def lesson(self) -> str | None:
+        """What is to be said at the end of steps that taught nothing, or the wrong thing."""
+        if self.untaught < OFTEN * max(self.step, 1):
+            return self._worse()
+        return (
+            f"WARNING {self.untaught} of {self.step} steps taught nothing: no group had rewards "
+            "that differ; check 'rewards', or take problems of another difficulty"
+        )
+
+    def _worse(self) -> str | None:
+        """Whether most of its last steps are worse than all of its first."""
+        first, last = self.first_rewards, self.last_rewards
+        few = self.step < 2 * _ENDS or len(last) < _ENDS
+        if few or statistics.median(last) >= min(first):
+            return None
+        return (
+            "WARNING the run ends worse than it began: a mean reward of "
+            f"{statistics.fmean(last):.3g} in its last {_ENDS} steps, of "
+            f"{statistics.fmean(first):.3g} in its first; lower train.learning_rate"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Their part of ``summary.json``."""
+        return {
+            "steps": self.step,
+            "steps_without_learning": self.untaught,
+            "prompts_trained": self.prompts_trained,
+            "epochs": self.epochs,
+            "num_tokens": self.num_tokens,
+            "kept_tokens": self.kept_tokens,
+            "decoded_tokens": self.generated_tokens,
+            "decode_steps": self.decode_steps,
+            "timing_s": {
+                "rollout": self.rollout_s,
+                "train": self.train_s,
+                "steps": self.step_s,
+                "worker_cpu": self.worker_cpu_s,
+                "decode_cpu": self.decode_cpu_s,
+                "driver_cpu": self.driver_cpu_s,
+            },
+            "tail": {
+                "short_rounds": self.short_rounds,
+                "long_rounds": self.long_rounds,
+                "deferred": self.deferred,
+                "aborted_tokens": self.aborted_tokens,
+                "kept_vs_true_len": self.kept_tokens / self.true_tokens
+                if self.true_tokens
+                else 1.0,
+            },
+        }

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from rich.box import ROUNDED
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollpacker.runtime.attempts.attempts import DECODING, TrajectoryStage
+from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.metrics import Metrics, numbers
 from rollpacker.terminal import Terminal
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
-_KIND_STYLES = {"short": "cyan", "long": "magenta", "full": "blue"}
+if TYPE_CHECKING:
+    from rollpacker.runtime.step.step import StepRecord
+
 _REFRESH_HZ = 5
+_EVERY_S = 0.2
 _TREND = 32
-_PHASE_BAR = 30
+"""Steps whose times and rewards the view is about."""
 _REPEAT_S = 30.0
+_WIDEST = 110
 _HEAD = "       done    reward     std  length  clip%      loss    grad  step_s     left"
+_COLUMNS = (
+    ("reward", 8, ".4f", 1),
+    ("reward_std", 6, ".3f", 1),
+    ("completions/mean_length", 6, ".0f", 1),
+    ("completions/clipped_ratio", 5, ".1f", 100),
+    ("loss", 8, ".4f", 1),
+    ("grad_norm", 6, ".3g", 1),
+    ("step_time", 6, ".4g", 1),
+)
+"""Of a plain line: metric, width, form and unit."""
 _VERBOSE_HEAD = "   round  bubble%"
+_Bar = tuple[int, int] | None
+_Row = tuple[str, _Bar, str]
+"""Name, how much is done of how much, and words."""
 
 
 class Progress:
@@ -51,8 +70,7 @@ class Progress:
         self._verbose = verbose
         self._live: Live | None = None
         self._title = ""
-        self._total = 0
-        self._done = 0
+        self._total = self._done = 0
         self._began = time.monotonic()
         self._round: tuple[str, int, int, int, int, int, int] | None = None
         self._waiting: str | None = None
@@ -92,17 +110,9 @@ class Progress:
         running: int,
         queue: int,
     ) -> None:
-        """The state of the round; call it at every event.
-
-        Args:
-            kind: ``full``, ``short`` or ``long``.
-            prompts_done: groups that are decided.
-            prompts_total: groups that the round needs.
-            responses_done: graded.
-            responses_started: attempts started so far.
-            running: attempts that are being decoded.
-            queue: prompts that wait for a long round.
-        """
+        """The state of the round: groups that are decided, of those that it needs; responses that
+        are graded, of those that were started; attempts that are being decoded; prompts that wait
+        for a long round."""
         self._round = (
             kind,
             prompts_done,
@@ -114,13 +124,7 @@ class Progress:
         )
 
     def evaluating(self, kind: str, done: int, total: int) -> None:
-        """An evaluation has ``done`` of its ``total`` answers; call it at every event.
-
-        Args:
-            kind: ``sampled`` or ``greedy``.
-            done: answers that are graded.
-            total: answers of the whole evaluation.
-        """
+        """An evaluation, ``sampled`` or ``greedy``, has ``done`` of its ``total`` answers."""
         self._evaluating = (kind, done, total)
         self._say_now_and_then("evaluating", f", {done} of {total} ({kind})")
 
@@ -132,12 +136,9 @@ class Progress:
             self._print(what + more)
 
     def evaluated(self, kind: str, result: Mapping[str, float], step: int | None) -> None:
-        """An evaluation has ended.
+        """An evaluation has ended, with its ``eval/*`` metrics.
 
-        Args:
-            kind: ``sampled`` or ``greedy``.
-            result: its ``eval/*`` metrics.
-            step: updates that made the weights; None where that is not known.
+        ``step`` updates made the weights; None where that is not known.
         """
         self._evaluating = None
         now = result[f"eval/{kind}_accuracy"]
@@ -172,18 +173,23 @@ class Progress:
             self._rewards = (*self._rewards, shown["reward"])[-_TREND:]
         self._times = (*self._times, shown.get("step_time", 0.0))[-_TREND:]
         if self._live is None and (self._done % self._every == 0 or self._done == self._total):
-            line = _plain_line(f"{self._done}/{self._total}", self._left(), shown)
-            if self._verbose:
-                line += _verbose_columns(str(metrics.get("tail/round_kind", "")), shown)
-            line += _pairs(reward_means(shown))
-            if self._verbose:
-                line += _pairs(_under(shown, "timing_s/"))
-            self._print(line)
+            self._print(self._line(shown, str(metrics.get("tail/round_kind", ""))))
+
+    def _line(self, shown: Mapping[str, float], kind: str) -> str:
+        """A step where there is no view; a metric that it does not have is a dash."""
+        cells = [f"{self._done}/{self._total}".rjust(11)]
+        for name, width, form, unit in _COLUMNS:
+            text = f"{unit * shown[name]:{form}}" if name in shown else "–"
+            cells.append(text.rjust(width))
+        cells.append(self._left().rjust(7))
+        if self._verbose:
+            cells += [kind.rjust(6), f"{100 * shown.get('bubble/total', 0.0):7.1f}"]
+        pairs = _reward_means(shown) | (_under(shown, "timing_s/") if self._verbose else {})
+        return "  ".join([*cells, *(f"{name}={value:.3g}" for name, value in pairs.items())])
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
-        style = "bold yellow" if text.startswith("WARNING") else None
-        self._print(text, style)
+        self._print(text, "bold yellow" if text.startswith("WARNING") else None)
 
     def close(self) -> None:
         """Leave the last view on the terminal and stop drawing."""
@@ -197,174 +203,88 @@ class Progress:
         with suppress(OSError):
             self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=wrap)
 
-    def _view(self) -> RenderableType:
+    def _view(self) -> Panel:
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1)
-        for name, what in self._rows():
-            table.add_row(name, what)
-        parts: list[RenderableType] = [table]
-        if waiting := self._waiting:
-            parts.append(Text(f"waiting for {waiting}", style="bold yellow"))
+        for name, bar, words in self._rows():
+            cell: Text | Table = Text(words)
+            if bar is not None:
+                done, total = bar
+                cell = Table.grid(padding=(0, 2), expand=True)
+                cell.add_column(ratio=3)
+                cell.add_column(ratio=2, no_wrap=True)
+                cell.add_row(ProgressBar(max(total, 1), min(done, total)), words)
+            table.add_row(name, cell)
+        waiting = self._waiting
+        more = [Text(f"waiting for {waiting}", style="bold yellow")] if waiting else []
+        pace = ""
+        if self._times:
+            pace = f" · {statistics.median(self._times):.3g} s/step · {self._left()} left"
         return Panel(
-            Group(*parts),
-            box=ROUNDED,
+            Group(table, *more),
             title=Text(f" {self._title} ", style="bold"),
             title_align="left",
-            subtitle=self._clock(),
+            subtitle=Text(f" {_duration(time.monotonic() - self._began)}{pace} ", style="dim"),
             subtitle_align="right",
             border_style="bright_black",
-            width=min(self._console.width, 110),
+            width=min(self._console.width, _WIDEST),
         )
 
-    def _rows(self) -> list[tuple[str, RenderableType]]:
-        count = Text(f"{self._done}/{self._total}")
-        rows = [("steps done", _bar(self._done, self._total, count, "green"))]
+    def _rows(self) -> list[_Row]:
+        rows: list[_Row] = [
+            ("steps done", (self._done, self._total), f"{self._done}/{self._total}")
+        ]
         if (evaluating := self._evaluating) is not None:
             kind, done, total = evaluating
-            rows.append(("evaluating", _bar(done, total, Text(f"{done}/{total} {kind}"), "yellow")))
+            rows.append(("evaluating", (done, total), f"{done}/{total} {kind}"))
         elif (state := self._round) is not None:
-            rows += self._round_rows(*state)
+            kind, done, total, graded, started, running, queue = state
+            label = f" {kind} round" if self._verbose else ""
+            rows.append(("prompts", (done, total), f"{done}/{total}{label}"))
+            rows.append(("responses", (graded, started), f"{graded}/{started}  {running} running"))
+            if queue and self._verbose:
+                rows.append(("long queue", None, f"{queue} prompts"))
         if accuracy := self._accuracy:
             parts = [f"{n} {value:.3f} with {at} done" for n, (value, at) in accuracy.items()]
-            rows.append(("accuracy", Text(" · ".join(parts))))
-        if self._last:
-            if self._rewards:
-                rows.append(("reward", _trend(self._rewards)))
-            if means := reward_means(self._last):
-                parts = [f"{name} {value:.3g}" for name, value in means.items()]
-                rows.append(("rewards", Text(" · ".join(parts))))
-            rows.append(("last step", _facts(self._last)))
-            if self._verbose:
-                rows.append(("bubbles", _bubbles(self._last)))
-                rows.append(("phases", _phases(self._last)))
-        return rows
+            rows.append(("accuracy", None, " · ".join(parts)))
+        return rows + (self._last_step(self._last, self._rewards) if self._last else [])
 
-    def _round_rows(
-        self, kind: str, done: int, total: int, graded: int, started: int, running: int, queue: int
-    ) -> list[tuple[str, RenderableType]]:
-        style = _KIND_STYLES.get(kind, "white") if self._verbose else "blue"
-        label = Text(f"{done}/{total} ")
+    def _last_step(self, shown: Mapping[str, float], rewards: tuple[float, ...]) -> list[_Row]:
+        rows: list[_Row] = []
+        if rewards:
+            change = f"  {rewards[-1] - rewards[0]:+.3f} in {len(rewards)} steps"
+            rows.append(("reward", None, f"{rewards[-1]:.3f}{change if len(rewards) > 1 else ''}"))
+        if means := _reward_means(shown):
+            rows.append(("rewards", None, _facts(means, "{} {:.3g}")))
+        facts = f"loss {shown.get('loss', 0):.3g} · grad {shown.get('grad_norm', 0):.2g}"
+        if "completions/mean_length" in shown:  # else nothing was trained on
+            facts = (
+                f"length {shown['completions/mean_length']:.0f} · "
+                f"clipped {shown['completions/clipped_ratio']:.0%} · "
+                f"std {shown.get('reward_std', 0):.3f} · {facts}"
+            )
+        rows.append(("last step", None, facts))
         if self._verbose:
-            label.append(f"{kind} round", f"bold {style}")
-        counts = Text(f"{graded}/{started}  {running} running")
-        rows = [
-            ("prompts", _bar(done, total, label, style)),
-            ("responses", _bar(graded, started, counts, style)),
-        ]
-        if queue and self._verbose:
-            rows.append(("long queue", Text(f"{queue} prompts", "magenta")))
+            rows.append(("bubbles", None, _facts(_under(shown, "bubble/"), "{} {:.0%}")))
+            phases = sorted(_under(shown, "timing_s/").items(), key=lambda item: -item[1])
+            longest = {name: seconds for name, seconds in phases if seconds > 0}
+            rows.append(("phases", None, _facts(longest, "{} {:.3g} s")))
         return rows
 
     def _left(self) -> str:
         """Time that the rest of the run takes, at the pace of the last steps."""
         return _duration(statistics.median(self._times) * (self._total - self._done))
 
-    def _clock(self) -> Text:
-        text = f" {_duration(time.monotonic() - self._began)}"
-        if self._times:
-            each = statistics.median(self._times)
-            text += f" · {each:.3g} s/step · {self._left()} left"
-        return Text(text + " ", style="dim")
+
+def _facts(values: Mapping[str, float], form: str) -> str:
+    return " · ".join(form.format(name, value) for name, value in values.items())
 
 
-def _bar(done: int, total: int, label: Text, style: str) -> RenderableType:
-    total = max(total, 1)
-    bar = ProgressBar(
-        total=total,
-        completed=min(done, total),
-        style="bright_black",
-        complete_style=style,
-        finished_style=style,
-    )
-    row = Table.grid(padding=(0, 2), expand=True)
-    row.add_column(ratio=3)
-    row.add_column(ratio=2, no_wrap=True)
-    row.add_row(bar, label)
-    return row
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One block character per value, the lowest to the highest."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in values)
-
-
-def _trend(rewards: Sequence[float]) -> Text:
-    text = Text.assemble((sparkline(rewards), "green"), f"  {rewards[-1]:.3f}")
-    if len(rewards) > 1:
-        change = rewards[-1] - rewards[0]
-        text.append(f"  {change:+.3f} in {len(rewards)} steps", "green" if change > 0 else "dim")
-    return text
-
-
-def _facts(shown: Mapping[str, float]) -> Text:
-    text = Text()
-    if "completions/mean_length" in shown:  # else nothing was trained on
-        clipped = shown["completions/clipped_ratio"]
-        text.append(f"length {shown['completions/mean_length']:.0f}")
-        text.append(f" · clipped {clipped:.0%}", "bold yellow" if clipped > 0.5 else "")
-        text.append(f" · std {shown.get('reward_std', 0):.3f} · ")
-    text.append(f"loss {shown.get('loss', 0):.3g} · grad {shown.get('grad_norm', 0):.2g}")
-    return text
-
-
-def _bubbles(shown: Mapping[str, float]) -> Text:
-    """Idle share of the workers' time, of the whole step first."""
-    return Text(
-        " · ".join(f"{name} {share:.0%}" for name, share in _under(shown, "bubble/").items())
-    )
-
-
-def _phases(shown: Mapping[str, float]) -> Text:
-    """One bar in proportion, then each phase's name and seconds in its colour."""
-    phases = {n: s for n, s in _under(shown, "timing_s/").items() if s > 0}
-    total = sum(phases.values())
-    ordered = sorted(phases.items(), key=lambda item: -item[1])
-    bar, legend = Text(), Text()
-    for i, (name, seconds) in enumerate(ordered):
-        colour = _COLOURS[i % len(_COLOURS)]
-        bar.append("━" * round(_PHASE_BAR * seconds / total), colour)
-        legend.append(f"  {name} {seconds:.3g} s", colour)
-    return bar + legend
-
-
-def reward_means(shown: Mapping[str, float]) -> dict[str, float]:
+def _reward_means(shown: Mapping[str, float]) -> dict[str, float]:
     """The mean of each reward function in a step, by its name."""
     means = _under(shown, "rewards/").items()
     return {name.removesuffix("/mean"): mean for name, mean in means if name.endswith("/mean")}
-
-
-def _plain_line(step: str, left: str, shown: Mapping[str, float]) -> str:
-    def of(name: str, width: int, form: str, scale: float = 1.0) -> str:
-        """What there is no number for, as on emulated devices, is a dash."""
-        text = f"{scale * shown[name]:{form}}" if name in shown else "–"
-        return f"  {text:>{width}}"
-
-    return "".join(
-        (
-            f"{step:>11}",
-            of("reward", 8, ".4f"),
-            of("reward_std", 6, ".3f"),
-            of("completions/mean_length", 6, ".0f"),
-            of("completions/clipped_ratio", 5, ".1f", 100),
-            of("loss", 8, ".4f"),
-            of("grad_norm", 6, ".3g"),
-            of("step_time", 6, ".4g"),
-            f"  {left:>7}",
-        )
-    )
-
-
-def _verbose_columns(kind: str, shown: Mapping[str, float]) -> str:
-    return f"  {kind:>6}  {100 * shown.get('bubble/total', 0.0):7.1f}"
-
-
-def _pairs(values: Mapping[str, float]) -> str:
-    return "".join(f"  {name}={value:.3g}" for name, value in values.items())
 
 
 def _under(shown: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -375,3 +295,77 @@ def _duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+class Watch:
+    """Shows the round in progress; polling costs less than a call at every event.
+
+    Args:
+        progress: the view.
+        record: the step in progress.
+        queue: prompts that wait for a long round.
+        prompts: groups that a step needs.
+        clock: the run's.
+        trouble: which rewards only fail so far, if any does.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        record: Callable[[], StepRecord],
+        queue: Callable[[], int],
+        prompts: int,
+        clock: Clock,
+        trouble: Callable[[], str | None],
+    ) -> None:
+        self._progress = progress
+        self._record = record
+        self._queue = queue
+        self._prompts = prompts
+        self._clock = clock
+        self._trouble = trouble
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            record = self._record()
+            if record.end_s:
+                continue
+            stages = Counter(attempt.stage for attempt in record.attempts.values())
+            self._progress.round(
+                record.kind.value,
+                len(record.trained) + len(record.dropped),
+                self._prompts,
+                stages[TrajectoryStage.GRADED],
+                len(record.attempts),
+                sum(stages[stage] for stage in DECODING),
+                self._queue(),
+            )
+            late = self._clock() - record.start_s > self._progress.patience()
+            waiting = [pending(record) if late else None, self._trouble()]
+            self._progress.waiting("; ".join(filter(None, waiting)) or None)
+
+
+_DOING = (
+    (DECODING, "response"),
+    ((TrajectoryStage.ACTING,), "environment"),
+    ((TrajectoryStage.GRADING,), "reward"),
+)
+
+
+def pending(record: StepRecord) -> str:
+    """What a step is waiting for, in words: the oldest of each kind by name."""
+    attempts = list(record.attempts.values())
+    parts: list[str] = []
+    for stages, doing in _DOING:
+        waiting = [attempt for attempt in attempts if attempt.stage in stages]
+        if waiting:
+            first = min(waiting, key=lambda attempt: attempt.id)
+            more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            parts.append(
+                f"the {doing} of attempt {first.id} (prompt {first.prompt}, "
+                f"worker {first.engine}){more}"
+            )
+    return "; ".join(parts) or "gradients and the update"

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,26 @@ from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, ReplicaId
 from rollpacker.durable import AppendFile, cut_jsonl, replace_file
 from rollpacker.policy.engines.fleet import Fleet
+from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
-from rollpacker.reward.functions import reward_names
-from rollpacker.runtime.attempts import environment_reward
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.programs import program_metrics, without_program
-from rollpacker.runtime.record.agreement import AgreementAlarm
+from rollpacker.runtime.cluster.devices import worker_devices
+from rollpacker.runtime.record.alarms import AgreementAlarm, StepWarnings
 from rollpacker.runtime.record.metrics import (
+    Counters,
     Metrics,
-    MetricsLog,
-    StepWarnings,
-    TailMetrics,
+    encoded,
+    numbers,
     staleness_metrics,
     step_metrics,
+    taught,
     without_learning,
 )
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.record.samples import SampleLog, SampleRow
-from rollpacker.runtime.record.trackers import Tracker
+from rollpacker.runtime.record.samples import SampleLog
+from rollpacker.runtime.record.trackers import Tracker, tensorboard
 from rollpacker.runtime.step.grading import logged_metrics
 from rollpacker.runtime.step.step import StepRecord
 
@@ -94,15 +96,8 @@ class RunLog:
         self._writer = ThreadPoolExecutor(1, "samples")
         self._written: Future[None] = self._writer.submit(lambda: None)
         self._programs = any(reward.runs_programs for reward in config.rewards)
-        self._texts, self._kept = texts, config.samples
         self._samples = SampleLog(
-            folder,
-            config.samples,
-            last_step=last_step,
-            say=progress.note,
-            rewards=_reward_names(config),
-            programs=self._programs,
-            turns=config.environment is not None,
+            folder, config, last_step=last_step, texts=texts, say=progress.note
         )
         self._metrics = MetricsLog(
             folder, last_step=last_step, trackers=trackers, say=progress.note
@@ -120,22 +115,79 @@ class RunLog:
         record: StepRecord,
         groups: Sequence[Group],
         *,
+        policy: RolloutPolicy,
+        counters: Counters,
         epoch: float,
-        tail: TailMetrics,
-        num_tokens: int,
         extra: Metrics,
     ) -> Metrics:
-        """Write one step to every file; returns its metrics. Nothing else waits for it.
+        """Write a step that is over to every file, and count what its metrics tell.
 
-        Its rows are written meanwhile: what is wrong with them is raised at the next step.
+        Its rows are written while the run goes on: what is wrong with them is raised at the next
+        step.
+
+        Args:
+            record: of the step, which ``counters`` has in it.
+            groups: that were trained on.
+            policy: says how lengths are bent, and warns.
+            counters: the run's.
+            epoch: passes over the data so far, with its fraction.
+            extra: metrics of an evaluation.
+
+        Returns:
+            The step's metrics.
         """
+        bias = policy.bias()
+        for alarm in bias.alarms:
+            self.progress.note(f"WARNING step {record.step}: {alarm}")
         await asyncio.wrap_future(self._written)
         measuring = self._writer.submit(
-            self._measure, record, groups, epoch=epoch, tail=tail, num_tokens=num_tokens
+            self._measure,
+            record,
+            groups,
+            epoch=epoch,
+            num_tokens=counters.num_tokens,
+            queue=policy.queue,
+            bias=bias,
         )
         measured, lines = await asyncio.wrap_future(measuring)
         metrics = without_learning(measured) if self._emulated else measured
         metrics = metrics | extra
+        metrics |= self._logged(record, metrics, lines)
+        for line in lines:
+            self.progress.note(line)
+        self._written = self._writer.submit(self._add_rows, record, groups)
+        self._metrics.write(metrics)
+        self.progress.step(metrics)
+        self.journal.flush()
+        counters.measure(record, metrics, bias.kept_vs_true_len)
+        if not self._emulated:  # there nothing is to be learned
+            counters.untaught += not taught(groups)
+        return metrics
+
+    def _measure(
+        self, record: StepRecord, groups: Sequence[Group], *, epoch: float, **of_run: Any
+    ) -> tuple[Metrics, list[str]]:
+        """A step's metrics, and what is to be said of it."""
+        metrics = step_metrics(record, groups, epoch=epoch, **of_run)
+        every = record.attempts.values() if self._programs else ()
+        graded = [a for a in every if not a.stale or a.stale < a.tokens]  # the others were before
+        metrics |= program_metrics(graded) | environment_metrics(record.kept)
+        if self._rollout.tail_batching.carries:
+            metrics |= staleness_metrics(record.kept, record.step)
+        lines = self.warnings.check(record.step, groups, without_program(graded))
+        if self._agreement is not None and (line := self._agreement.check(metrics)):
+            lines.append(line)
+        if self._rollout.dynamic_sampling.enabled:
+            filtered, wanted = record.filtered(), self._rollout.prompts_per_step
+            equal = sum(reason == NO_VARIANCE for reason in record.dropped.values())
+            mean = filtered.get("dropped_reward", math.nan)
+            trained, used_up = len(record.trained), epoch.is_integer()
+            lines += self.warnings.unfilled(record.step, trained, wanted, equal, mean, used_up)
+            metrics |= {f"dynamic_sampling/{name}": value for name, value in filtered.items()}
+        return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
+
+    def _logged(self, record: StepRecord, metrics: Metrics, lines: list[str]) -> Metrics:
+        """What reward functions logged under names that are not the run's own."""
         logged = logged_metrics(record.kept)
         for name in sorted((logged.keys() & metrics.keys()) - self._clashes):
             self._clashes.add(name)
@@ -143,97 +195,11 @@ class RunLog:
                 f"WARNING a reward function logs the metric '{name}', which is one of the run's: "
                 "what it logs is left out; give it another name"
             )
-        metrics |= {name: value for name, value in logged.items() if name not in metrics}
-        for line in lines:
-            self.progress.note(line)
-        self._written = self._writer.submit(self._add_rows, record, groups)
-        self._metrics.write(metrics)
-        self.progress.step(metrics)
-        self.journal.flush()
-        return metrics
-
-    def _measure(
-        self, record: StepRecord, groups: Sequence[Group], **of_run: Any
-    ) -> tuple[Metrics, list[str]]:
-        """A step's metrics, and what is to be said of it."""
-        metrics = step_metrics(
-            step=record.step,
-            groups=groups,
-            updates=record.updates,
-            step_time=record.end_s - record.start_s,
-            timing_s=record.timing_s(),
-            bubble=record.bubble(),
-            **of_run,
-        )
-        metrics["grading/resampled"] = record.resampled()
-        every = record.attempts.values() if self._programs else ()
-        graded = [a for a in every if not a.stale or a.stale < a.tokens]  # the others were before
-        metrics |= program_metrics(graded)
-        metrics |= environment_metrics(record.kept)
-        if self._rollout.tail_batching.carries:
-            metrics |= staleness_metrics(record.kept, record.step)
-        metrics |= {f"engine/{name}": value for name, value in record.engine().items()}
-        metrics |= {f"speculation/{name}": value for name, value in record.drafts().items()}
-        metrics["start_s"] = record.start_s
-        lines = self.warnings.check(record.step, groups, without_program(graded))
-        if self._agreement is not None and (line := self._agreement.check(metrics)):
-            lines.append(line)
-        if self._rollout.dynamic_sampling.enabled:
-            metrics |= self._filtered(record, lines, float(metrics["epoch"]))
-        return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
-
-    def _filtered(self, record: StepRecord, lines: list[str], epoch: float) -> Metrics:
-        """Metrics of dynamic sampling; what is to be said of it goes to ``lines``."""
-        filtered, wanted = record.filtered(), self._rollout.prompts_per_step
-        equal = sum(reason == NO_VARIANCE for reason in record.dropped.values())
-        mean = filtered.get("dropped_reward", math.nan)
-        trained, used_up = len(record.trained), epoch.is_integer()
-        lines += self.warnings.unfilled(record.step, trained, wanted, equal, mean, used_up)
-        return {f"dynamic_sampling/{name}": value for name, value in filtered.items()}
+        return {name: value for name, value in logged.items() if name not in metrics}
 
     def _add_rows(self, record: StepRecord, groups: Sequence[Group]) -> None:
         self._add_tasks(record)
-        self._add_samples(record, groups)
-
-    def _add_samples(self, record: StepRecord, groups: Sequence[Group]) -> None:
-        advantages = {
-            sample.attempt: float(advantage)
-            for group in groups
-            for sample, advantage in zip(group.samples, group.advantages, strict=True)
-        }
-        self._texts.begin()
-        for attempt in record.attempts.values():
-            output, learning = attempt.output, not self._emulated
-            end_s = record.end_s if attempt.end_s is None else attempt.end_s
-            row = SampleRow(
-                prompt=attempt.prompt,
-                attempt=attempt.id,
-                sample_index=attempt.index,
-                step=record.step,
-                round_kind=record.kind,
-                worker=attempt.engine,
-                weights_version=attempt.oldest(record.step),
-                stale_tokens=attempt.stale,
-                prompt_tokens=len(attempt.prompt_tokens),
-                tokens=attempt.tokens,
-                finish_reason=None if output is None else output.finish_reason,
-                state=attempt.verdict,
-                start_s=attempt.start_s,
-                end_s=end_s,
-                reward=attempt.reward if learning else None,
-                grade_s=None if attempt.graded_s is None else attempt.graded_s - end_s,
-                advantage=advantages.get(attempt.id) if learning else None,
-                rewards=attempt.rewards if learning else {},
-                extra=attempt.extra,
-                prompt_text=self._texts.prompt(attempt) if self._kept.texts else None,
-                completion=self._texts.completion(attempt) if self._kept.texts else None,
-                answer=self._texts.answer(attempt) if self._kept.texts else None,
-                completion_ids=None if output is None else output.tokens,
-                program=next(iter(attempt.runs.values()), None),
-                conversation=attempt.conversation,
-            )
-            self._samples.add(row)
-        self._samples.end_step()
+        self._samples.add(record, groups)
 
     def _add_tasks(self, record: StepRecord) -> None:
         lines = [
@@ -271,17 +237,13 @@ class RunLog:
         self.journal.flush()
 
     def close(self) -> None:
-        """Close every file; the samples' parts are merged."""
+        """Write what still waits, and close every file."""
         with contextlib.ExitStack() as stack:
-            for part in (self.journal, self._tasks, self._metrics, self._samples):
+            for part in (self.journal, self._tasks, self._metrics):
                 stack.callback(part.close)
+            stack.callback(self._samples.flush)
             self._writer.shutdown()
             self._written.result()
-
-
-def _reward_names(config: RunConfig) -> list[str]:
-    own = [] if config.environment is None else [environment_reward.NAME]
-    return [*reward_names(config.rewards), *own]
 
 
 def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:
@@ -304,3 +266,62 @@ def _troubles(record: StepRecord) -> list[str]:
         faults.append(f"and {len(record.faults) - _FAULTS} more faults")
     lost = [p for p, reason in record.dropped.items() if reason != NO_VARIANCE]
     return [*faults, *(f"prompt {p} is dropped: {record.dropped[p]}" for p in lost)]
+
+
+class MetricsLog:
+    """``metrics.jsonl``, TensorBoard and the trackers. A full disk or a tracker never stops a run.
+
+    Args:
+        folder: the run's folder; made if missing.
+        last_step: lines of later steps, left by a crash, are dropped; -1 drops all of them.
+        trackers: from ``open_trackers``.
+        say: told once, in one line, of each target that fails.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        last_step: int = -1,
+        trackers: Sequence[Tracker] = (),
+        say: Callable[[str], None],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "metrics.jsonl"
+        cut_jsonl(self._path, last_step)
+        self._file = AppendFile(self._path)
+        self._say = say
+        self._failing: set[str] = set()
+        self._trackers = [tensorboard(folder / "tensorboard", last_step + 1), *trackers]
+
+    def write(self, metrics: Metrics) -> None:
+        """Record one step, named by ``metrics["step"]``."""
+        self._try(str(self._path), self._file.write, encoded(metrics))
+        shown = numbers(metrics)
+        step = int(shown.pop("step"))
+        for tracker in self._trackers:
+            self._try(tracker.name, tracker.log, shown, step=step)
+
+    def close(self) -> None:
+        """Close the file and finish the trackers."""
+        self._file.close()
+        for tracker in self._trackers:
+            self._try(tracker.name, tracker.close)
+
+    def _try(self, target: str, act: Callable[..., Any], *args: Any, **named: Any) -> None:
+        try:
+            act(*args, **named)
+        except Exception as error:  # third-party trackers raise anything
+            if target not in self._failing:
+                self._say(f"{target}: metrics cannot be written ({error}); the run goes on")
+            self._failing.add(target)
+
+
+def cores(config: RunConfig) -> dict[str, int]:
+    """Cores that a run on a CPU may use, and those of its workers; empty on GPUs."""
+    places = [device for device, _ in worker_devices(config)]
+    if places[0] != "cpu":
+        return {}
+    pins = hasattr(os, "sched_getaffinity")
+    usable = len(os.sched_getaffinity(0)) if pins else os.cpu_count() or 1
+    return {"all": usable, "workers": len(places) * config.devices.threads}

@@ -1,4 +1,4 @@
-"""A run folder of our own: ``samples.parquet``, or its parts, beside ``journal.jsonl``."""
+"""A run folder of our own: ``samples/step-*.parquet`` beside ``journal.jsonl``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import polars as pl
 import yaml
 
 from rollpacker.core.journal import prompts_in, segments
-from rollpacker.core.sample_columns import REQUIRED
-from rollpacker.core.sample_columns import files as table_files
+from rollpacker.core.sample_table import REQUIRED
+from rollpacker.core.sample_table import files as table_files
 from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.formats.files.lines import Record
 from rollpacker.polytrace.formats.files.reading import Reading
@@ -41,12 +41,12 @@ def read(folders: Sequence[Path], reading: Reading) -> Trace:
     """
     found: list[pl.DataFrame] = []
     for path in folders:
-        folder = path if path.is_dir() else path.parent
+        folder = path if path.is_dir() else path.parents[1]
         files = table_files(path) if path.is_dir() else [path]
         if files:
             found.append(_frame(files, folder, reading))
         else:
-            reading.note(f"{folder}: no samples.parquet, read from journal.jsonl")
+            reading.note(f"{folder}: no samples/step-*.parquet, read from journal.jsonl")
             found.append(journal.read([folder / "journal.jsonl"], reading).samples)
     return Trace(samples=pl.concat(found) if found else samples([]))
 
@@ -64,7 +64,6 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
             raise TraceError(f"{path}: state: unknown {unknown.pop()!r}; known: {known}")
         given.append(frame)
     frame = pl.concat(given, how="diagonal_relaxed")
-    frame = frame.unique("attempt", keep="first", maintain_order=True)
     cap, domains = _from_journal(folder)
     ended = pl.when(pl.col("finish_reason").is_in(["stop", "length"])).then(
         pl.col("finish_reason") == "length"

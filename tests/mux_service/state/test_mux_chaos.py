@@ -50,8 +50,7 @@ def judge(chaos: Chaos) -> dict[str, int]:
     text = "".join(event_log(chaos.world.store.reader(), chaos.world.settings)).splitlines()
     broken = check_lines(text)
     assert [each for each in broken if each.rule != "slo"] == []
-    live, again = chaos.state_from_the_log()
-    assert live == again
+    chaos.restart(0.0)
     outcomes = Counter(chaos.leased.jobs[name].program.outcome for name in chaos.jobs)
     return {
         "jobs": len(chaos.jobs),

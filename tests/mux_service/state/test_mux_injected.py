@@ -49,7 +49,7 @@ UNREACHED = {
         "TransactionLog.release_fences",
     },
     "once something has failed (test_mux_setbacks.py)": {
-        "TransactionLog.follow", "TransactionLog.keep_times", "Writer._failed", "Writer._leave_out",
+        "TransactionLog.follow", "TransactionLog.undo", "Writer._failed", "Writer._undo",
         "Writer._repair", "Writer._reopen", "Writer._timed_open",
     },
     "of teams, other tokens, leases and moves": {

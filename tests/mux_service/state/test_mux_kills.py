@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mux_fleet import CONTEXT, SETTINGS, TTL, Client, Daemon, Link
+from mux_fleet import CONTEXT, Client, Daemon, Link
 from mux_verdict import Log, verdict
-from mux_world import SHARED, World
+from mux_world import World
 
-from rollpacker.rollmux.service.commands import commands
-from rollpacker.rollmux.service.state import recovery
+from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.service.state.state_record import encode, state_of
-from rollpacker.rollmux.service.store import Store
 
 
 def progress(fleet: list[Client]) -> int:
@@ -26,13 +24,10 @@ def progress(fleet: list[Client]) -> int:
     return sum(len(client.history.ops) for client in fleet)
 
 
-def storm(
-    folder: Path, *, clients: int, kills: int, answers: int, snapshots_every: int | None = None
-) -> dict[str, Any]:
+def storm(folder: Path, *, clients: int, kills: int, answers: int) -> dict[str, Any]:
     """Kill whenever there were so many more answers, at a random moment after."""
     rng = random.Random(7)
     daemon = Daemon(folder)
-    daemon.snapshots_every = snapshots_every
     daemon.start()
     stop = threading.Event()
     fleet = [Client(number, daemon.port, daemon.token, stop) for number in range(clients)]
@@ -78,21 +73,7 @@ def test_three_kills(tmp_path: Path) -> None:
     judge(storm(tmp_path, clients=6, kills=3, answers=40))
 
 
-@pytest.mark.wide
-def test_kills_among_snapshots(tmp_path: Path) -> None:
-    """With one after every batch, most kills come while one is written."""
-    judge(storm(tmp_path, clients=6, kills=4, answers=30, snapshots_every=1))
-    store = Store(tmp_path / "mux.sqlite", check=True)
-    newest, older = store.snapshots()
-    assert newest.seq > older.seq
-    found = recovery.recover(store, SETTINGS, TTL, {})
-    assert found.base == newest
-    everything = recovery.verify(store, SETTINGS, TTL, {})
-    assert encode(state_of(everything.leased)) == encode(state_of(found.leased))
-    store.close()
-
-
-def die_in_a_snapshot(folder: Path, after: str) -> None:
+def die_in_a_commit(folder: Path, after: str) -> None:
     """In a process of its own, once a statement of the transaction was carried out."""
     world = World(folder)
     before = [""]
@@ -103,31 +84,27 @@ def die_in_a_snapshot(folder: Path, after: str) -> None:
         before[0] = sql
 
     world.store._db.set_trace_callback(next_one)
-    world.core.keeper.keep(world.core.leased, world.core._digest)
+    world.core.record(ev.PermitLost(job="b", token=2))
+    world.core.commit()
 
 
-@pytest.mark.parametrize("after", ["DELETE FROM snapshots", "INSERT INTO ended", "INSERT INTO sn"])
-def test_a_kill_inside_a_snapshot_loses_nothing(tmp_path: Path, after: str) -> None:
+@pytest.mark.parametrize("after", ["INSERT INTO entries", "INSERT INTO state", "INSERT INTO time"])
+def test_a_kill_inside_a_commit_leaves_the_one_before(tmp_path: Path, after: str) -> None:
     world = World(tmp_path)
     for name in ("a", "b"):
         world.submit(name, iterations=1)
         world.run(name, "rollout")
-        world.core.keeper.keep(world.core.leased, world.core._digest)
-        world.run(name, "train")
-        world.post(commands.end, name)
-    before, kept = encode(state_of(world.core.leased)), world.store.snapshots()
+    assert world.ask("b", "train")[1]["token"] == 2
+    before = encode(state_of(world.core.leased))
     world.store.close()
-    process = CONTEXT.Process(target=die_in_a_snapshot, args=(tmp_path, after))
+    process = CONTEXT.Process(target=die_in_a_commit, args=(tmp_path, after))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     world.open()
-    assert world.store.snapshots() == kept
-    assert recovery.recover(world.store, SHARED, TTL, {}).base == kept[0]
+    assert [entry.seq for entry in world.store.entries()] == [1, 2, 3, 4, 5, 6, 7]
     assert encode(state_of(world.core.leased)) == before
-    world.core.keeper.keep(world.core.leased, world.core._digest)
-    assert len(world.store.snapshots()) == 2
-    recovery.verify(world.store, SHARED, TTL, {})
+    assert len(world.store.timeline(9)) == 2
     world.store.close()
 
 

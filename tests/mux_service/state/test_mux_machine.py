@@ -150,11 +150,6 @@ class ServiceMachine(RuleBasedStateMachine):
         live = {name for name, record in leased.jobs.items() if record.ended is None}
         assert live == set(leased.scheduler.cluster.jobs)
 
-    @invariant()
-    def permits_are_those_of_the_store(self) -> None:
-        leased = self.world.core.leased
-        assert self.world.store.live() == {token: x.job for token, x in leased.leases.items()}
-
     def teardown(self) -> None:
         self.world.store.close()
         shutil.rmtree(self.folder)

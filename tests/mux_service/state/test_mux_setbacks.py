@@ -15,7 +15,7 @@ from rollpacker.rollmux.service.api.refused import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Answer, Command, Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store import Store, chained
+from rollpacker.rollmux.service.store import Store
 
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
 
@@ -51,7 +51,7 @@ def test_an_event_that_the_scheduler_fails_on_is_left_out(tmp_path: Path) -> Non
     assert isinstance(found[1], Refused)
     assert found[1].status == 500
     store = Store(tmp_path / "mux.sqlite")
-    kept = [entry.key for entry in chained(store.entries())]
+    kept = [entry.key for entry in store.entries()]
     store.close()
     assert kept == ["a", "b", "c"]
 

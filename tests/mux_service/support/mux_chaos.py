@@ -16,7 +16,6 @@ from mux_world import SHARED, TTL, World
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Team
 from rollpacker.rollmux.service.commands import commands, node_commands
-from rollpacker.rollmux.service.state.recovery import verify
 from rollpacker.rollmux.service.state.state_record import encode, state_of
 
 SETTINGS = replace(
@@ -196,12 +195,6 @@ class Chaos:
             for name in down:
                 self.world.post(node_commands.node_opened, name)
             assert self.world.time < deadline, self.leased.scheduler.cluster.jobs.keys()
-
-    def state_from_the_log(self) -> tuple[str, str]:
-        core = self.world.core
-        saved = self.world.store.meta()
-        again = verify(self.world.store, core.settings, core.ttl, saved).leased
-        return encode(state_of(core.leased)), encode(state_of(again))
 
 
 def _any_program(chaos: Chaos) -> Program | None:

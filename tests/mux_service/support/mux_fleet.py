@@ -20,7 +20,6 @@ from rollpacker.rollmux.service import serve as serve_module
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.http.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
-from rollpacker.rollmux.service.state import snapshots
 from rollpacker.runtime.cluster.local import PRELOADED
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -40,15 +39,12 @@ def _serve(
     ready: Any,
     patience: tuple[float, int] | None,
     file_limit: int | None,
-    snapshots_every: int | None,
 ) -> None:
     # Whoever ran a job in this process has forked it off one that signals do not reach.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
     if patience is not None:
         PatientProtocol.head_s, serve_module.STRANGERS = patience
         Route.body_s = patience[0]
-    if snapshots_every is not None:
-        snapshots.EVERY = snapshots_every
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.RLIM_INFINITY))
     serve(options, lambda url, token: ready.set())
@@ -78,8 +74,6 @@ class Daemon:
         """Seconds for headers and bodies, and connections, in place of the usual ones."""
         self.file_limit: int | None = None
         """Bytes that a file may have."""
-        self.snapshots_every: int | None = None
-        """Entries, in place of the usual number."""
         self.recoveries: list[float] = []
 
     def start(self, timeout_s: float = 60.0) -> None:
@@ -92,7 +86,6 @@ class Daemon:
                 ready,
                 self.patience,
                 self.file_limit,
-                self.snapshots_every,
             ),
             daemon=True,
         )

@@ -17,14 +17,11 @@ from rollpacker.rollmux.service.views import views
 
 
 @contextmanager
-def twin(world: World, *, snapshots: bool) -> Iterator[TransactionLog]:
-    """Started at this moment on what is on disk; without snapshots it reads the whole log."""
+def twin(world: World) -> Iterator[TransactionLog]:
+    """Started at this moment on what is on disk."""
     folder = Path(tempfile.mkdtemp(prefix="mux-twin-"))
     shutil.copytree(world.folder, folder, dirs_exist_ok=True)
     store = Store(folder / "mux.sqlite")
-    if not snapshots:
-        for table in ("snapshots", "ended_jobs"):
-            store._db.execute(f"DELETE FROM {table}")
     try:
         yield TransactionLog(store, None, TTL, lambda: world.time)
     finally:

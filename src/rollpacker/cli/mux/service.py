@@ -34,9 +34,6 @@ def serve(
     inventory: Annotated[
         Path | None, typer.Option(help="Nodes by name and teams (YAML); else nodes are rented.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read the whole log, compare the snapshots.")
-    ] = False,
     token_file: TokenFile = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
@@ -55,7 +52,6 @@ def serve(
         ttl=ttl,
         settings=None if settings is None else _settings(settings),
         inventory=inventory,
-        verify=verify,
         token_file=token_file,
         tls_cert=tls_cert,
         tls_key=tls_key,

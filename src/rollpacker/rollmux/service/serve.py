@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,6 @@ class ServeOptions:
         ttl: seconds of a lease.
         settings: of the scheduler; None takes those of the database.
         inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
-        verify: read the database from its first entry at the start, and compare its snapshots.
         token_file: of the operator's token; None for one in ``state``, made where it is missing.
     """
 
@@ -66,7 +65,6 @@ class ServeOptions:
     ttl: float = 30.0
     settings: Settings | None = None
     inventory: Path | None = None
-    verify: bool = False
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -134,15 +132,13 @@ def _check_certificate(options: ServeOptions) -> None:
 
 
 def _open(options: ServeOptions) -> TransactionLog:
-    store = Store(options.state / "mux.sqlite", check=options.verify)
+    store = Store(options.state / "mux.sqlite")
     settings, machines = options.settings, ()
     try:
         if options.inventory is not None:
             nodes = read(options.inventory)
             settings, machines = nodes.settings(settings or Settings()), nodes.machines
-        return TransactionLog(
-            store, settings, options.ttl, machines=machines, verified=options.verify
-        )
+        return TransactionLog(store, settings, options.ttl, machines=machines)
     except BaseException:
         store.close()
         raise
@@ -158,7 +154,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
             server.should_exit = True
 
     listener = _listen(options)
-    writer = Writer(_Opener(options), poll, crash)
+    writer = Writer(partial(_open, options), poll, crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
     app = make_app(writer, metrics, Logs(options.state / "logs"))
@@ -220,18 +216,6 @@ def _url(options: ServeOptions, listener: socket.socket) -> str:
     host = f"[{options.host}]" if ":" in options.host else options.host
     scheme = "http" if options.tls_cert is None else "https"
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
-
-
-class _Opener:
-    """Opens the core; verifies, if it has to, at the start and not at every repair."""
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-
-    def __call__(self) -> TransactionLog:
-        core = _open(self._options)
-        self._options = replace(self._options, verify=False)
-        return core
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""The log on disk, append-only, with the answers that were given: one SQLite file.
+"""The daemon's state and its history on disk: one SQLite file.
 
 A store knows no meaning of what it keeps. Write-ahead log, a full sync at every commit, one writer
 by file lock.
@@ -9,28 +9,25 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from hashlib import blake2b
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-FORMAT = "1"
+FORMAT = "2"
 TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS entries (seq BIGINT PRIMARY KEY, t DOUBLE PRECISION NOT NULL,"
     " wall_s DOUBLE PRECISION NOT NULL, key TEXT UNIQUE, request TEXT NOT NULL,"
-    " event TEXT NOT NULL, decisions TEXT NOT NULL, status INTEGER NOT NULL, answer TEXT,"
-    " digest TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS permits (token BIGINT PRIMARY KEY, job TEXT NOT NULL,"
-    " phase TEXT NOT NULL, seq BIGINT NOT NULL, ended BIGINT)",
-    "CREATE INDEX IF NOT EXISTS live_permits ON permits (token) WHERE ended IS NULL",
-    "CREATE TABLE IF NOT EXISTS snapshots (seq BIGINT PRIMARY KEY, digest TEXT NOT NULL,"
-    " version TEXT NOT NULL, ended TEXT NOT NULL, state TEXT NOT NULL, checksum TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS ended_jobs (seq BIGINT PRIMARY KEY, jobs TEXT NOT NULL)",
+    " event TEXT NOT NULL, decisions TEXT NOT NULL, status INTEGER NOT NULL, answer TEXT)",
+    "CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS ended (job TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS timeline (phase TEXT NOT NULL)",
 )
+_OLD_TABLES = ("permits", "snapshots", "ended_jobs")
+"""Of format 1, which had no state beside its entries."""
 _PAGE = 2000
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre", "afs", "ncp")
 
@@ -55,7 +52,6 @@ class Entry:
         request: fingerprint of the request.
         event, decisions: JSON.
         status, answer: of HTTP; ``answer`` is JSON, or None where the answer is the permit.
-        digest: of this entry and, through its predecessor's, of all before it.
     """
 
     seq: int
@@ -67,33 +63,24 @@ class Entry:
     decisions: str
     status: int
     answer: str | None
-    digest: str = ""
-
-    def sealed(self, previous: str) -> Entry:
-        """With its digest, given that of the entry before."""
-        parts = (
-            previous,
-            str(self.seq),
-            repr(self.t),
-            repr(self.wall_s),
-            self.key or "",
-            self.request,
-            self.event,
-            self.decisions,
-            str(self.status),
-            "" if self.answer is None else "=" + self.answer,
-        )
-        text = "\0".join(parts).encode()
-        return replace(self, digest=blake2b(text, digest_size=16).hexdigest())
 
 
-class Grant(NamedTuple):
-    """A permit as the store knows it: its fencing token, and the entry that issued it."""
+@dataclass(slots=True)
+class Changes:
+    """What a transaction adds to the history and changes of the state.
 
-    token: int
-    job: str
-    phase: str
-    seq: int
+    Args:
+        state: pieces by name that are new or different, as JSON.
+        gone: names of pieces that there are no more.
+        ended: jobs that will not change any more, as JSON.
+        timeline: phases that are over, as JSON.
+    """
+
+    entries: Sequence[Entry] = ()
+    state: Mapping[str, str] = field(default_factory=dict[str, str])
+    gone: Iterable[str] = ()
+    ended: Sequence[str] = ()
+    timeline: Sequence[str] = ()
 
 
 _NAMES = tuple(each.name for each in fields(Entry))
@@ -101,42 +88,23 @@ _COLUMNS = ", ".join(_NAMES)
 _ROW = attrgetter(*_NAMES)
 
 
-class StoredSnapshot(NamedTuple):
-    """The state after an entry, as it is stored.
-
-    Args:
-        digest: of that entry.
-        version: of the code and of the form of ``state``.
-        ended: digest of the jobs that had ended, which ``ended_jobs`` holds.
-        checksum: of all this.
-    """
-
-    seq: int
-    digest: str
-    version: str
-    ended: str
-    state: str
-    checksum: str
-
-
 class Store:
     """Durable: what ``append`` returned from survives a crash of the machine. One writer.
 
     Args:
         path: of the database; ``path`` with ``.lock`` behind it is the lock file.
-        check: look for damage also where the last daemon left in good order.
 
     Raises:
         StoreError: another daemon has it, the disk is remote, or the file is damaged.
     """
 
-    def __init__(self, path: Path, check: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         _refuse_remote(path.parent)
         self._lock = _locked(path.with_name(path.name + ".lock"))
         try:
             self._db = _connected(path, "rwc")
-            self._prepare(check)
+            self._prepare()
             with self._transaction():
                 for statement in TABLES:
                     self._db.execute(statement)
@@ -147,9 +115,9 @@ class Store:
             os.close(self._lock)
             raise
 
-    def _prepare(self, check: bool) -> None:
+    def _prepare(self) -> None:
         found = "ok"
-        if check or not self._closed():
+        if not self._closed():
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StoreError(
@@ -215,23 +183,54 @@ class Store:
         """Whether the last daemon left in good order; one that runs has not."""
         self.set_meta({"closed": "yes" if closed else ""})
 
-    def append(
-        self, entries: Sequence[Entry], grants: Sequence[Grant], ends: Mapping[int, int]
-    ) -> None:
-        """One transaction: entries, permits issued, and ``token -> seq`` of permits that ended.
-
-        Raises ``UnavailableError`` where it is not certain that all of it is on disk.
-        """
-        marks = ", ".join("?" * len(_NAMES))
+    def append(self, changes: Changes) -> None:
+        """One transaction. Raises ``UnavailableError`` where nobody knows that it is on disk."""
         with self._transaction():
-            rows = [_ROW(entry) for entry in entries]
-            self._db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES ({marks})", rows)
-            sql = "INSERT INTO permits (token, job, phase, seq) VALUES (?, ?, ?, ?)"
-            self._db.executemany(sql, grants)
-            self._db.executemany(
-                "UPDATE permits SET ended = ? WHERE token = ?",
-                [(seq, token) for token, seq in ends.items()],
-            )
+            self._write(changes)
+
+    def _write(self, changes: Changes) -> None:
+        marks = ", ".join("?" * len(_NAMES))
+        rows = [_ROW(entry) for entry in changes.entries]
+        self._db.executemany(f"INSERT INTO entries ({_COLUMNS}) VALUES ({marks})", rows)
+        sql = (
+            "INSERT INTO state (name, value) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        )
+        self._db.executemany(sql, list(changes.state.items()))
+        self._db.executemany("DELETE FROM state WHERE name = ?", [(x,) for x in changes.gone])
+        self._db.executemany("INSERT INTO ended VALUES (?)", [(x,) for x in changes.ended])
+        self._db.executemany("INSERT INTO timeline VALUES (?)", [(x,) for x in changes.timeline])
+
+    def convert(self, changes: Changes) -> None:
+        """Make a database of format 1 one of this format, in one transaction."""
+        with self._transaction():
+            for table in _OLD_TABLES:
+                self._db.execute(f"DROP TABLE IF EXISTS {table}")
+            self._db.execute("ALTER TABLE entries DROP COLUMN digest")
+            self._db.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT,))
+            self._write(changes)
+
+    def snapshot_of_format_1(self) -> tuple[str, list[str]] | None:
+        """The newest state that a daemon of format 1 wrote, and the lists of jobs ended by then."""
+        found = self._read("SELECT seq, state FROM snapshots ORDER BY seq DESC LIMIT 1")
+        if not found:
+            return None
+        seq, state = found[0]
+        ended = self._read("SELECT jobs FROM ended_jobs WHERE seq <= ? ORDER BY seq", (seq,))
+        return state, [row[0] for row in ended]
+
+    def state(self) -> dict[str, str]:
+        """The pieces of the state after the last entry."""
+        return dict(self._read("SELECT name, value FROM state"))
+
+    def ended(self) -> list[str]:
+        """All jobs that have ended, in that order."""
+        return [row[0] for row in self._read("SELECT job FROM ended ORDER BY rowid")]
+
+    def timeline(self, most: int) -> list[str]:
+        """The last phases, in the order in which they ended."""
+        rows = self._read("SELECT phase FROM timeline ORDER BY rowid DESC LIMIT ?", (most,))
+        return [row[0] for row in reversed(rows)]
 
     def find(self, key: str) -> Entry | None:
         """The entry of an idempotency key."""
@@ -246,61 +245,9 @@ class Store:
                 yield _entry(row)
             after = rows[-1][0]
 
-    def digest(self, seq: int) -> str | None:
-        """Of an entry; None where there is none."""
-        rows = self._read("SELECT digest FROM entries WHERE seq = ?", (seq,))
-        return rows[0][0] if rows else None
-
-    def add_snapshot(self, snapshot: StoredSnapshot, ended: str, before: int, keep: int) -> None:
-        """One transaction: a snapshot, and the jobs that ended since an earlier one.
-
-        Of snapshots and ended jobs that stand between the two, or after, nobody knows what they
-        are: they are deleted; so are all snapshots but the newest ``keep``.
-
-        Args:
-            before: entry of the earlier one; 0 for none.
-
-        Raises ``UnavailableError``.
-        """
-        with self._transaction():
-            self._db.execute("DELETE FROM snapshots WHERE seq > ?", (before,))
-            self._db.execute("DELETE FROM ended_jobs WHERE seq > ?", (before,))
-            self._db.execute("INSERT INTO ended_jobs VALUES (?, ?)", (snapshot.seq, ended))
-            self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", snapshot)
-            self._db.execute(
-                "DELETE FROM snapshots WHERE seq NOT IN"
-                f" (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT {keep})"
-            )
-
-    def snapshots(self) -> list[StoredSnapshot]:
-        """The newest first."""
-        columns = ", ".join(StoredSnapshot._fields)
-        rows = self._read(f"SELECT {columns} FROM snapshots ORDER BY seq DESC")
-        return [StoredSnapshot(*row) for row in rows]
-
-    def ended_jobs(self, seq: int) -> list[str]:
-        """What ``add_snapshot`` was given, up to a snapshot."""
-        rows = self._read("SELECT jobs FROM ended_jobs WHERE seq <= ? ORDER BY seq", (seq,))
-        return [row[0] for row in rows]
-
-    def live(self) -> dict[int, str]:
-        """Token and job of every permit that has not ended."""
-        return dict(self._read("SELECT token, job FROM permits WHERE ended IS NULL"))
-
 
 def _entry(row: Sequence[Any]) -> Entry:
     return Entry(**dict(zip(_NAMES, row, strict=True)))
-
-
-def chained(entries: Iterator[Entry], previous: str = "", seq: int = 0) -> Iterator[Entry]:
-    """The same entries, each checked against the chain. Raises ``StoreError`` on a break."""
-    for entry in entries:
-        if entry.seq != seq + 1:
-            raise StoreError(f"entry {seq + 1} is missing, the next one is {entry.seq}")
-        if entry.sealed(previous).digest != entry.digest:
-            raise StoreError(f"entry {entry.seq} was altered: its digest does not fit")
-        previous, seq = entry.digest, entry.seq
-        yield entry
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:

@@ -185,9 +185,6 @@ class Writer:
             self._refuse_all(batch)
             return
         self._work(batch)
-        self._deliver()
-        if not self._broken:
-            self.core.keep()
 
     def _collect(self, batch: list[_Call]) -> bool:
         """Wait for calls; whether more may come."""
@@ -208,48 +205,47 @@ class Writer:
         return None if due is None else min(due, self.core.ttl / _LOOKS)
 
     def _work(self, batch: list[_Call]) -> None:
-        """One transaction; a poisoned event ends it early, and the rest goes on after it."""
+        """One transaction; where the scheduler fails on a request, the others are done again."""
         outcomes: list[tuple[_Call, Outcome | Refused]] = []
-        try:
+        while True:
+            outcomes.clear()
             try:
                 self._expire()
                 for call in batch:
                     outcomes.append((call, self._outcome(call)))
-            except Poisoned as poison:
-                self._leave_out()
-                text = f"the scheduler failed on this request ({poison}); nothing was changed"
-                outcomes.append((batch[len(outcomes)], Refused(500, text, code="poisoned")))
-            else:
                 self._commit()
-        except (UnavailableError, StoreError) as error:
-            self._fail(error)
-            self._refuse_all(batch)
-            return
+                break
+            except Poisoned as poison:
+                self._undo()
+                text = f"the scheduler failed on this request ({poison}); nothing was changed"
+                call = batch.pop(len(outcomes))
+                self._results.append((call.future, Refused(500, text, code="poisoned")))
+            except (UnavailableError, StoreError) as error:
+                self._fail(error)
+                self._refuse_all(batch)
+                return
         self._settle(outcomes)
         self._answer_waiting()
-        if len(outcomes) < len(batch):
-            self._work(batch[len(outcomes) :])
 
     def _expire(self) -> None:
         looked, self._looked = self._looked, time.monotonic()
         if self._looked - looked > 2 * self.core.ttl / _LOOKS:
             self.core.leased.renew_agents(self.core.now())
-        try:
-            self.core.expire()
-        except (UnavailableError, StoreError):
-            raise
-        except Exception:
-            # Whatever is wrong there, requests have to be answered.
-            self._leave_out()
+        put_off = None
+        while put_off != self.core.setbacks:
+            put_off = dict(self.core.setbacks)
+            try:
+                self.core.expire()
+                return
+            except (UnavailableError, StoreError):
+                raise
+            except Exception:
+                # Whatever is wrong there, requests have to be answered.
+                self._undo()
 
-    def _leave_out(self) -> None:
-        """Keep what came before an event that the scheduler failed on, and forget that event."""
+    def _undo(self) -> None:
         self.stats.poisoned += 1
-        self._commit()
-        before, began = self.core, self.core.now()
-        before.store.set_closed(True)
-        self._reopen()
-        self.core.keep_times(before, max(self.core.now() - began, 0.0))
+        self.core.undo()
 
     def _outcome(self, call: _Call) -> Outcome | Refused:
         seq = self.core.leased.seq

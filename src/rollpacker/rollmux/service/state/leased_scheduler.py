@@ -27,7 +27,8 @@ from rollpacker.rollmux.service.state.records import (
     Stretch,
 )
 
-_TIMELINE = 20_000
+TIMELINE = 20_000
+"""Phases that are shown."""
 
 
 class LeasedScheduler:
@@ -59,7 +60,7 @@ class LeasedScheduler:
         """Permits so far: the next token."""
         self.draining = False
         self.programs = RunningPrograms()
-        self.timeline: deque[Stretch] = deque(maxlen=_TIMELINE)
+        self.timeline: deque[Stretch] = deque(maxlen=TIMELINE)
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
         """How many phases of either kind were done or lost so far."""
         self.touched: set[str] = set()
@@ -259,11 +260,11 @@ class LeasedScheduler:
         lease = self.leases.pop(token)
         self.jobs[lease.job].token = None
         self.touched.add(lease.job)
-        effects.ended.append(token)
-        self.timeline.append(lease.stretch(self.now, outcome))
+        effects.closed.append(lease.stretch(self.now, outcome))
+        self.timeline.append(effects.closed[-1])
         self.outcomes[lease.phase, outcome] += 1
 
-    def _permit(self, decision: do.Permit, effects: Effects) -> None:
+    def _permit(self, decision: do.Permit, _: Effects) -> None:
         record = self.jobs[decision.job]
         lease = Lease(
             token=decision.token,
@@ -281,7 +282,6 @@ class LeasedScheduler:
         for node in lease.nodes:
             self.tokens[node] = max(lease.token, self.tokens.get(node, -1))
         self.touched.add(lease.job)
-        effects.granted.append(lease)
 
     def _move(self, decision: do.Move, effects: Effects) -> None:
         record = self.jobs[decision.job]

@@ -133,8 +133,7 @@ class Fence:
 
 @dataclass(slots=True)
 class Effects:
-    """What one event did, beyond the scheduler's decisions."""
+    """What one event did: decisions, and phases that are over."""
 
     decisions: list[do.Decision] = field(default_factory=list[do.Decision])
-    granted: list[Lease] = field(default_factory=list[Lease])
-    ended: list[int] = field(default_factory=list[int])
+    closed: list[Stretch] = field(default_factory=list[Stretch])

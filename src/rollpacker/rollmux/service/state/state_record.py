@@ -1,9 +1,14 @@
-"""All that a leased scheduler is, as a record: the same live and read from the log."""
+"""All that a leased scheduler is, in pieces: a commit writes those that differ from the last one's.
+
+A piece is JSON. Fields that a version does not know are left out, and those that it misses have
+their defaults: a daemon opens the state of another version.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 from rollpacker.core.codec import dumps_finite, load, loads
 from rollpacker.core.types import Phase
@@ -11,6 +16,14 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
+
+_ROWS: dict[str, Callable[[Any], object]] = {
+    "jobs": lambda record: record.spec.id,
+    "scheduler.jobs": lambda job: job.spec.id,
+    "scheduler.groups": lambda group: group.id,
+}
+"""Lists of which each element is a piece: the key of an element."""
+_PART = "scheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +41,11 @@ class LeasedState:
 
     Heartbeats are in no entry: leases and agents are without their times, which begin anew at
     every start. Of jobs these are the unsettled ones; the others do not change any more.
-
-    Args:
-        ended: how many jobs are settled.
-        running: what the leases say too.
-        identities: of agents that have told one.
     """
 
     seq: int
     now: float
     jobs: list[JobRecord]
-    ended: int
     leases: list[Lease]
     fences: list[SavedFence]
     agents: list[str]
@@ -46,11 +53,16 @@ class LeasedState:
     tokens: dict[str, int]
     issued: int
     draining: bool
-    timeline: list[Stretch]
-    running: list[Stretch]
     outcomes: list[tuple[Phase, str, int]]
     scheduler: SchedulerSnapshot
     identities: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class History(NamedTuple):
+    """What does not change any more: jobs in the order of their ends, and the last phases."""
+
+    ended: Sequence[JobRecord]
+    timeline: Iterable[Stretch]
 
 
 def state_of(leased: LeasedScheduler) -> LeasedState:
@@ -59,7 +71,6 @@ def state_of(leased: LeasedScheduler) -> LeasedState:
         seq=leased.seq,
         now=leased.now,
         jobs=[leased.jobs[name] for name in leased.unsettled_jobs()],
-        ended=len(leased.ended),
         leases=[replace(lease, deadline=0.0, beat="") for lease in leased.leases.values()],
         fences=[_saved(fence, leased) for fence in leased.fences],
         agents=list(leased.agents),
@@ -67,8 +78,6 @@ def state_of(leased: LeasedScheduler) -> LeasedState:
         tokens=leased.tokens,
         issued=leased.issued,
         draining=leased.draining,
-        timeline=list(leased.timeline),
-        running=[lease.stretch() for lease in leased.leases.values()],
         outcomes=[(*kind, count) for kind, count in sorted(leased.outcomes.items())],
         scheduler=leased.scheduler.snapshot(),
         identities={node: who for node in leased.agents if (who := leased.agent(node))},
@@ -81,35 +90,42 @@ def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node)
 
 
-def encode(state: LeasedState) -> str:
-    """As JSON."""
-    return dumps_finite(state).decode()
+def encode(state: LeasedState) -> dict[str, bytes]:
+    """The pieces by name: a field each, and each job and group."""
+    found: dict[str, bytes] = {}
+    for prefix, owner in (("", state), (f"{_PART}.", state.scheduler)):
+        for each in fields(owner):
+            name, value = prefix + each.name, getattr(owner, each.name)
+            if (key := _ROWS.get(name)) is not None:
+                found |= {f"{name}/{key(row)}": dumps_finite(row) for row in value}
+            elif name != _PART:
+                found[name] = dumps_finite(value)
+    return found
 
 
-def decode(text: str) -> LeasedState:
+def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
     """The inverse of ``encode``. Raises ``ValueError`` on what is no such state."""
-    return load(loads(text), LeasedState)
-
-
-def ended_since(leased: LeasedScheduler, count: int) -> str:
-    """As JSON: the jobs that ended, after the first ``count`` of them."""
-    return dumps_finite([leased.jobs[name] for name in leased.ended[count:]]).decode()
-
-
-def ended_jobs(text: str) -> list[JobRecord]:
-    """The inverse of ``ended_since``. Raises ``ValueError``."""
-    return load(loads(text), list[JobRecord])
+    data: dict[str, Any] = {"jobs": []}
+    inner: dict[str, Any] = {"jobs": [], "groups": []}
+    for name, text in pieces.items():
+        place, row, _ = name.partition("/")
+        owner, key = (inner, place[len(_PART) + 1 :]) if place.startswith(_PART) else (data, place)
+        if row and name != place:
+            owner[key].append(loads(text))
+        else:
+            owner[key] = loads(text)
+    return load(data | {_PART: inner}, LeasedState)
 
 
 def restored(
-    state: LeasedState, ended: Sequence[JobRecord], settings: Settings, ttl: float
+    state: LeasedState, history: History, settings: Settings, ttl: float
 ) -> LeasedScheduler:
-    """A leased scheduler in a state; ``ended`` are the jobs that were settled, in that order."""
+    """A leased scheduler in a state; every lease has its full time since it was granted."""
     leased = LeasedScheduler(settings, ttl)
     leased.seq, leased.now = state.seq, state.now
-    leased.ended = [record.spec.id for record in ended]
-    leased.gone.update(record.spec.team for record in ended)
-    records = sorted([*state.jobs, *ended], key=lambda record: record.number)
+    leased.ended = [record.spec.id for record in history.ended]
+    leased.gone.update(record.spec.team for record in history.ended)
+    records = sorted([*state.jobs, *history.ended], key=lambda record: record.number)
     leased.jobs = {record.spec.id: record for record in records}
     for lease in state.leases:
         leased.leases[lease.token] = replace(lease, deadline=lease.granted + ttl)
@@ -120,10 +136,12 @@ def restored(
     leased.tokens = state.tokens
     leased.issued = state.issued
     leased.draining = state.draining
-    leased.timeline.extend(state.timeline)
+    leased.timeline.extend(history.timeline)
     leased.outcomes.update({(phase, how): count for phase, how, count in state.outcomes})
     for record in state.jobs:
         if (running := record.running) is not None:
             leased.programs.add(record.spec.id, running.left)
-    leased.scheduler.restore(state.scheduler)
+    jobs = sorted(state.scheduler.jobs, key=lambda job: leased.jobs[job.spec.id].number)
+    groups = sorted(state.scheduler.groups, key=lambda group: group.id)
+    leased.scheduler.restore(replace(state.scheduler, jobs=jobs, groups=groups))
     return leased

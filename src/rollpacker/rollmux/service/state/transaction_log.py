@@ -1,4 +1,7 @@
-"""One writer's view of the store and the scheduler: events go into both, in one transaction."""
+"""One writer's view of the store and the scheduler: events go into both, in one transaction.
+
+The state is the truth: a start reads it. Entries are history, and the answers to repeated requests.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,27 @@ from math import inf
 from typing import Any
 
 from rollpacker import __version__
-from rollpacker.core.codec import dumps, load, loads, plain
+from rollpacker.core.codec import dumps, dumps_finite, load, loads, plain
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.seat import NEVER
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state import daemon_events, format_1
 from rollpacker.rollmux.service.state.clock import ClusterClock
 from rollpacker.rollmux.service.state.forecaster import Forecaster
-from rollpacker.rollmux.service.state.records import Fence, Lease
-from rollpacker.rollmux.service.state.recovery import recover, verify
-from rollpacker.rollmux.service.state.snapshots import SnapshotWriter
+from rollpacker.rollmux.service.state.leased_scheduler import TIMELINE, LeasedScheduler
+from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
+from rollpacker.rollmux.service.state.state_record import (
+    History,
+    decode,
+    encode,
+    restored,
+    state_of,
+)
 from rollpacker.rollmux.service.store import (
     FORMAT,
+    Changes,
     Entry,
-    Grant,
     Store,
     StoreError,
     UnavailableError,
@@ -41,7 +50,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
-    """The scheduler failed on an event: it was not recorded, the scheduler must be built again."""
+    """The scheduler failed on an event: what was recorded since the last commit must be undone."""
 
 
 @dataclass(slots=True)
@@ -61,10 +70,9 @@ class TransactionLog:
         ttl: seconds of a lease.
         monotonic: the clock.
         machines: nodes that there are; those that are not known yet join.
-        verified: read the store from its first entry, and compare its snapshots.
 
     Raises:
-        StoreError: the store was altered, or the scheduler now decides otherwise.
+        StoreError: the store holds no state that this version can read.
     """
 
     def __init__(
@@ -74,30 +82,28 @@ class TransactionLog:
         ttl: float,
         monotonic: Callable[[], float] = time.monotonic,
         machines: Sequence[Machine] = (),
-        verified: bool = False,
     ) -> None:
         self.store = store
         self.settings, saved = _settings(store, settings)
         self.ttl = ttl
         self.setbacks: dict[Due, Setback] = {}
-        found = (verify if verified else recover)(store, self.settings, ttl, saved)
-        self.leased, self._digest = found.leased, found.digest
-        self.keeper = SnapshotWriter(store, found.base, found.counted, found.worked_s)
+        self.leased = _opened(store, self.settings, ttl, saved)
+        self._written = {name: text.encode() for name, text in store.state().items()}
+        self._ended = len(self.leased.ended)
+        """Jobs that the store knows to have ended."""
+        self._closed: list[Stretch] = []
         self._entries: list[Entry] = []
         self._keys: dict[str, Entry] = {}
-        self._grants: list[Grant] = []
-        self._ends: dict[int, int] = {}
         self._forecaster = Forecaster(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
         self.clock = ClusterClock(saved, self.leased.now, monotonic)
         self.leased.renew(self.now())
-        store.set_meta(self.clock.save())
+        store.set_meta(self.clock.save() | {"version": __version__})
         store.set_closed(False)
         for machine in machines:
             if machine.name not in self.leased.slots:
                 self.record(ev.NodeJoined(machine=machine))
         self.commit()
-        self.keep()
 
     def now(self) -> float:
         """Seconds of the cluster; never before the last entry."""
@@ -122,9 +128,7 @@ class TransactionLog:
         """
         seq, now = self.leased.seq + 1, self.now()
         try:
-            began = time.perf_counter()
             effects = self.leased.apply(seq, now, event, key)
-            self.keeper.worked_s += time.perf_counter() - began
         except Exception as error:
             raise Poisoned(f"{type(event).__name__}: {type(error).__name__}: {error}") from error
         entry = Entry(
@@ -137,25 +141,57 @@ class TransactionLog:
             decisions=daemon_events.encode(effects.decisions),
             status=status,
             answer=None if answer is None else dumps(answer()).decode(),
-        ).sealed(self._digest)
-        self._digest = entry.digest
+        )
         self._entries.append(entry)
         if key is not None:
             self._keys[key] = entry
-        self._grants.extend(
-            Grant(lease.token, lease.job, lease.phase, seq) for lease in effects.granted
-        )
-        self._ends.update((token, seq) for token in effects.ended)
+        self._closed.extend(effects.closed)
         return entry
 
     def commit(self) -> int:
         """Write what was recorded; returns how many entries. Raises ``UnavailableError``."""
         count = len(self._entries)
         if count:
-            self.store.append(self._entries, self._grants, self._ends)
-            self._entries, self._grants = [], []
-            self._keys, self._ends = {}, {}
+            pieces = encode(state_of(self.leased))
+            ended = [self.leased.jobs[name] for name in self.leased.ended[self._ended :]]
+            self.store.append(
+                Changes(
+                    entries=self._entries,
+                    state={
+                        name: piece.decode()
+                        for name, piece in pieces.items()
+                        if self._written.get(name) != piece
+                    },
+                    gone=self._written.keys() - pieces.keys(),
+                    ended=[dumps_finite(record).decode() for record in ended],
+                    timeline=[dumps_finite(stretch).decode() for stretch in self._closed],
+                )
+            )
+            self._written, self._ended = pieces, len(self.leased.ended)
+            self._entries, self._keys, self._closed = [], {}, []
         return count
+
+    def undo(self) -> None:
+        """Back to the last commit: the scheduler failed on an event after it.
+
+        Jobs and nodes were heard all the time: nobody has more time than before.
+        """
+        before = self.leased
+        ended = [before.jobs[name] for name in before.ended[: self._ended]]
+        timeline = list(before.timeline)[: len(before.timeline) - len(self._closed)]
+        self.leased = restored(
+            decode(self._written), History(ended, timeline), self.settings, self.ttl
+        )
+        self._entries, self._keys, self._closed = [], {}, []
+        self._queue = (-1, [])
+        self.leased.renew(self.now())
+        for token, lease in self.leased.leases.items():
+            if (old := before.leases.get(token)) is not None:
+                lease.deadline, lease.beat = old.deadline, old.beat
+                if lease.deadline == inf:
+                    self.leased.over(token)
+        for node in self.leased.agents.keys() & before.agents.keys():
+            self.leased.agents[node] = before.agents[node]
 
     def expire(self) -> None:
         """Leases and agents whose time is over, and what waited for them or for time to pass.
@@ -202,17 +238,6 @@ class TransactionLog:
         """Take over from a core that is closed what no log holds."""
         self.setbacks = before.setbacks
         self._forecaster = before._forecaster
-
-    def keep_times(self, before: TransactionLog, stood_s: float) -> None:
-        """The log was read again, but jobs and nodes were heard all the time, apart from the last
-        ``stood_s``: nobody has more time than before."""
-        for token, lease in self.leased.leases.items():
-            if (old := before.leased.leases.get(token)) is not None:
-                lease.deadline, lease.beat = old.deadline + stood_s, old.beat
-                if lease.deadline == inf:
-                    self.leased.over(token)
-        for node in self.leased.agents.keys() & before.leased.agents.keys():
-            self.leased.agents[node] = before.leased.agents[node] + stood_s
 
     def forecast(self) -> dict[str, ExpectedStart]:
         """When jobs that wait are expected to start; looked into now and then."""
@@ -265,25 +290,51 @@ class TransactionLog:
         back = self.setbacks.get(what)
         return due if back is None else max(due, back.until)
 
-    def keep(self) -> None:
-        """Write a snapshot if one is due; everything recorded is committed."""
-        if self.keeper.due(self.leased.seq):
-            self.keeper.keep(self.leased, self._digest)
-
     def close(self) -> None:
         """Let go of the store and of the process that looks ahead."""
         self._forecaster.close()
         self.store.close()
 
     def leave(self) -> None:
-        """An orderly end: the next start finds a snapshot."""
-        if self.keeper.due_at_stop(self.leased.seq):
-            self.keeper.keep(self.leased, self._digest)
+        """An orderly end: the next start looks for no damage."""
         self.store.set_closed(True)
 
 
 def _name(fence: Fence) -> Due:
     return ("end of job", fence.job) if fence.node is None else ("failure of node", fence.node)
+
+
+def _opened(
+    store: Store, settings: Settings, ttl: float, saved: Mapping[str, str]
+) -> LeasedScheduler:
+    """The scheduler in the state of the store."""
+    if saved["format"] != FORMAT:
+        leased = format_1.leased_of(store, settings, ttl)
+        store.convert(_everything(leased))
+        return leased
+    pieces = store.state()
+    if not pieces:
+        leased = LeasedScheduler(settings, ttl)
+        store.append(_everything(leased))
+        return leased
+    try:
+        ended = [load(loads(text), JobRecord) for text in store.ended()]
+        timeline = [load(loads(text), Stretch) for text in store.timeline(TIMELINE)]
+        return restored(decode(pieces), History(ended, timeline), settings, ttl)
+    except (ValueError, LookupError) as error:
+        raise StoreError(
+            f"the state in the database cannot be read by version {__version__}, version "
+            f"{saved.get('version', 'unknown')} made it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _everything(leased: LeasedScheduler) -> Changes:
+    """All of a scheduler, for a store that has nothing of it."""
+    return Changes(
+        state={name: piece.decode() for name, piece in encode(state_of(leased)).items()},
+        ended=[dumps_finite(leased.jobs[name]).decode() for name in leased.ended],
+        timeline=[dumps_finite(stretch).decode() for stretch in leased.timeline],
+    )
 
 
 def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:
@@ -294,7 +345,7 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
         first = {"format": FORMAT, "version": __version__, "settings": dumps(settings).decode()}
         store.set_meta(first)
         return settings, first
-    if saved.get("format") != FORMAT:
+    if saved.get("format") not in (FORMAT, "1"):
         raise StoreError(f"the database has format {saved.get('format')!r}, expected {FORMAT!r}")
     settings = load(loads(saved["settings"]), Settings)
     if wanted is not None and wanted != settings:

@@ -1,0 +1,48 @@
+"""A database of format 1 becomes one of today's: it had entries, and a snapshot now and then."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rollpacker.core.codec import load, loads
+from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
+from rollpacker.rollmux.service.state.records import JobRecord, Stretch
+from rollpacker.rollmux.service.state.state_record import History, LeasedState, restored
+from rollpacker.rollmux.service.store import Store, StoreError
+
+_log = logging.getLogger(__name__)
+
+
+def leased_of(store: Store, settings: Settings, ttl: float) -> LeasedScheduler:
+    """The scheduler that its newest snapshot and the entries after it lead to.
+
+    Raises ``StoreError`` where this version cannot follow an entry.
+    """
+    leased = LeasedScheduler(settings, ttl)
+    found = store.snapshot_of_format_1()
+    if found is not None:
+        try:
+            leased = _restored(*found, settings, ttl)
+        except (ValueError, LookupError) as error:
+            _log.warning("the snapshot of format 1 cannot be used (%s): all entries are", error)
+    for entry in store.entries(leased.seq):
+        try:
+            leased.apply(entry.seq, entry.t, daemon_events.decode(entry.event), entry.key)
+        except Exception as error:
+            raise StoreError(
+                f"entry {entry.seq} of a database of format 1 cannot be repeated "
+                f"({type(error).__name__}: {error}): open it with the version that wrote it, "
+                "let its jobs end, and begin a new state folder"
+            ) from error
+    leased.touched.clear()
+    return leased
+
+
+def _restored(text: str, ended: list[str], settings: Settings, ttl: float) -> LeasedScheduler:
+    data: dict[str, Any] = loads(text)
+    records = [record for each in ended for record in load(loads(each), list[JobRecord])]
+    timeline = load(data["timeline"], list[Stretch])
+    return restored(load(data, LeasedState), History(records, timeline), settings, ttl)

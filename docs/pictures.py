@@ -1,11 +1,10 @@
 """Pictures of the documentation, of a demo that had the machine to itself and of a daemon.
 
     rollpacker demo --out runs/demo
-    python docs/pictures.py modes runs/demo/emulated   # one step in three modes: modes.svg
     python docs/pictures.py report runs/demo           # its report, and the browser of responses
     python docs/pictures.py mux                        # the dashboard: named nodes, two teams, jobs
 
-All but the first need selenium, chromium and chromedriver.
+They need selenium, chromium and chromedriver. The report shows one step in three modes first.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from rollpacker.report.drawing.gantt_data import Gantt
-from rollpacker.report.drawing.step_picture import TITLES, step_picture
-from rollpacker.report.reading.run_folder import load_run
 
 IMAGES = Path(__file__).parent / "images"
 WORST = (
@@ -84,17 +79,12 @@ def browser(width: int, height: int) -> Iterator[Any]:
         opened.quit()
 
 
-def modes(runs: Path) -> None:
-    """What each device does in one step, by mode."""
-    found = {mode: Gantt(load_run(runs / mode)) for mode in TITLES}
-    (IMAGES / "modes.svg").write_text(step_picture(found), encoding="utf-8")
-
-
 def report(demo: Path) -> None:
     """The demo's report, and the worst responses of a run."""
     with browser(1200, 1890) as page:
         page.get((demo / "report.html").resolve().as_uri())
         page.save_screenshot(str(IMAGES / "report.png"))
+        page.find_element("id", "cluster").screenshot(str(IMAGES / "modes.png"))
     with browser(1240, 900) as page:
         page.get((demo / "exact" / "report.html").resolve().as_uri())
         page.execute_script(WORST)
@@ -199,8 +189,6 @@ def mux() -> None:
 def main() -> None:
     """Write the pictures that are named."""
     match sys.argv[1:]:
-        case ["modes", runs]:
-            modes(Path(runs))
         case ["report", demo]:
             report(Path(demo))
         case ["mux"]:

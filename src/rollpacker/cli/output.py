@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rollpacker.core.finite import finite
+from rollpacker.core.codec import dumps_finite, loads
 from rollpacker.terminal import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -25,7 +25,7 @@ errors = Terminal(stderr=True)
 
 def print_json(data: Any) -> None:
     """Print one JSON object; what is not finite becomes null."""
-    print(json.dumps(finite(data), allow_nan=False))
+    print(json.dumps(loads(dumps_finite(data))))
 
 
 def print_found(data: Any, as_json: bool, text: str) -> None:

@@ -12,11 +12,10 @@ from contextlib import suppress
 from errno import ENOSPC
 from os import SEEK_END
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 from rollpacker.core import decisions, events
 from rollpacker.core.codec import dumps, kinds, load_tagged, loads, read_lines
-from rollpacker.core.policy import Policy
 
 VERSION = 2
 """Of the lines that are written, named in every ``meta`` line; no other is read."""
@@ -26,6 +25,18 @@ _BUFFER = 1 << 16
 _SEGMENTS = 8
 """A bounded journal is cut into so many files."""
 _DIGITS = 5
+
+
+class Policy(Protocol):
+    """A pure state machine: events in, decisions out.
+
+    It has no clock, no I/O and no global randomness, so the runtime and the simulator can drive
+    the same one, and a journal replays to the same decisions.
+    """
+
+    def handle(self, now: float, event: events.Event) -> Iterable[decisions.Decision]:
+        """Take one event at time ``now`` (seconds) and return what to do, in order."""
+        ...
 
 
 def decode_event(data: dict[str, Any]) -> events.Event:
@@ -213,13 +224,6 @@ def _lines_of(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
             yield part, number, line
 
 
-def _at(part: Path, number: int) -> dict[str, Any]:
-    return {"file": str(part), "line": number}
-
-
-AnyPolicy = Policy[events.Event, decisions.Decision]
-
-
 class Replay:
     """Result of a replay: counts, and the lines whose decisions differ."""
 
@@ -242,15 +246,16 @@ class Replay:
             self.unfinished = None
 
 
-def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
+def replay(path: Path, build: Callable[[dict[str, Any]], Policy]) -> Replay:
     """Feed a journal's events, those of its segments first, to the policy that ``build`` makes from
     each ``meta`` object.
 
     Raises ``ValueError`` when the file is no journal.
     """
     result = Replay()
-    policy: AnyPolicy | None = None
+    policy: Policy | None = None
     for part, number, line in _lines_of(path):
+        where = {"file": str(part), "line": number}
         if "meta" in line:
             policy = build(line["meta"])
             continue
@@ -265,25 +270,14 @@ def replay(path: Path, build: Callable[[dict[str, Any]], AnyPolicy]) -> Replay:
         except (AssertionError, LookupError) as error:
             # An event that cannot follow what came before: lines are missing or were changed.
             problem = f"{type(error).__name__}: {error}"
-            result.differences.append(
-                _at(part, number) | {"written": line["event"], "error": problem}
-            )
+            result.differences.append(where | {"written": line["event"], "error": problem})
             return result
         result.follow(event, made)
-        _compare(result, _at(part, number), made, line["decisions"])
+        again, written = loads(dumps(made)), line["decisions"]
+        result.events += 1
+        result.decisions += len(written)
+        if again != written:
+            result.differences.append(where | {"written": written, "replayed": again})
     if policy is None:
         raise ValueError(f"{path}: empty, no meta line")
     return result
-
-
-def _compare(
-    result: Replay,
-    where: dict[str, Any],
-    made: Sequence[decisions.Decision],
-    written: list[dict[str, Any]],
-) -> None:
-    again = loads(dumps(made))
-    result.events += 1
-    result.decisions += len(written)
-    if again != written:
-        result.differences.append(where | {"written": written, "replayed": again})

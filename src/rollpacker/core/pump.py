@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rollpacker.core.decisions import Decision
 from rollpacker.core.events import Event
-from rollpacker.core.journal import AnyPolicy
+from rollpacker.core.journal import Policy
 
 Record = Callable[[float, Event, Sequence[Decision]], None]
 """Takes the time of an event, the event, and what it led to; a journal's ``record`` is one."""
@@ -31,19 +31,15 @@ class Pump:
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: Policy,
         perform: Callable[[Sequence[Decision]], None],
         clock: Callable[[], float],
         record: Record | None = None,
         flush: Callable[[], None] | None = None,
         later: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._policy = policy
-        self._perform = perform
-        self._clock = clock
-        self._record = record
-        self._flush = flush
-        self._later = later
+        self._policy, self._perform, self._clock = policy, perform, clock
+        self._record, self._flush, self._later = record, flush, later
         self._inbox: deque[Event] = deque()
         self._made: deque[Sequence[Decision]] = deque()
         self._pumping = False
@@ -58,10 +54,7 @@ class Pump:
     def hurry(self) -> None:
         """Decide and perform now what was left for later."""
         while self._made or self._inbox:
-            if not self._made:
-                self._decide(self._inbox.popleft())
-            if self._made:
-                self._perform(self._made.popleft())
+            self._one()
 
     def clear(self) -> None:
         """Forget what is left for later: nobody wants it any more."""
@@ -74,10 +67,7 @@ class Pump:
         self._pumping, paused = True, False
         try:
             while self._made or self._inbox:
-                if not self._made:
-                    self._decide(self._inbox.popleft())
-                if self._made:
-                    self._perform(self._made.popleft())
+                self._one()
                 if self._made and self._later is not None:
                     paused = True
                     self._later(self._run)
@@ -87,10 +77,14 @@ class Pump:
         finally:
             self._pumping = paused
 
-    def _decide(self, event: Event) -> None:
-        now = self._clock()
-        made = list(self._policy.handle(now, event))
-        if self._record is not None:
-            self._record(now, event, made)
-        most = _SLICE if self._later is not None else len(made) or 1
-        self._made.extend(made[at : at + most] for at in range(0, len(made), most))
+    def _one(self) -> None:
+        """Decide on an event, unless decisions are left, and perform the first part of them."""
+        if not self._made:
+            now, event = self._clock(), self._inbox.popleft()
+            made = list(self._policy.handle(now, event))
+            if self._record is not None:
+                self._record(now, event, made)
+            most = _SLICE if self._later is not None else len(made) or 1
+            self._made.extend(made[at : at + most] for at in range(0, len(made), most))
+        if self._made:
+            self._perform(self._made.popleft())

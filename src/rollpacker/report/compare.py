@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from os.path import relpath
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.report.drawing import figures, page
-from rollpacker.report.drawing.figures import MODES, Figure, number, present
+from rollpacker.report.drawing.figures import MODES, Figure, number
 from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.drawing.page import (
     Grid,
@@ -22,8 +22,8 @@ from rollpacker.report.drawing.page import (
     seconds,
     share,
 )
-from rollpacker.report.drawing.step_picture import step_picture
 from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_run
+from rollpacker.report.run_report import run_facts
 
 BASELINE = "off"
 """The mode that speed-ups are relative to."""
@@ -41,9 +41,10 @@ class _Mode:
     result: Mapping[str, Any]
     gantt: Gantt
 
-    def mean_step_s(self) -> float | None:
-        values = present(self.run.metrics, "step_time")
-        return sum(values) / len(values) if values else None
+    def measured(self) -> dict[str, Any]:
+        """Seconds of a step, and the idle share of its rollouts."""
+        facts = run_facts(self.run, self.gantt, None, figures.lost_tokens(self.run.samples))
+        return {"step_s": facts["mean_step_s"], "rollout_bubble": facts["rollout_bubble"]}
 
 
 def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: Path) -> Path:
@@ -84,6 +85,7 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
 def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
     """The last step of runs on emulated devices, by mode (``run``: the folder)."""
     gantts = {mode: Gantt(load_run(Path(each["run"]))) for mode, each in cluster.items()}
+    charts = [gantt.chart(max(gantt.windows)) | {"name": mode} for mode, gantt in gantts.items()]
     text = (
         "What the modes are for. Driver, policies, grading and this page are those of every run; "
         "the GPUs are emulated with the RollPacker paper's decode times and lengths, and nothing "
@@ -91,7 +93,7 @@ def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
         "race leaves what is slow to a long round."
     )
     title = "One step of a 7B model on 16 emulated GPUs"
-    return Section("cluster", title, text, picture=step_picture(gantts))
+    return Section("cluster", title, text, gantt={"charts": charts, "select": False})
 
 
 def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:
@@ -152,23 +154,34 @@ def _times_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
+_RESULTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("wall time", "train_wall_s", seconds),
+    ("wall time a step", "step_s", seconds),
+    ("wall time of rollouts", "rollout_wall_s", seconds),
+    ("processor time of rollouts", "rollout_cpu_s", seconds),
+    ("rollout bubble", "rollout_bubble", share),
+    ("decode steps", "decode_steps", count),
+    ("decoded tokens", "decoded_tokens", count),
+    ("kept tokens", "kept_tokens", count),
+    ("kept / true length", "kept_vs_true_len", plain),
+    ("truncated", "clipped_ratio", share),
+    ("prompts trained", "prompts_trained", count),
+)
+_ACCURACIES = (("sampled accuracy", "sampled_accuracy"), ("greedy accuracy", "greedy_accuracy"))
+
+
 def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
-    before = summary["before"]
-    rows: list[list[str]] = [
-        _row("wall time", modes, "train_wall_s", seconds),
-        ["wall time a step", *(seconds(mode.mean_step_s()) for mode in modes)],
-        _row("wall time of rollouts", modes, "rollout_wall_s", seconds),
-        _row("processor time of rollouts", modes, "rollout_cpu_s", seconds),
-        ["rollout bubble", *(share(_bubble(mode)) for mode in modes)],
-        _row("decode steps", modes, "decode_steps", count),
-        _row("decoded tokens", modes, "decoded_tokens", count),
-        _row("kept tokens", modes, "kept_tokens", count),
-        _row("kept / true length", modes, "kept_vs_true_len", plain),
-        _row("truncated", modes, "clipped_ratio", share),
-        _row("prompts trained", modes, "prompts_trained", count),
-        _accuracy("sampled accuracy", before, modes, "sampled_accuracy"),
-        _accuracy("greedy accuracy", before, modes, "greedy_accuracy"),
+    results = [dict(mode.result) | mode.measured() for mode in modes]
+    rows = [
+        [label, *(shown(number(result, key)) for result in results)]
+        for label, key, shown in _RESULTS
     ]
+    for label, key in (
+        ("sampled accuracy", "sampled_accuracy"),
+        ("greedy accuracy", "greedy_accuracy"),
+    ):
+        before = plain(number(summary["before"], key))
+        rows.append([label, *(f"{before} → {plain(number(result, key))}" for result in results)])
     text = (
         "Read down a column for one mode, along a row for the difference. A mode is better when "
         "wall time falls, accuracy does not, and kept / true length stays at 1: below it the "
@@ -178,20 +191,6 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         text += f" {scope}"
     table = Grid(header=["", *(mode.name for mode in modes)], rows=rows)
     return Section("results", "Results", text, table=table)
-
-
-def _row(label: str, modes: Sequence[_Mode], key: str, shown: Any) -> list[str]:
-    return [label, *(shown(number(mode.result, key)) for mode in modes)]
-
-
-def _accuracy(label: str, before: Mapping[str, Any], modes: Sequence[_Mode], key: str) -> list[str]:
-    start = plain(number(before, key))
-    return [label, *(f"{start} → {plain(number(mode.result, key))}" for mode in modes)]
-
-
-def _bubble(mode: _Mode) -> float:
-    bubbles = mode.gantt.bubbles
-    return float(bubbles["rollout_idle_s"].sum()) / max(float(bubbles["rollout_s"].sum()), 1e-9)
 
 
 def _gantts(modes: Sequence[_Mode]) -> Section:

@@ -1,6 +1,7 @@
 """Multi-turn runs as traces: their turns are read, written in the suite's format, read again."""
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from trace_lines import load
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
+from rollpacker.core.attempts import RecordedTurn
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.sample_table import REQUIRED, part
 from rollpacker.core.sample_table import TURNS as TURN_COLUMNS
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.describe.characterize import characterize
-from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn
 from rollpacker.polytrace.schema import Trace
 from rollpacker.sim.workload import turn_script
 from rollpacker.sim.workload.source import of_trace
@@ -54,22 +55,22 @@ class Story:
             attempt=attempt, prompt=PromptId(prompt), index=index, engine=EngineId(0)
         )
         self.tell(self.now, ev.PromptsDrawn(prompts=drawn), started)
-        self.reply(attempt, -1, EpisodeTurn(0, OPENING_S))
+        self.reply(attempt, -1, RecordedTurn(0, OPENING_S))
         return attempt
 
-    def turn(self, attempt: AttemptId, number: int, tokens: int, turn: EpisodeTurn) -> None:
+    def turn(self, attempt: AttemptId, number: int, tokens: int, turn: RecordedTurn) -> None:
         self.wait(turn.latency_s or 0.0)
         ended = ev.TurnFinished(attempt=attempt, turn=number, tokens=tokens, finish_reason="stop")
         self.tell(self.now, ended, do.StepEnvironment(attempt=attempt))
 
-    def reply(self, attempt: AttemptId, number: int, turn: EpisodeTurn) -> None:
+    def reply(self, attempt: AttemptId, number: int, turn: RecordedTurn) -> None:
         replied = ev.EnvironmentReplied(
             attempt=attempt, turn=number, tokens=turn.added, seconds=turn.wait_s
         )
         go_on = do.ContinueAttempt(attempt=attempt, engine=EngineId(0))
         self.tell(self.wait(turn.wait_s), replied, go_on)
 
-    def episode(self, prompt: str, index: int, turns: list[EpisodeTurn]) -> AttemptId:
+    def episode(self, prompt: str, index: int, turns: list[RecordedTurn]) -> AttemptId:
         """A whole one."""
         attempt = self.start(prompt, index)
         tokens = 0
@@ -85,9 +86,9 @@ class Story:
 
 
 TURNS = [
-    EpisodeTurn(30, 0.5, 45, 2.0),
-    EpisodeTurn(12, 0.125, 20, 1.0),
-    EpisodeTurn(7, 0.0625, 0, 0.5),
+    RecordedTurn(30, 0.5, 45, 2.0),
+    RecordedTurn(12, 0.125, 20, 1.0),
+    RecordedTurn(7, 0.0625, 0, 0.5),
 ]
 READ = [
     {"prompt_tokens": 70, "completion_tokens": 30, "finish_reason": "tool_calls", "latency_s": 2.0},
@@ -142,7 +143,7 @@ def test_attempts_that_stop_keep_what_they_had(tmp_path: Path) -> None:
 
 
 def write_table(
-    folder: Path, *attempts: tuple[AttemptId, list[EpisodeTurn]], tokens: int = 0
+    folder: Path, *attempts: tuple[AttemptId, list[RecordedTurn]], tokens: int = 0
 ) -> None:
     """As a run does; ``tokens`` beyond those of whole turns."""
     rows = [
@@ -216,7 +217,7 @@ def test_the_suites_lines_have_the_totals(tmp_path: Path) -> None:
 
 SECONDS = st.integers(0, 64).map(lambda n: n / 64)
 TURN = st.builds(
-    EpisodeTurn,
+    RecordedTurn,
     tokens=st.integers(1, 90),
     wait_s=SECONDS,
     added=st.integers(0, 50),
@@ -227,7 +228,7 @@ TURN = st.builds(
 @settings(max_examples=settings().max_examples // 4)
 @given(made=st.lists(st.lists(TURN, min_size=1, max_size=5), min_size=1, max_size=6))
 def test_any_turns_come_back(
-    made: list[list[EpisodeTurn]], tmp_path_factory: pytest.TempPathFactory
+    made: list[list[RecordedTurn]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     story = Story(folder)
@@ -240,7 +241,7 @@ def test_any_turns_come_back(
             (t["completion_tokens"], c["latency_s"], c["tokens"], t["latency_s"])
             for t, c in zip(row["turns"], row["tools"], strict=False)
         ]
-        assert found == turns[:-1]
+        assert found == [astuple(turn) for turn in turns[:-1]]
         assert row["turns"][-1]["completion_tokens"] == turns[-1].tokens
         assert row["response_tokens"] == sum(turn.tokens for turn in turns)
     columns = ["step", "index", "prompt_tokens", "response_tokens", "cap", "turns", "tools"]

@@ -89,7 +89,7 @@ def test_a_wrong_journal_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     meta = '{"meta": {"settings": {}, "state": {}}, "version": 2}'
     path.write_text(f'{meta}\n{{"t": 1, "event": {{}}}}\n')
-    with pytest.raises(TraceError, match=r"journal.jsonl, line 2: decisions: missing"):
+    with pytest.raises(TraceError, match=r"journal.jsonl, line 2: kind: missing"):
         formats.read(path)
     assert len(formats.problems(path)) == 1
 

@@ -138,7 +138,7 @@ def _journal(path: Path) -> None:
         (10.0, (graded, do.FinishRollout(step=0, round=RoundKind.FULL))),
     ]
     journal = JournalWriter(path)
-    journal.meta({"config": {}, "state": None})
+    journal.meta({"settings": {}, "state": {}})
     for now, (event, *decisions) in lines:
         journal.record(now, event, decisions)
     journal.close()

@@ -54,7 +54,7 @@ class Maker:
         self.tasks: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
         self.journal = JournalWriter(folder / "journal.jsonl")
-        self.journal.meta({"config": {"mode": mode}, "state": None})
+        self.journal.meta({"settings": {}, "state": {}})
 
     def record(self, event: ev.Event, *made: do.Decision) -> None:
         self.journal.record(self.now, event, made)

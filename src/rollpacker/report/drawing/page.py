@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
@@ -18,7 +17,7 @@ except ImportError as error:
         f"the report needs jinja2 and plotly ({error}): pip install 'rollpacker[report]'"
     ) from error
 
-from rollpacker.core.finite import finite
+from rollpacker.core.codec import dumps_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ class Section:
         title: heading.
         text: plain sentences that say what to look at.
         figure: plotly ``data`` and ``layout``.
-        picture: an SVG, shown as it is.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
         table: shown below the plot.
         browser: responses for the script to look through (``rows``, ``prompts``, ``kinds``,
@@ -59,7 +57,6 @@ class Section:
     title: str
     text: str
     _: KW_ONLY
-    picture: str = ""
     figure: Mapping[str, Any] | None = None
     gantt: Mapping[str, Any] | None = None
     table: Grid | None = None
@@ -110,7 +107,7 @@ def _template() -> Template:
 
 def embed(data: Any) -> str:
     """JSON that is safe inside a script element; what is not finite becomes null."""
-    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False)
+    text = dumps_finite(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

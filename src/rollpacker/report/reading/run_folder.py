@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import yaml
 from rollpacker.core import journal
 from rollpacker.core import sample_table as schema
 from rollpacker.core import sample_table as table
+from rollpacker.core.attempts import RecordedStep, read_journal
 from rollpacker.errors import words_of
 
 
@@ -120,8 +121,12 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
     samples = _read_samples(path, say)
     replicas, tasks = _read_tasks(path / "workers.jsonl")
     acts = config.get("environment") is not None
-    reader = _read_journal(path / "journal.jsonl", acts=acts)
-    moves, formed, rounds = reader.tables()
+    journal_path = _need(path / "journal.jsonl")
+    try:
+        told = read_journal(journal_path).steps
+    except ValueError as error:
+        raise ReportError(words_of(error)) from None
+    moves, formed, rounds, waits = _journal_tables(told.values(), acts=acts)
     summary = _read_summary(path / "summary.json")
     steps = [line["step"] for line in metrics]
     places = _places(replicas, {*samples["worker"], *moves["worker"], *formed["worker"]})
@@ -132,13 +137,16 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
         metrics=metrics,
         samples=samples,
         missing=_missing(
-            samples, reader.started, steps, whole=summary.get("steps") == steps[-1] + 1
+            samples,
+            {number: step.started for number, step in told.items()},
+            steps,
+            whole=summary.get("steps") == steps[-1] + 1,
         ),
         tasks=_numbered_on(tasks, places),
         moves=moves,
         formed=formed,
         rounds=rounds,
-        waits=reader.waited(),
+        waits=waits,
         summary=summary,
         places=places,
     )
@@ -252,94 +260,30 @@ def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.D
     return tasks.with_columns(worker).select(TASK_COLUMNS.keys())
 
 
-class _JournalReader:
-    """Collects what the report needs; of a step that a crash repeated, the last try.
-
-    Args:
-        acts: an environment takes part: an attempt waits for it from its start.
-    """
-
-    def __init__(self, *, acts: bool) -> None:
-        self.acts = acts
-        self.step = -1
-        self.routes: dict[int, list[tuple[int, int, int, float]]] = {}
-        self.formed: dict[int, list[tuple[int, int, int, float]]] = {}
-        self.rounds: dict[int, list[float | None]] = {}
-        self.started: dict[int, int] = {}
-        self.waits: dict[int, list[tuple[int, int, float, float | None]]] = {}
-
-    def take(self, line: dict[str, Any]) -> None:
-        now, event = float(line["t"]), line["event"]
-        if event["kind"] == "StepStarted":
-            self.step = event["step"]
-            self.rounds[self.step] = [now, None]
-            self.started[self.step] = 0
-            self.formed[self.step] = []
-        elif event["kind"] == "AttemptMigrated":
-            self._move(event["attempt"], event["engine"], now)
-        elif event["kind"] == "TurnFinished":
-            self._wait(event["attempt"], now)
-        for decision in line["decisions"]:
-            self._follow(decision, now)
-
-    def _follow(self, decision: dict[str, Any], now: float) -> None:
-        if decision["kind"] == "StartAttempt":
-            attempt = decision["attempt"]
-            self.started[self.step] += 1
-            self.routes[attempt] = [(attempt, self.step, decision["engine"], now)]
-            self.waits.pop(attempt, None)
-            if self.acts:
-                self._wait(attempt, now)
-        elif decision["kind"] == "ContinueAttempt":
-            self._go_on(decision["attempt"], decision["engine"], now)
-        elif decision["kind"] == "FormEngine":
-            lead = decision["engine"]
-            others = (member for member in decision["members"] if member != lead)
-            self.formed[self.step] += [(self.step, lead, other, now) for other in others]
-        elif decision["kind"] == "FinishRollout":
-            self.rounds[self.step][1] = now
-
-    def _move(self, attempt: int, engine: int, now: float) -> None:
-        self.routes[attempt].append((attempt, self.step, engine, now))
-
-    def _wait(self, attempt: int, now: float) -> None:
-        """From now on an attempt waits for its environment, to its own end if it never goes on."""
-        self.waits.setdefault(attempt, []).append((attempt, self.step, now, None))
-
-    def _go_on(self, attempt: int, engine: int, now: float) -> None:
-        """It decodes again; what was to move it meanwhile may not have been heard yet."""
-        waits = self.waits[attempt]
-        waits[-1] = (*waits[-1][:3], now)
-        if self.routes[attempt][-1][2] != engine:
-            self._move(attempt, engine, now)
-
-    def tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """Moves, formations and rounds."""
-        moves = [stay for route in self.routes.values() if len(route) > 1 for stay in route]
-        formed = [row for rows in self.formed.values() for row in rows]
-        rounds = [(step, *times) for step, times in sorted(self.rounds.items())]
-        return (
-            pl.DataFrame(moves, schema=MOVE_COLUMNS, orient="row"),
-            pl.DataFrame(formed, schema=FORMED_COLUMNS, orient="row"),
-            pl.DataFrame(rounds, schema=ROUND_COLUMNS, orient="row"),
-        )
-
-    def waited(self) -> pl.DataFrame:
-        """Waits, those of an attempt in the order of time."""
-        rows = [wait for waits in self.waits.values() for wait in waits]
-        return pl.DataFrame(rows, schema=WAIT_COLUMNS, orient="row")
-
-
-def _read_journal(path: Path, *, acts: bool) -> _JournalReader:
-    reader = _JournalReader(acts=acts)
-    for where, line in _read_lines(path):
-        if "meta" in line:
-            continue
-        try:
-            reader.take(line)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"{where}: not a journal line ({error!r})") from None
-    return reader
+def _journal_tables(
+    steps: Iterable[RecordedStep], *, acts: bool
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Moves, formations, rounds and waits; ``acts``: an environment takes part."""
+    moves: list[tuple[int, int, int, float]] = []
+    formed: list[tuple[int, int, int, float]] = []
+    rounds: list[tuple[int, float, float | None]] = []
+    waits: list[tuple[int, int, float, float | None]] = []
+    for step in steps:
+        rounds.append((step.number, step.start_s, step.rollout_end_s))
+        formed += [(step.number, *each) for each in step.formed]
+        for number, attempt in step.attempts.items():
+            if len(attempt.stays) > 1:
+                moves += [(number, step.number, *stay) for stay in attempt.stays]
+            if acts:
+                # Of one that never went on: from its start, to its end.
+                spans = attempt.waits or [(attempt.start_s, None)]
+                waits += [(number, step.number, *span) for span in spans]
+    return (
+        pl.DataFrame(moves, schema=MOVE_COLUMNS, orient="row"),
+        pl.DataFrame(formed, schema=FORMED_COLUMNS, orient="row"),
+        pl.DataFrame(sorted(rounds), schema=ROUND_COLUMNS, orient="row"),
+        pl.DataFrame(waits, schema=WAIT_COLUMNS, orient="row"),
+    )
 
 
 def _read_summary(path: Path) -> dict[str, Any]:

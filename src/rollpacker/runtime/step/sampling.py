@@ -9,7 +9,7 @@ from typing import Any
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.journal import AnyPolicy
+from rollpacker.core.journal import Policy
 from rollpacker.core.pump import Pump, Record
 from rollpacker.core.types import EngineId
 from rollpacker.engine.base import SamplingParams
@@ -43,7 +43,7 @@ class Sampling:
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: Policy,
         *,
         workers: Workers,
         problems: Problems,

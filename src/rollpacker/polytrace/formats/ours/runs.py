@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 
+from rollpacker.core.attempts import RecordedAttempt, RecordedTurn
 from rollpacker.core.journal import prompts_in, segments
 from rollpacker.core.sample_table import REQUIRED
 from rollpacker.core.sample_table import files as table_files
@@ -17,8 +18,8 @@ from rollpacker.polytrace.formats.files.columns import samples
 from rollpacker.polytrace.formats.files.lines import Record
 from rollpacker.polytrace.formats.files.reading import Reading
 from rollpacker.polytrace.formats.files.tables import read_table, whole_numbers
-from rollpacker.polytrace.formats.ours import episodes, journal
-from rollpacker.polytrace.formats.ours.episodes import EpisodeTurn, RecordedEpisode
+from rollpacker.polytrace.formats.ours import journal
+from rollpacker.polytrace.formats.ours.journal import turn_columns
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
 
 NAME = "run"
@@ -93,7 +94,9 @@ def _with_turns(frame: pl.DataFrame, folder: Path) -> pl.DataFrame:
     if not set(_TURNS).issubset(frame.columns):
         return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in kinds.items())
     path = folder / "journal.jsonl"
-    told = journal.read_episodes(path) if path.exists() else {}
+    told: dict[int, RecordedAttempt] = {}
+    for step in journal.follow(path).steps.values() if path.exists() else ():
+        told |= {number: each for number, each in step.attempts.items() if each.acts}
     rows = [
         _episode(row, told.get(row["attempt"]))
         for row in frame.select(*_NEEDED, *_TURNS).iter_rows(named=True)
@@ -110,20 +113,20 @@ def _times(frame: pl.DataFrame) -> list[str]:
     return [name for name in _TIMES if name in frame.columns]
 
 
-def _episode(row: Record, told: RecordedEpisode | None) -> Record:
+def _episode(row: Record, told: RecordedAttempt | None) -> Record:
     """A response's turns; when its engine decoded them, the journal tells."""
     if row["turn_tokens"] is None:
         return {}
     given = zip(row["turn_tokens"], row["wait_s"], row["added_tokens"], strict=True)
-    turns = episodes.whole([EpisodeTurn(*turn) for turn in given], row["tokens"])
+    turns = [RecordedTurn(*turn) for turn in given]
+    if (rest := row["tokens"] - sum(turn.tokens for turn in turns)) > 0:
+        turns.append(RecordedTurn(rest))  # which was stopped before its end
     extra: Record = {"ending_s": turns[-1].wait_s if turns else 0.0}
     if told is not None and [t.tokens for t in told.turns] == [t.tokens for t in turns]:
-        turns = [
-            turn._replace(latency_s=other.latency_s)
-            for turn, other in zip(turns, told.turns, strict=True)
-        ]
+        for turn, other in zip(turns, told.turns, strict=True):
+            turn.latency_s = other.latency_s
         extra["opening_s"] = told.opening_s
-    return episodes.columns(row["prompt_tokens"], turns, row["finish_reason"]) | extra
+    return turn_columns(row["prompt_tokens"], turns, row["finish_reason"]) | extra
 
 
 def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:

@@ -1,24 +1,31 @@
 """What the sandbox costs beside a bare subprocess, and whether verdicts hold on a busy machine.
 
-    python -m benchmarks.programs.sandbox_load
+    python -m benchmarks.programs.sandbox_load [--zygotes 2]
 
-Verdicts: honest programs that take 60% of their CPU budget, and endless ones, beside processes
-that never sleep. The soak (thousands of programs, one in five hostile) is a slow test,
-tests/sandbox/test_sandbox_soak.py.
+Cost: latency and CPU milliseconds of a short program, those of the trainer's process, the zygotes
+and the children together, beside ``python -I -S -c program`` without a sandbox. Verdicts: honest
+programs that take 60% of their CPU budget, and endless ones, beside processes that never sleep.
+The soak (thousands of programs, one in five hostile) is tests/sandbox/test_sandbox_soak.py.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from benchmarks._run import flags
-from benchmarks.programs.sandbox_cost import measure
 from rollpacker.sandbox import Sandbox, StdinTest
 
+SHORT = "a, b = map(int, input().split())\nprint(a + b)\n"
+SHORT_TEST = StdinTest(stdin="20 22\n", stdout="42\n")
 HONEST = """
 total, count = 0, int(input())
 for i in range(count):
@@ -26,6 +33,58 @@ for i in range(count):
 print(total)
 """
 ENDLESS = "while True: pass\n"
+WARM_UP = 20
+EACH = 10
+"""A bare subprocess after so many executions, so that both see the same machine."""
+
+
+def cost(executions: int, zygotes: int) -> dict[str, float]:
+    """Of a short program, ``zygotes`` at once; the rate is by the wall clock, without the
+    subprocesses."""
+    block = EACH * zygotes
+    latency: list[float] = []
+    wall = cpu = bare = 0.0
+    with Sandbox("standard", zygotes=zygotes) as sandbox, ThreadPoolExecutor(zygotes) as threads:
+
+        def once(_: int) -> tuple[float, float]:
+            began = time.perf_counter()
+            verdict = sandbox.run(SHORT, [SHORT_TEST], 10.0)
+            assert verdict.verdict == "pass", verdict
+            return time.perf_counter() - began, verdict.cpu_s
+
+        list(threads.map(once, range(WARM_UP * zygotes)))
+        bare_cpu_s()
+        for first in range(0, executions, block):
+            cpu_began, began = time.process_time() + sandbox.cpu_s(), time.perf_counter()
+            timed = np.array(list(threads.map(once, range(first, min(first + block, executions)))))
+            wall += time.perf_counter() - began
+            cpu += time.process_time() + sandbox.cpu_s() - cpu_began + timed[:, 1].sum()
+            latency.extend(timed[:, 0])
+            bare += bare_cpu_s()
+    bare_ms, cpu_ms = bare / -(-executions // block) * 1e3, cpu / executions * 1e3
+    p50, p99 = np.percentile(latency, [50, 99]) * 1e3
+    return {
+        "zygotes": zygotes,
+        "executions_per_s": executions / wall,
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "cpu_ms_per_execution": float(cpu_ms),
+        "cpu_ms_per_subprocess": bare_ms,
+        "times_cheaper": float(bare_ms / cpu_ms),
+    }
+
+
+def bare_cpu_s() -> float:
+    """CPU seconds of the program in a subprocess, without the imports of site."""
+
+    def spent() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return time.process_time() + children.ru_utime + children.ru_stime
+
+    began = spent()
+    command = [sys.executable, "-I", "-S", "-c", SHORT]
+    subprocess.run(command, input=SHORT_TEST.stdin.encode(), capture_output=True, check=True)
+    return spent() - began
 
 
 def spin() -> None:
@@ -79,8 +138,8 @@ def main() -> None:
         spinners=20,
         budget_s=(0.25, "CPU seconds of a program"),
     ).parse_args()
-    cost = asdict(measure("standard", args.executions, args.zygotes))
-    print(json.dumps(cost | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
+    found = cost(args.executions, args.zygotes)
+    print(json.dumps(found | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@
     python -m benchmarks.programs.slow_tools modes --steps 24
     python -m benchmarks.programs.slow_tools kv --steps 12
 
-``modes``: each mode's run, how much of turns, tokens and waiting it keeps, whether its journal
-replays, and how near the simulator comes to steps that were held back. ``kv``: with less and less
-room for the KV cache, how many of the tokens with which later turns begin are computed again. Runs
-that are there already are not repeated.
+``modes``: each mode's run, and how much of turns, tokens and waiting it keeps. ``kv``: with less
+and less room for the KV cache, how many of the tokens with which later turns begin are computed
+again. Runs that are there already are not repeated.
 """
 
 from __future__ import annotations
@@ -23,12 +22,8 @@ import polars as pl
 
 from benchmarks._run import ROOT, flags, made, metrics, table
 from rollpacker.config import RunConfig, load
-from rollpacker.core.journal import replay
 from rollpacker.job import train
-from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.recorded.rerun import held_back
-from rollpacker.sim.recorded.run_record import read_run
 from rollpacker.user_code import find
 
 EXAMPLE = ROOT / "examples" / "tools"
@@ -76,7 +71,6 @@ def mean(steps: list[dict[str, Any]], name: str) -> float:
 def modes(out: Path, steps: int) -> None:
     """A row for each mode."""
     head = ("mode", "step", "waited for, a response", f"kept / true {' / '.join(BIAS.values())}")
-    head += ("journal", "each held-back step", "its rollout", "sum of steps")
     table(head, (_mode(mode, out / mode, steps) for mode in MODES))
 
 
@@ -84,16 +78,11 @@ def _mode(mode: str, folder: Path, steps: int) -> tuple[str, ...]:
     ran(folder, steps, f"rollout.tail_batching.mode={mode}")
     done = metrics(folder)
     bias = (done[-1].get(f"tail/audited_kept_vs_true_{name}") for name in BIAS)
-    found = held_back(read_run(folder))
     return (
         f"`{mode}`",
         f"{mean(done, 'step_time'):.2f} s",
         f"{mean(done, 'environment/wait_s'):.2f} s",
         " / ".join("1" if value is None else f"{value:.2f}" for value in bias),
-        f"{len(replay(folder / 'journal.jsonl', from_journal).differences)} differences",
-        f"{found.accuracy_mean:.1%}",
-        f"{found.phases['rollout'].mean:.1%}",
-        f"{found.total:.1%}",
     )
 
 

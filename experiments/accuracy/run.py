@@ -26,9 +26,17 @@ from typing import Any
 
 import polars as pl
 import yaml
-from accuracy_picture import picture
-from accuracy_tables import comparisons, curve, finished, kept, key_of, tables
-from accuracy_words import blocks, put
+from accuracy_results import (
+    blocks,
+    comparisons,
+    curve,
+    finished,
+    kept,
+    key_of,
+    picture,
+    put,
+    tables,
+)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -23,8 +23,9 @@ study_run = importlib.util.module_from_spec(spec)
 assert spec.loader is not None
 sys.modules[spec.name] = study_run
 spec.loader.exec_module(study_run)
-from accuracy_picture import picture  # noqa: E402
-from accuracy_tables import (  # noqa: E402
+from accuracy_results import (  # noqa: E402
+    END,
+    MARK,
     Difference,
     comparisons,
     curve,
@@ -32,10 +33,10 @@ from accuracy_tables import (  # noqa: E402
     kept,
     key_of,
     last,
+    picture,
     pooled,
     tables,
 )
-from accuracy_words import END, MARK  # noqa: E402
 
 STUDY = yaml.safe_load((HERE / "study.yaml").read_text(encoding="utf-8"))
 FIRST = list(study_run.trials(STUDY, list(STUDY["tasks"]), 1, {"sums": "some/model"}))

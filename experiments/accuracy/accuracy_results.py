@@ -1,4 +1,4 @@
-"""What the runs of the study have come to: a row an evaluation, and differences to plain rounds."""
+"""What the runs of the study have come to: rows, differences, and what pages say of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import polars as pl
@@ -326,3 +327,192 @@ def _both(rows: Sequence[Row], key: str, form: str) -> str:
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{statistics.fmean(ours) / statistics.fmean(theirs):.2f}" if theirs else ""
+
+
+# What pages say: every number of these blocks is computed from the rows.
+
+MODES = {
+    "exact": "`exact`",
+    "prompts": "`prompts`",
+    "race": "`race`",
+    "race, long rounds of two": "`race`, `long_round_steps: 2`",
+    "partial": "`partial`",
+    "partial, eta 2": "`partial`, `eta_prompts: 2`",
+}
+TASKS = {
+    "gcd": "`gcd`: length is the problem's",
+    "chance": "`chance`: length is chance",
+    "tools": "`tools`: length is the calls'",
+    "sums": "`sums`: SmolLM2",
+}
+MARK, END = "<!-- accuracy -->\n", "<!-- end of accuracy -->\n"
+Tasks = Mapping[str, Arms]
+
+
+def blocks(found: Mapping[tuple[str, float], Arms]) -> dict[str, str]:
+    """The generated part of each page that says something of the study."""
+    given = {task: arms for (task, _), arms in found.items()}
+    tasks = {task: given[task] for task in TASKS if task in given}
+    middle, ends = _by_task(tasks, whole), _by_task(tasks, last)
+    return {
+        "README.md": _together(tasks),
+        "docs/concepts.md": _together(tasks),
+        "experiments/accuracy/README.md": "\n".join(
+            ["Mean of ten evaluations:", "", *middle, "", "At the end:", "", *ends, ""]
+        )
+        + f"\nAll tasks:\n\n{_together(tasks)}",
+    }
+
+
+def put(page: str, block: str) -> str:
+    """A page with this block between its marks."""
+    head, _, rest = page.partition(MARK)
+    return f"{head}{MARK}\n{block}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _differences(tasks: Tasks, arm: str, value: Value) -> dict[str, Difference]:
+    given = {
+        task: difference(arms[arm], plain_of(arms, arm), value)
+        for task, arms in tasks.items()
+        if arm in arms
+    }
+    return {task: each for task, each in given.items() if each and not math.isnan(each.half)}
+
+
+def _by_task(tasks: Tasks, value: Value) -> list[str]:
+    lines = [
+        f"| mode | {' | '.join(TASKS[task] for task in tasks)} |",
+        "|---|" + "--:|" * len(tasks),
+    ]
+    for arm, mode in MODES.items():
+        each = _differences(tasks, arm, value)
+        lines.append(f"| {mode} | {' | '.join(told(each.get(task)) for task in tasks)} |")
+    return lines
+
+
+def _together(tasks: Tasks) -> str:
+    lines = [
+        "| mode | mean of ten evaluations, less plain | at the end, less plain | lower at the end "
+        "| decode iterations / plain, without `tools` |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for arm, mode in MODES.items():
+        both = [_differences(tasks, arm, value) for value in (whole, last)]
+        if not both[0]:
+            continue
+        cells = [told(pooled([*each.values()]), 4) for each in both]
+        lower = sum(each.mean < 0 for each in both[1].values())
+        costs = [_iterations(tasks[task], arm) for task in both[1] if task != "tools"]
+        cells += [f"{lower} of {len(both[1])} tasks", ", ".join(costs)]
+        lines.append(f"| {mode} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_facts(tasks)])
+
+
+def _iterations(arms: Arms, arm: str) -> str:
+    spent = {name: _at_end(arms[name].values(), "iterations") for name in {*BASE, arm}}
+    return f"{spent[arm] / statistics.fmean(spent[name] for name in BASE):.2f}"
+
+
+def _at_end(runs: Sequence[Sequence[Row]], key: str) -> float:
+    return statistics.fmean(rows[-1][key] for rows in runs)
+
+
+def _facts(tasks: Tasks) -> list[str]:
+    apart = [
+        f"{MODES[arm]} in `{task}`"
+        for arm in MODES
+        for task, each in _differences(tasks, arm, whole).items()
+        if abs(each.mean) > each.half
+    ]
+    kept = [
+        _at_end(arms["race"].values(), key)
+        for arms in tasks.values()
+        for key in ("kept_vs_true_first", "kept_vs_true")
+        if "race" in arms
+    ]
+    every = {arm for arms in tasks.values() for arm in arms if arm.startswith("partial")}
+    fresh = sorted(arm for arm in every if arm.endswith("uncorrected"))
+    ratio = sorted(every - {*fresh, "partial, masked"})
+    return [
+        "95% intervals over seeds; tasks are weighted by their inverse variances. The comparison",
+        "at the end was not planned. Means of single tasks whose interval holds no zero:",
+        f"{', '.join(apart) or 'none'}.",
+        *([f"`race` kept {min(kept):.2f} to {max(kept):.2f} of the true length."] if kept else []),
+        f"`partial` with `stale_tokens: fresh` collapsed in {_collapsed(tasks, fresh)}, with the",
+        f"ratio to the sampler in {_collapsed(tasks, ratio)}.",
+    ]
+
+
+def _collapsed(tasks: Tasks, arms: Sequence[str]) -> str:
+    runs = [rows for each in tasks.values() for arm in arms for rows in each.get(arm, {}).values()]
+    return f"{sum(last(rows) < last(rows[:1]) for rows in runs)} of {len(runs)} runs"
+
+
+# The picture: how far each arm is from plain rounds, with its interval.
+
+LEFT, PANEL, GAP, ROW, HEAD, FOOT = 210, 170, 18, 28, 34, 34
+MOST = 0.06
+"""Of a difference that has a place; what is further away is written at the edge."""
+POINT, LINE, TEXT, PALE = "#1c7ed6", "#9aa5b1", "#1f2733", "#d5dbe2"
+
+
+def picture(found: Mapping[tuple[str, float], Arms]) -> str:
+    """A panel for each task and learning rate, a row for each arm, as an SVG."""
+    names = [*dict.fromkeys(arm for arms in found.values() for arm in arms if arm != "off")]
+    width = LEFT + len(found) * (PANEL + GAP)
+    height = HEAD + ROW * len(names) + FOOT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        *(_text(LEFT - 12, _y(row), name, "end") for row, name in enumerate(names)),
+    ]
+    for column, ((task, rate), arms) in enumerate(found.items()):
+        left = LEFT + column * (PANEL + GAP)
+        parts += _panel(left, f"{task}, {rate:g}", len(names))
+        for row, name in enumerate(names):
+            if name in arms:
+                parts += _point(left, _y(row) - 5, arms, name, whole, POINT)
+                parts += _point(left, _y(row) + 6, arms, name, last, "#ffffff")
+    words = (
+        "accuracy less that of plain rounds (exact: less off), 95% intervals over seeds; filled: "
+        "mean of ten evaluations, hollow: at the end"
+    )
+    return "\n".join([*parts, _text(LEFT, height - 4, words), "</svg>\n"])
+
+
+def _y(row: int) -> float:
+    return HEAD + ROW * (row + 0.5)
+
+
+def _x(left: float, value: float) -> float:
+    return left + PANEL * (0.5 + max(-1.0, min(value / MOST, 1.0)) / 2)
+
+
+def _panel(left: float, title: str, rows: int) -> Iterator[str]:
+    yield _text(left + PANEL / 2, HEAD - 14, title, "middle")
+    for value in (-0.05, 0.0, 0.05):
+        x, end = _x(left, value), HEAD + ROW * rows
+        yield f'<path d="M{x:.1f} {HEAD}V{end}" stroke="{LINE if not value else PALE}"/>'
+        yield _text(x, end + 12, f"{value:+.2f}" if value else "0", "middle", 10)
+
+
+def _point(left: float, y: float, arms: Arms, arm: str, value: Value, fill: str) -> Iterator[str]:
+    found = difference(arms[arm], plain_of(arms, arm), value)
+    if found is None:
+        return
+    mean, half = found.mean, found.half
+    if abs(mean) > MOST:
+        words, anchor = (f"← {mean:+.2f}", "start") if mean < 0 else (f"{mean:+.2f} →", "end")
+        yield _text(_x(left, mean), y, words, anchor, 11)
+        return
+    if not math.isnan(half):
+        low, high = _x(left, mean - half), _x(left, mean + half)
+        yield f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="{POINT}" stroke-width="2"/>'
+    place = f'cx="{_x(left, mean):.1f}" cy="{y}" r="4"'
+    yield f'<circle {place} fill="{fill}" stroke="{POINT}" stroke-width="2"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) -> str:
+    more = f'text-anchor="{anchor}" font-size="{size}" fill="{TEXT}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {more} dominant-baseline="middle">{escape(words)}</text>'

@@ -218,7 +218,7 @@ def main() -> None:
         factor=50.0,
         steps=2,
         modes=["off", "exact", "race", "auto"],
-        planner={"default": "off", "choices": ["off", "paper", "forecast"]},
+        planner={"default": "off", "choices": ["off", "paper"]},
         graders=(0, "default: one for 8 GPUs, at most 32"),
         prompts=(0, "a step; default: as many a GPU"),
         cap=(0, "longest response; default: the paper's"),

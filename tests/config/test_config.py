@@ -114,8 +114,8 @@ def test_an_unknown_key_in_a_union_names_a_key_of_the_chosen_kind() -> None:
         ({"train__learning_rate": "1e-3x"}, ("'train.learning_rate'", "number")),
         ({"engine": {"kind": "fake", "lengths": [1, "x"]}}, ("'engine.lengths.1'", "'x'")),
         (
-            {"rollout__streaming__consolidate_below": "never"},
-            ("'rollout.streaming.consolidate_below'", "'never'"),
+            {"rollout__streaming__lookahead": "never"},
+            ("'rollout.streaming.lookahead'", "'never'"),
         ),
         ({"trackers": ["tensorbord"]}, ("trackers.0", "'wandb'", "'tensorbord'")),
     ],
@@ -254,7 +254,7 @@ def test_the_override_of_a_key_in_a_union_is_named_too(tmp_path: Path) -> None:
     with pytest.raises(config.ConfigError) as error:
         config.load(path, given)
     assert str(error.value).startswith(f"override '{given[1]}': 'train.algorithm.epsilon_high': ")
-    given = ["rollout.streaming.consolidate_below=never"]
+    given = ["rollout.streaming.lookahead=never"]
     with pytest.raises(config.ConfigError, match=rf"^override '{given[0]}': "):
         config.load(path, given)
 
@@ -327,7 +327,7 @@ def test_a_bare_off_is_a_choice_of_that_name(tmp_path: Path, key: str) -> None:
 
 def test_false_stays_what_it_is_where_off_is_no_choice(tmp_path: Path) -> None:
     with pytest.raises(config.ConfigError, match=r"rollout.streaming.scaling"):
-        config.load(write(tmp_path, YAML), ["rollout.streaming.scaling=off"])
+        config.load(write(tmp_path, YAML), ["rollout.streaming.scaling=never"])
     assert not config.load(write(tmp_path, YAML), ["data.shuffle=off"]).data.shuffle
 
 

@@ -35,7 +35,6 @@ MISTAKES = [
     ("rollout.temperature=.nan", "'rollout.temperature': must be a finite number, got nan"),
     ("rollout.tail_batching.mode=exakt", "'auto', got 'exakt'; did you mean 'exact'?"),
     ("rollout.tail_batching=race", "must be keys and values such as 'mode: race', got 'race'"),
-    ("rollout.streaming.consolidate_below=never", "must be a valid integer or 'auto', got 'never'"),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("engine=vllm", "'engine': must be keys and values such as 'kind: vllm', got 'vllm'"),
     ("engine.kind=vlm", "'mini', 'vllm' or 'fake', got 'vlm'; did you mean 'vllm'?"),

@@ -80,9 +80,6 @@ ELSEWHERE = {
         "tests/runtime/step/test_planner_runs.py::"
         "test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it"
     ),
-    "rollout.planner=forecast": (
-        "tests/runtime/step/test_planner_runs.py::test_a_forecast_puts_devices_together"
-    ),
     "environment.kind=tools": ("tests/examples/test_tools_example.py::test_the_run"),
     "environment.kind=agent": (
         "tests/runtime/attempts/test_episode_runs.py::test_an_agent_is_trained_as_it_is"

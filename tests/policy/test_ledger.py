@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from policy_world import World, settings
+from policy_world import World, local_machine, settings
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
@@ -90,17 +90,17 @@ def test_an_event_counts_once():
 
 
 def test_an_attempt_that_died_before_it_moved_does_not_keep_its_new_engine_from_training():
-    rollout = {"prompts_per_step": 3, "num_generations": 2, "streaming": {"group_tokens": 200}}
-    world = World(settings(rollout, {"a": 3}, consolidate_below=3), workers=3)
+    freed = {"group_tokens": 200, "scaling": "fixed", "scaling_fraction": 0.25}
+    rollout = {"prompts_per_step": 4, "num_generations": 2, "streaming": freed}
+    world = World(settings(rollout, {"a": 4}, machine=local_machine(4)), workers=4)
     world.start()
-    for attempt in (0, 1, 2):
-        world.finish(AttemptId(attempt), 100)
     for attempt in (0, 1):
-        world.grade(AttemptId(attempt), float(attempt))
-    assert world.moving == {3: 2}
-    world.lose(EngineId(1))
-    for attempt in (4, 5):
         world.finish(AttemptId(attempt), 100)
-        world.grade(AttemptId(attempt), float(attempt))
-    assert world.running == {6: 0}
-    assert [worker for worker, _ in world.gradients] == [0, 2]
+    assert world.moving == {6: 1, 7: 2}
+    world.lose(EngineId(3))
+    for attempt in sorted(a for a, engine in world.running.items() if engine == 1):
+        world.finish(attempt, 1000)
+    for attempt in sorted(world.grading):
+        world.grade(attempt, float(attempt))
+    assert set(world.running.values()) == {2}
+    assert {worker for worker, _ in world.gradients} == {0, 1}

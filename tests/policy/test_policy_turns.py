@@ -71,9 +71,8 @@ class TurnsMachine(RuleBasedStateMachine):
             },
             {"a": count},
             stream=mode != "off",
-            consolidate_below=8,
             asynchronous=asynchronous or mode in RACED,
-            tail_engines=0 if compared else tail,
+            tail_engines=tail,
             machine=local_machine(workers) if compared else None,
         )
         self.world = Talking(given, workers)
@@ -298,23 +297,21 @@ TestTurnsMachine = TurnsMachine.TestCase
 
 
 def test_one_that_moves_while_its_environment_acts_goes_on_where_it_is_then() -> None:
-    rollout = {"prompts_per_step": 3, "num_generations": 2, "streaming": {"group_tokens": 200}}
-    world = Talking(make_settings(rollout, {"a": 3}, consolidate_below=3), workers=3)
+    freed = {"scaling": "fixed", "scaling_fraction": 0.25}
+    rollout = {"prompts_per_step": 2, "num_generations": 2, "streaming": freed}
+    world = Talking(make_settings(rollout, {"a": 2}, machine=local_machine(2)))
     world.start()
     for attempt in sorted(world.acting):
         world.reply(attempt)
-    assert [world.running[AttemptId(attempt)] for attempt in range(6)] == [0, 0, 1, 1, 2, 2]
-    world.end_turn(AttemptId(3))
-    for attempt in map(AttemptId, (0, 1, 2)):
-        world.end_turn(attempt)
-        world.finish(attempt, 100)
-    for attempt in (0, 1):
-        world.grade(AttemptId(attempt), float(attempt))
-    assert world.running == {3: 2, 4: 2, 5: 2}
-    assert not world.moving
-    world.reply(AttemptId(3))
+    assert [world.running[AttemptId(attempt)] for attempt in range(4)] == [0, 0, 1, 1]
+    world.end_turn(AttemptId(2))
+    world.end_turn(AttemptId(0))
+    world.finish(AttemptId(0), 100)
+    assert world.running == {1: 0, 2: 0, 3: 1}
+    assert world.moving == {3: 0}
+    world.reply(AttemptId(2))
     _, made = world.log[-1]
-    assert made == [do.ContinueAttempt(attempt=AttemptId(3), engine=EngineId(2))]
+    assert made == [do.ContinueAttempt(attempt=AttemptId(2), engine=EngineId(0))]
     finish_all(world)
 
 

@@ -40,7 +40,7 @@ class RolloutMachine(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         retries=st.integers(0, 2),
         buckets=st.sampled_from([1, 1, 3]),
-        scaling=st.sampled_from(["consolidate", "compared", "paper", "fixed"]),
+        scaling=st.sampled_from(["consolidate", "paper", "fixed", "off"]),
         tail=st.integers(0, 1),
         replica_engines=st.integers(0, 2),
         layout=st.sampled_from(["colocated", "colocated", "separate"]),
@@ -71,7 +71,6 @@ class RolloutMachine(RuleBasedStateMachine):
         rows: RowCosts | None,
         turns: bool,
     ) -> None:
-        rule = "consolidate" if scaling == "compared" else scaling
         sizes = {"a": first} | ({"b": second} if second else {})
         given = make_settings(
             {
@@ -88,21 +87,19 @@ class RolloutMachine(RuleBasedStateMachine):
                     "audit_prompts": 1,
                 },
                 "dynamic_sampling": {"enabled": dynamic, "max_draws": 2},
-                "streaming": {"group_tokens": 300, "scaling": rule},
+                "streaming": {"group_tokens": 300, "scaling": scaling},
             },
             sizes,
             stream=stream and mode != "off" and updates == 1 and not ordered,
             asynchronous=asynchronous or mode in RACED,
             ordered=ordered,
             updates=updates,
-            tail_engines=tail if scaling == "consolidate" and layout == "colocated" else 0,
+            tail_engines=tail if scaling in ("consolidate", "off") and layout == "colocated" else 0,
             replica_engines=replica_engines,
             layout=layout,
             rows=rows,
             turns=turns and not ordered,
-            machine=None
-            if scaling == "consolidate"
-            else local_machine(workers, max(1, replica_engines)),
+            machine=None if scaling == "off" else local_machine(workers, max(1, replica_engines)),
         )
         self.world = World(given, workers)
         self.failures = 0

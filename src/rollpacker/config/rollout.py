@@ -95,19 +95,16 @@ class StreamingConfig(Config):
 
     enabled: LastBits[bool] = True
     """Give devices that the tail has freed to gradients of finished groups."""
-    consolidate_below: LastBits[int | Literal["auto"]] = "auto"
-    """Move the tail to one engine less when so many attempts or fewer run; 0 never. ``auto``
-    compares the rest of the step with and without a move, by measured costs."""
     lookahead: LastBits[int] = Field(default=2, ge=1)
     """Gradient tasks in flight per replica."""
     group_tokens: LastBits[int | None] = Field(default=None, ge=1)
     """Tokens of one gradient task while responses decode, of small groups together; default: two
     micro-batches (``train.micro_batch_tokens``). After the rollout tasks may be eight times as
     large, and shrink with what is left."""
-    scaling: LastBits[Literal["consolidate", "paper", "fixed"]] = "consolidate"
-    """What frees devices from the tail: ``consolidate`` goes by ``consolidate_below``; ``paper``
-    frees half between 20% and 50% of finished responses if the rest fits; ``fixed`` frees half at
-    ``scaling_fraction``."""
+    scaling: LastBits[Literal["consolidate", "paper", "fixed", "off"]] = "consolidate"
+    """What frees devices from the tail: ``consolidate`` compares the rest of the step with and
+    without a move, by measured costs; ``paper`` frees half between 20% and 50% of finished
+    responses if the rest fits; ``fixed`` frees half at ``scaling_fraction``; ``off`` nothing."""
     scaling_fraction: LastBits[float] = Field(default=0.4, ge=0.0, le=1.0)
     """Share of finished responses at which ``fixed`` does."""
 
@@ -156,10 +153,9 @@ class RolloutConfig(Config):
     min_reward_range: Fixed[float] = Field(default=0.0, ge=0.0)
     """Groups whose rewards are closer together than this count as equal: no advantage, and dynamic
     sampling drops them. 0 leaves out rounding only."""
-    planner: LastBits[Literal["off", "paper", "forecast"]] = "off"
+    planner: LastBits[Literal["off", "paper"]] = "off"
     """Chooses the tensor-parallel size of each round, from ``engine.tensor_parallel`` on in powers
-    of two: ``paper`` follows preemptions, ``forecast`` predicts each size's time. Only with
-    ``engine.kind: vllm``."""
+    of two: ``paper`` follows preemptions. Only with ``engine.kind: vllm``."""
     max_retries: Said[int] = Field(default=2, ge=0)
     """New attempts for a response that the engine or its reward failed on."""
 

@@ -153,15 +153,10 @@ class EngineSlept(Tagged, frozen=True, kw_only=True):
 
 
 class RoundMeasured(Tagged, frozen=True, kw_only=True):
-    """What the engines went through in the round that has just ended.
-
-    ``preemptions`` of all engines; ``peak_kv``: largest share of an engine's KV budget in use.
-    """
+    """Preemptions of all engines in the round that has just ended."""
 
     step: int
     preemptions: int
-    peak_kv: float
-    seconds: float
 
 
 class DecodeTimed(Tagged, frozen=True, kw_only=True):

@@ -13,13 +13,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings
-from rollpacker.policy.engines.parallelism import (
-    ForecastPlanner,
-    LengthForecast,
-    PaperPlanner,
-    Planner,
-    occupancy,
-)
+from rollpacker.policy.engines.parallelism import PaperPlanner
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     FixedScaling,
@@ -47,8 +41,9 @@ class Regrouping:
         self._config = settings.rollout
         self._history = history
         self._ledger = ledger
-        self._devices = 0
-        self._planner = self._build_planner()
+        self._planner: PaperPlanner | None = None
+        if settings.rollout.planner == "paper":
+            self._planner = PaperPlanner(machine.devices(), machine.engine_devices)
         frees = settings.rules.stream and settings.rules.layout == "colocated"
         self._scaling = self._build_scaling() if frees else None
         self._tp = machine.engine_devices
@@ -56,7 +51,6 @@ class Regrouping:
         """How the engines of the round that was laid out are formed."""
         self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
-        self._rounds: dict[RoundKind, tuple[int, float]] = {}
         self._replicas: frozenset[ReplicaId] = frozenset()
         self._begin_round()
 
@@ -64,19 +58,8 @@ class Regrouping:
         self._base: dict[AttemptId, int] = {}
         self._moved: set[AttemptId] = set()
         self._progress: dict[EngineId, int] = {}
-        self._started_tokens = 0
 
-    def _build_planner(self) -> Planner | None:
-        devices, initial = self._machine.devices(), self._machine.engine_devices
-        match self._config.planner:
-            case "off":
-                return None
-            case "paper":
-                return PaperPlanner(devices, initial)
-            case "forecast":
-                return ForecastPlanner(devices, initial, self._round_seconds, self._forecast)
-
-    def _build_scaling(self) -> Scaling:
+    def _build_scaling(self) -> Scaling | None:
         streaming, machine = self._config.streaming, self._machine
         match streaming.scaling:
             case "paper":
@@ -88,13 +71,8 @@ class Regrouping:
                     sizes=machine.sizes, train_seconds_per_token=machine.train_token_s
                 )
                 return Consolidation(settings, machine)
-
-    def _round_seconds(self, tp: int, lengths: LengthForecast) -> float:
-        return self._machine.round_seconds(tp, lengths, self._devices)
-
-    def _forecast(self, kind: RoundKind) -> LengthForecast | None:
-        attempts, prompt_tokens = self._rounds.get(kind, (0, 0.0))
-        return occupancy(self._history, kind, attempts, prompt_tokens) if attempts else None
+            case "off":
+                return None
 
     def start(self, event: ev.StepStarted) -> None:
         """A step begins."""
@@ -103,7 +81,6 @@ class Regrouping:
     def lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
         """Form the engines of a round; those that run."""
         self._begin_round()
-        self._devices = len(engines) * self._machine.engine_devices
         self._tp = self._machine.engine_devices
         if self._planner is not None:
             self._tp = self._planner.plan(kind)
@@ -132,7 +109,6 @@ class Regrouping:
     def started(self, decision: do.StartAttempt) -> None:
         """An attempt begins."""
         self._base[decision.attempt] = -self._progress.get(decision.engine, 0)
-        self._started_tokens += self._prompt_tokens.get(decision.prompt, 0)
 
     def forget(self, decision: do.AcceptGroup | do.DropGroup) -> None:
         """A prompt is done."""
@@ -159,11 +135,8 @@ class Regrouping:
 
     def measured(self, event: ev.RoundMeasured) -> None:
         """What a round's engines went through."""
-        started = len(self._ledger.attempts)
-        if self._planner is not None and started:
-            kind = self._ledger.kind
-            self._rounds[kind] = started, self._started_tokens / started
-            self._planner.observe(kind, self._tp, event)
+        if self._planner is not None and self._ledger.attempts:
+            self._planner.observe(self._ledger.kind, self._tp, event.preemptions)
 
     def decide(self, now: float, gradient_tokens: int) -> Iterable[do.Decision]:
         """Move the tail when the rule says so."""
@@ -212,15 +185,10 @@ class Regrouping:
         return {
             "planner": planner,
             "prompt_tokens": dict(self._prompt_tokens),
-            "rounds": {str(kind): list(seen) for kind, seen in self._rounds.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state_dict``."""
         self._prompt_tokens = {PromptId(p): n for p, n in state["prompt_tokens"].items()}
-        self._rounds = {
-            RoundKind(kind): (attempts, tokens)
-            for kind, (attempts, tokens) in state["rounds"].items()
-        }
         if self._planner is not None:
             self._planner.load_state_dict(state["planner"])

@@ -91,7 +91,7 @@ class RolloutPolicy:
                     touch(event, of)
             self._follow(made, self._tail.handle(event, of))
         if self._engines is not None:
-            self._add(made, self._engines.decide(now, self._streaming.waiting))
+            self._add(made, self._engines.decide(now, self._streaming.wanted))
             for engine in self._engines.retired():
                 self._tail.retire(engine)
         self._add(made, self._streaming.decide())

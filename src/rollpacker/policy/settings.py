@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.engines.fleet import Layout, tail_engines
 from rollpacker.policy.engines.hardware import Hardware
-from rollpacker.policy.engines.latency import LatencyCurve, RowCosts, consolidation_threshold
+from rollpacker.policy.engines.latency import RowCosts
 
 USUAL_MICRO_BATCH = 8192
 """Tokens that keep a GPU busy with models of 0.5 to 14 billion parameters."""
@@ -23,7 +23,6 @@ class StreamingRules:
 
     Args:
         stream: gradients may start before the rollout ends.
-        consolidate_below: running attempts at which the tail moves to fewer engines; 0 never.
         ordered: gradients are summed in the order in which prompts were started, so that the
             sum is the same to the bit in every run.
         updates: updates of a step; more than one needs all groups first.
@@ -40,7 +39,6 @@ class StreamingRules:
     """
 
     stream: bool
-    consolidate_below: int
     ordered: bool = False
     updates: int = 1
     train_all: bool = False
@@ -64,7 +62,7 @@ class RolloutSettings:
         latency: seconds of a decode step of one engine by batch size.
         asynchronous_grading: grade each response when it finishes.
         rules: what streaming may do.
-        machine: devices, where engines may span several or the rule that frees them asks for them.
+        machine: devices, for the planner and the rule that frees them; None where neither asks.
         rows: what rows of a decode step cost; None where engines cannot decode ahead.
     """
 
@@ -105,8 +103,7 @@ class RolloutSettings:
         """From a run's configuration, and what else is known of it.
 
         Args:
-            rollout, seed, sizes, cap, latency, machine, rows: as here; a machine has another rule
-                for the tail.
+            rollout, seed, sizes, cap, latency, machine, rows: as here.
             engines: how many there are.
             whole_batch: the update needs all groups before its first gradient.
             asynchronous: how responses are graded; None leaves it to the mode.
@@ -117,19 +114,19 @@ class RolloutSettings:
             layout: where replicas are; separate ones have no use for the engines of a tail.
             micro_batch_tokens: of one forward and backward.
         """
-        frees = machine is None and layout == "colocated"
+        # The paper's rules know nothing of a tail that leaves its nodes.
+        ours = rollout.planner == "off" and rollout.streaming.scaling in ("consolidate", "off")
         off = rollout.tail_batching.mode == "off" or (permits and layout == "separate")
         stream = rollout.streaming.enabled and not (off or whole_batch)
         rules = StreamingRules(
             stream=stream,
-            consolidate_below=_below(rollout, latency, engines) if stream and frees else 0,
             ordered=ordered,
             updates=updates,
             train_all=train_all,
             prompts=rollout.prompts_per_step,
             task_tokens=rollout.streaming.group_tokens or 2 * micro_batch_tokens,
             turns=turns and not ordered,
-            tail_engines=tail_engines(engines) if shared and frees else 0,
+            tail_engines=tail_engines(engines) if shared and ours and layout == "colocated" else 0,
             layout=layout,
             replica_engines=replica_engines,
         )
@@ -156,15 +153,6 @@ class RolloutSettings:
 
 
 _ADAPTER = TypeAdapter(RolloutSettings)
-
-
-def _below(rollout: RolloutConfig, latency: Mapping[int, float], engines: int) -> int:
-    """Running attempts at which the tail moves."""
-    below = rollout.streaming.consolidate_below
-    if below == "auto":
-        curve = LatencyCurve(latency)
-        return consolidation_threshold(curve.at, engines, curve.largest)
-    return below
 
 
 def asynchronous_grading(rollout: RolloutConfig, chosen: bool | None) -> bool:

@@ -120,7 +120,7 @@ def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSett
         tail_batching=ours.tail_batching,
         max_retries=ours.max_retries,
         # verl trains when it has the whole batch, and its servers stay as they are.
-        streaming=StreamingConfig(enabled=False, consolidate_below=0),
+        streaming=StreamingConfig(enabled=False),
         speculation=SpeculationConfig(mode="off"),
     )
     return RolloutSettings.of(

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import settings
 
-from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
 from rollpacker.policy.engines.hardware import EngineProfile, measured
 from rollpacker.policy.engines.parallelism import PaperPlanner
@@ -52,8 +51,7 @@ def test_only_measured_sizes_are_possible():
     assert node(2, 8, heads=16).devices().sizes() == (2, 8)
     planner = PaperPlanner(node(1, 4).devices(), 1)
     for preemptions in (10, 100, 1000):
-        measure = ev.RoundMeasured(step=0, preemptions=preemptions, peak_kv=0.9, seconds=1.0)
-        planner.observe(RoundKind.FULL, planner.plan(RoundKind.FULL), measure)
+        planner.observe(RoundKind.FULL, planner.plan(RoundKind.FULL), preemptions)
     assert planner.plan(RoundKind.FULL) == 1, "2 was not measured"
 
 
@@ -106,7 +104,7 @@ def test_engines_are_smaller_when_none_of_the_planned_size_is_left():
     told = settings(rollout, {}, stream=False, machine=node(1, 2, 4))
     engines = Regrouping(told, LengthHistory(window=4), Ledger())
     state = {"full": {"tp": 4, "previous": 0, "calm": 0}}
-    engines.load_state_dict({"planner": state, "prompt_tokens": {}, "rounds": {}})
+    engines.load_state_dict({"planner": state, "prompt_tokens": {}})
     live = tuple(map(EngineId, (0, 1, 2, 5)))
     assert engines.lay_out(RoundKind.FULL, tuple(map(EngineId, range(8)))) == (0, 4)
     assert engines.lay_out(RoundKind.FULL, live) == (0,)

@@ -27,7 +27,7 @@ def finish_worker(world: World, worker: int, tokens: int, leave: int = 0) -> Non
 
 
 def test_a_worker_that_the_tail_has_freed_starts_gradients() -> None:
-    world = started(consolidate_below=0)
+    world = started()
     finish_worker(world, 0, tokens=50)
     assert {worker for worker, _ in world.gradients} == {EngineId(0)}
     assert world.running
@@ -41,18 +41,8 @@ def test_without_streaming_gradients_wait_for_the_rollout() -> None:
     assert world.gradients
 
 
-def test_the_tail_moves_when_gradients_wait_for_a_worker() -> None:
-    world = started(consolidate_below=4)
-    finish_worker(world, 0, tokens=600, leave=1)
-    finish_worker(world, 1, tokens=600, leave=1)
-    moves = [d for _, made in world.log for d in made if isinstance(d, do.MigrateAttempts)]
-    assert len(moves) == 1
-    assert len(moves[0].attempts) == 1
-    assert {w for w, _ in world.gradients} == {moves[0].source}
-
-
 def test_long_groups_are_cut_so_that_both_workers_share_the_last_one() -> None:
-    world = started(consolidate_below=0)
+    world = started()
     finish_worker(world, 0, tokens=5)
     while world.gradients:
         world.sum_gradients(0)
@@ -62,7 +52,7 @@ def test_long_groups_are_cut_so_that_both_workers_share_the_last_one() -> None:
 
 
 def test_groups_without_variance_cost_nothing_and_go_together() -> None:
-    world = started(consolidate_below=0)
+    world = started()
     for attempt in sorted(world.running):
         world.finish(attempt, 700)
     for attempt in sorted(world.grading):
@@ -110,7 +100,7 @@ def moves_of(world: World) -> list[do.MigrateAttempts]:
 
 def test_a_tail_is_offered_once_and_leaves_its_nodes_only_when_somebody_takes_them() -> None:
     shape = {"prompts_per_step": 8, "num_generations": 4, "streaming": {"group_tokens": 8}}
-    given = settings(shape, {"a": 8}, consolidate_below=0, tail_engines=1)
+    given = settings(shape, {"a": 8}, tail_engines=1)
     world = World(given, workers=4)
     world.start()
     on = [sorted(a for a, w in world.running.items() if w == worker) for worker in world.workers]
@@ -157,7 +147,7 @@ def task_tokens(world: World) -> list[int]:
 def test_tasks_fill_micro_batches_once_the_rollout_is_over() -> None:
     """32 prompts x 8 responses of 1,000 tokens: 131 tasks of a micro-batch each before."""
     shape = {"prompts_per_step": 32, "num_generations": 8, "streaming": {"group_tokens": 2048}}
-    world = World(settings(shape, {"a": 32}, consolidate_below=0, stream=False), 1)
+    world = World(settings(shape, {"a": 32}, stream=False), 1)
     world.start()
     finish_worker(world, 0, tokens=1000)
     sizes: list[int] = []
@@ -171,7 +161,7 @@ def test_tasks_fill_micro_batches_once_the_rollout_is_over() -> None:
 
 
 def test_an_engine_sleeps_before_gradients_are_summed_beside_it() -> None:
-    world = started(consolidate_below=0, turns=True)
+    world = started(turns=True)
     finish_worker(world, 0, tokens=50)
     assert not world.gradients
     assert world.lying_down == {EngineId(0)}
@@ -186,7 +176,7 @@ def test_an_engine_sleeps_before_gradients_are_summed_beside_it() -> None:
 
 
 def test_the_last_engine_stays_awake_until_the_rollout_is_over() -> None:
-    world = started(consolidate_below=0, turns=True)
+    world = started(turns=True)
     world.lose_devices([EngineId(1)], [])
     for attempt in sorted(world.running)[:-1]:
         world.finish(attempt, 50)

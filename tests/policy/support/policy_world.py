@@ -39,7 +39,6 @@ def settings(
     asynchronous: bool = True,
     ordered: bool = False,
     updates: int = 1,
-    consolidate_below: int = 4,
     tail_engines: int = 0,
     replica_engines: int = 0,
     layout: Layout = "colocated",
@@ -57,7 +56,6 @@ def settings(
         asynchronous_grading=asynchronous,
         rules=StreamingRules(
             stream=stream,
-            consolidate_below=consolidate_below if machine is None and layout == "colocated" else 0,
             ordered=ordered,
             updates=updates,
             tail_engines=tail_engines,

@@ -23,7 +23,7 @@ LENGTHS = {
     "num_generations": 4,
     "max_completion_length": 80,
     # What is measured differs between machines.
-    "streaming": {"consolidate_below": 6, "group_tokens": 1},
+    "streaming": {"scaling": "fixed", "scaling_fraction": 0.6, "group_tokens": 1},
 }
 """Most responses have fewer than 18 tokens and the longest of a step more than 50: a tail."""
 OTHERS = ("off", "race", "auto")

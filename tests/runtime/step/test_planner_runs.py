@@ -117,27 +117,15 @@ def test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it(
     assert checkpoints(folder)[-1] == 4
 
 
-@pytest.mark.slow
-def test_a_forecast_puts_devices_together(
-    shop: Workshop, ours: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast_pairs(monkeypatch)
-    folder, _ = run(shop.config("forecast", steps=4, **settings("forecast", enabled=False)))
-    assert decided(folder, "FormEngine")
-    assert happened(folder, "EngineFormed")
-    check(ours, folder)
-
-
-def test_a_forecast_goes_by_what_was_measured_and_replays(shop: Workshop, ours: Path) -> None:
+def test_both_sizes_are_measured_and_a_round_is_of_one(shop: Workshop, ours: Path) -> None:
     """Whatever it decides on this machine: both sizes have costs, and each round is of one."""
-    folder, _ = run(shop.config("measured", steps=4, **settings("forecast", enabled=False)))
+    folder, _ = run(shop.config("measured", steps=4, **settings("paper", enabled=False)))
     with (folder / "journal.jsonl").open(encoding="utf-8") as lines:
         machine = json.loads(next(lines))["meta"]["settings"]["machine"]
     costs = [profile["latency"] for _, profile in sorted(machine["profiles"].items())]
     assert len(costs) == 2
     assert all(seconds > 0 for each in costs for seconds in each.values())
     assert [each["step"] for each in happened(folder, "RoundMeasured")] == [0, 1, 2, 3]
-    assert all(each["seconds"] > 0 for each in happened(folder, "RoundMeasured"))
     together = {step for step, _ in decided(folder, "FormEngine")}
     for step in range(4):
         used = {each["engine"] for at, each in decided(folder, "StartAttempt") if at == step}

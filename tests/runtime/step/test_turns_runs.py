@@ -29,7 +29,7 @@ ROLLOUT: dict[str, Any] = {
     "prompts_per_step": 4,
     "num_generations": 4,
     "max_completion_length": 40,
-    "streaming": {"consolidate_below": 6, "group_tokens": 1},
+    "streaming": {"scaling": "fixed", "scaling_fraction": 0.6, "group_tokens": 1},
 }
 ENGINE: dict[str, Any] = {"kind": "vllm", "max_running": 16, "kv_tokens": 1024}
 ROUNDING = 1e-5

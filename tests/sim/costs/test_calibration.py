@@ -135,13 +135,12 @@ def machine(gpus: int, given: dict[str, Any] = CPU, **streaming: Any) -> Hardwar
 
 
 def test_measured_devices_are_compared_as_in_a_run() -> None:
-    """And a number that was given is waited for, on whatever devices."""
     asked = machine(4)
     assert asked is not None
     assert (asked.sizes, asked.node_size, asked.replica_devices) == ((1,), 4, 1)
     assert machine(1) is None
-    assert machine(4, consolidate_below=3) is None
+    assert machine(4, scaling="off") is None
     assert machine(4, scaling="paper") is not None
     paper = calibration.load("paper-7b-8k").model_dump(exclude_defaults=True)
     assert machine(64, paper) is not None
-    assert machine(64, paper, consolidate_below=3) is None
+    assert machine(64, paper, scaling="off") is None

@@ -258,7 +258,7 @@ def test_engines_of_several_devices_share_weights_and_heads() -> None:
 def test_engines_that_rest_for_the_planner_are_counted() -> None:
     """28 heads are split by 2 and 4, not by 8."""
     engine = {"kind": "vllm", "tensor_parallel": 1, "kv_tokens": 65_536}
-    rollout = {"max_completion_length": 4096, "planner": "forecast"}
+    rollout = {"max_completion_length": 4096, "planner": "paper"}
     config = job(engine=engine, trainer={"kind": "fsdp"}, rollout=rollout)
     found = needs(config, LARGE, H100)
     assert found.division.sizes == (1, 2, 4)

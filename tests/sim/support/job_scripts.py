@@ -55,7 +55,7 @@ def scripts(draw) -> Script:
             "enabled": draw(choice(True, True, False)),
             "group_tokens": draw(choice(1, 64, 256, 1024)),
             "lookahead": draw(st.integers(1, 3)),
-            "consolidate_below": draw(choice("auto", 0, 3, 8, 30)),
+            "scaling": draw(choice("consolidate", "fixed", "off")),
         },
         sampling={"enabled": draw(st.booleans()), "max_draws": draw(st.integers(1, 4))},
         sizes={domain: draw(st.integers(1, 25)) for domain in domains},

@@ -9,6 +9,7 @@ from rollpacker.core.types import Prompt, PromptId, sampling_seed
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.fake import scripted_length
 from rollpacker.policy.engines.fleet import colocated, grid
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.sim.costs.costs import CurveCosts, RewardCosts, TrainCosts
@@ -70,7 +71,14 @@ class Script:
             whole_batch=self.updates > 1,
             ordered=self.ordered,
             updates=self.updates,
+            machine=None if rollout.streaming.scaling == "off" else self.machine(),
         )
+
+    def machine(self) -> Hardware:
+        profile = EngineProfile(
+            kv_tokens=10**9, latency=LATENCY, context_token_s=1.7e-6, prefill_token_s=1e-4
+        )
+        return measured({1: profile}, devices=self.workers, node_size=self.workers)
 
     def engine(self) -> FakeEngineConfig:
         return FakeEngineConfig(lengths=self.lengths)

@@ -14,6 +14,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import RoundKind
 
 Line = tuple[float, ev.Event, list[do.Decision]]
+FREED = {"scaling": "fixed", "scaling_fraction": 0.5, "group_tokens": 64}
 CLOSE = 1e-9
 """Seconds: the simulator sums decode steps in closed form, the runtime one by one."""
 
@@ -99,7 +100,7 @@ def is_round(decision) -> bool:
 
 
 def test_moving_the_tail() -> None:
-    given = script("exact", streaming={"consolidate_below": 10, "group_tokens": 64}, workers=4)
+    given = script("exact", streaming=FREED, workers=4)
     assert decided(assert_same(given))["MigrateAttempts"] > 8
 
 
@@ -145,14 +146,12 @@ def test_turns_with_an_environment(mode: str) -> None:
 
 
 def test_moving_a_tail_that_waits_for_its_environments() -> None:
-    streaming = {"consolidate_below": 10, "group_tokens": 64}
-    lines = assert_same(script("exact", streaming=streaming, workers=4, tools=True))
+    lines = assert_same(script("exact", streaming=FREED, workers=4, tools=True))
     assert decided(lines)["MigrateAttempts"] > 8
 
 
 def test_what_moves_within_a_turn_is_cut_at_the_cap_too() -> None:
-    streaming = {"consolidate_below": 30, "group_tokens": 64}
-    given = script("exact", streaming=streaming, workers=4, cap=61, tools=True)
+    given = script("exact", streaming=FREED, workers=4, cap=61, tools=True)
     moved, cut = set(), set()
     for _, event, _ in assert_same(given):
         if isinstance(event, ev.AttemptMigrated):

@@ -89,7 +89,7 @@ def test_the_gradient_work_is_that_of_colocated_devices() -> None:
         assert one.seconds == pytest.approx(two.seconds, abs=1e-3)
 
 
-@pytest.mark.parametrize("changes", [{}, {"rollout": {"planner": "forecast"}}])
+@pytest.mark.parametrize("changes", [{}, {"rollout": {"planner": "paper"}}])
 @pytest.mark.parametrize("mode", ["off", "exact", "auto"])
 def test_its_journal_replays(tmp_path, mode: str, changes) -> None:
     path = tmp_path / "journal.jsonl"

@@ -136,7 +136,7 @@ def test_what_the_modes_do_to_a_job() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["consolidate", "paper", "fixed"])
-@pytest.mark.parametrize("planner", ["off", "paper", "forecast"])
+@pytest.mark.parametrize("planner", ["off", "paper"])
 def test_engines_that_change_their_size(scaling: str, planner: str) -> None:
     journal = Journal()
     rollout = {

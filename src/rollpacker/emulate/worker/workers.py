@@ -303,5 +303,4 @@ def _work(done: StepWork) -> msg.Work:
         preemptions=done.preemptions,
         cpu_s=0.0,
         decode_cpu_s=0.0,
-        peak_kv=done.peak_kv,
     )

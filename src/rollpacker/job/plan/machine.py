@@ -11,9 +11,10 @@ from rollpacker.train.model.card import Card
 
 def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:
     """What the planner, or the rule that frees devices, asks; None where neither does."""
+    # Ordered gradients wait for the rollout's end: there is nothing to free devices for.
+    stays = len(pool.engines) < 2 or config.deterministic
     rules = config.rollout
-    plain = rules.planner == "off" and rules.streaming.scaling == "consolidate"
-    if plain and not _compares(config, pool):
+    if rules.planner == "off" and (stays or rules.streaming.scaling == "off"):
         return None
     profiles = {
         size: EngineProfile(
@@ -33,17 +34,4 @@ def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | No
         replica_devices=replica_size(config, decoding) if colocated else None,
         heads=card.heads,
         kv_heads=card.kv_heads,
-    )
-
-
-def _compares(config: RunConfig, pool: WorkerPool) -> bool:
-    """Whether moves of the tail are compared by what they cost, instead of waiting for a number of
-    attempts: that which was given, or of which contexts without a cost make too many."""
-    return (
-        len(pool.engines) > 1
-        and pool.info.context_token_s is not None
-        and config.rollout.streaming.consolidate_below == "auto"
-        # Ordered gradients wait for the rollout's end, and a tail may have to leave its nodes.
-        and not config.deterministic
-        and not config.mux.url
     )

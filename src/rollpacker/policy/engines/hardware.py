@@ -16,11 +16,8 @@ import numpy as np
 from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.policy.engines.latency import Floats, LatencyCurve
-from rollpacker.policy.engines.parallelism import Devices, LengthForecast
+from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.policy.engines.scaling import Tokens
-
-_STRIDE = 64
-"""Decode steps between the points at which a forecast is integrated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,19 +135,6 @@ class Hardware:
     def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
         """Seconds to decode sequences by ``remaining`` tokens each."""
         return self.profiles[tp].decode_s(contexts, remaining)
-
-    # What the planner asks ----------------------------------------------------------------------
-
-    def round_seconds(self, tp: int, lengths: LengthForecast, devices: int) -> float:
-        """Predicted seconds of a round on ``devices``, spread evenly; KV that lacks makes it
-        wait in proportion."""
-        profile = self.profiles[tp]
-        running = np.maximum(0.0, lengths.running[::_STRIDE]) * tp / devices
-        times = np.arange(running.size) * float(_STRIDE)
-        context = running * (lengths.prompt_tokens + times)
-        seconds = profile.step_s(running, np.minimum(context, profile.kv_tokens))
-        waiting = np.maximum(1.0, context / profile.kv_tokens)
-        return float(np.sum(np.where(running > 0.0, seconds * waiting, 0.0)) * _STRIDE)
 
 
 def measured(

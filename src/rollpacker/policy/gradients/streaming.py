@@ -1,9 +1,8 @@
-"""When gradients start, where, when the update is made and its weights published, and when the tail
-moves to fewer engines.
+"""When gradients start, where, and when the update is made and its weights published.
 
 Works in every mode: in ``exact`` nothing is discarded, so a group that is complete is final and
-its gradients may be summed while the tail still decodes (RollPacker, section 5; ours also moves
-the tail). The sum is divided once, at the end, so the update does not change.
+its gradients may be summed while the tail still decodes (RollPacker, section 5). The sum is divided
+once, at the end, so the update does not change.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _part(ready: _Ready) -> GroupPart:
 
 
 class Streaming:
-    """Assigns gradient work to replicas and frees engines from the tail.
+    """Assigns gradient work to replicas, and clears the nodes that another job takes.
 
     Args:
         settings: the run's.
@@ -181,10 +180,15 @@ class Streaming:
         self._set_ready(parts[:size])
         self._later = [parts[i : i + size] for i in range(size, len(parts), size)]
 
+    @property
+    def wanted(self) -> int:
+        """Tokens for which freed devices would compute gradients now."""
+        return 0 if self._tail.released else self.waiting
+
     # What is due ------------------------------------------------------------------------------
 
     def decide(self) -> Iterable[do.Decision]:
-        """Consolidate the tail, hand out gradients, end the update, publish: what is due now."""
+        """Hand out gradients, end the update, publish: what is due now."""
         if self._updated:
             self._updated = False
             yield do.PublishWeights(version=self._ledger.step + 1)
@@ -192,7 +196,6 @@ class Streaming:
             return
         if not self._rollout_over:
             yield from self._tail.decide()
-            yield from self._consolidate()
         yield from self._dispatch()
         yield from (do.SleepEngine(engine=engine) for engine in self._tired)
         self._tired.clear()
@@ -200,28 +203,6 @@ class Streaming:
         if self._rollout_over and idle:
             self._applying = True
             yield do.ApplyUpdate(step=self._ledger.step, update=self._update, last=not self._later)
-
-    def _consolidate(self) -> Iterable[do.MigrateAttempts]:
-        """Free the emptiest decoding engine when the others can take its attempts for free.
-
-        One whose replica is lost has nothing else to do: it takes attempts, and is not freed.
-        """
-        ledger = self._ledger
-        if not self._rules.stream or len(ledger.running) > self._rules.consolidate_below:
-            return
-        if self.waiting < self._rules.task_tokens or ledger.busy < 2:
-            return
-        running = ledger.by_engine()
-        trains = {engine: self._trains(self._fleet.on[engine]) for engine in running}
-        order = sorted(running, key=lambda one: (not trains[one], len(running[one]), -one))
-        source, target = order[0], order[-1]
-        if not trains[source]:
-            return
-        yield do.MigrateAttempts(attempts=running[source], source=source, target=target)
-
-    def _trains(self, replicas: Iterable[ReplicaId]) -> bool:
-        """Whether any of them is left."""
-        return any(replica in self._sums for replica in replicas)
 
     def _dispatch(self) -> Iterable[do.AccumulateGradients]:
         if self._rules.ordered:

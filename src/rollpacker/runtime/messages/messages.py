@@ -173,7 +173,6 @@ class Work:
         preemptions: sequences thrown out for lack of KV.
         cpu_s: CPU seconds of the process.
         decode_cpu_s: those spent in the engine.
-        peak_kv: largest share of the KV budget that was seen in use, 0 to 1.
         decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
             does not tell rows.
     """
@@ -184,7 +183,6 @@ class Work:
     preemptions: int
     cpu_s: float
     decode_cpu_s: float
-    peak_kv: float = 0.0
     cached_tokens: int = 0
     decode_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
@@ -197,7 +195,6 @@ class Work:
             preemptions=self.preemptions + other.preemptions,
             cpu_s=self.cpu_s + other.cpu_s,
             decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
-            peak_kv=max(self.peak_kv, other.peak_kv),
             cached_tokens=self.cached_tokens + other.cached_tokens,
             decode_s=other.decode_s,
         )

@@ -104,12 +104,7 @@ class StepRecord:
     def measured(self) -> ev.RoundMeasured:
         """What the engines went through."""
         work = self.work.values()
-        return ev.RoundMeasured(
-            step=self.step,
-            preemptions=sum(each.preemptions for each in work),
-            peak_kv=max((each.peak_kv for each in work), default=0.0),
-            seconds=round(self.rollout_end_s - self.start_s, 6),
-        )
+        return ev.RoundMeasured(step=self.step, preemptions=sum(each.preemptions for each in work))
 
     def timed(self) -> ev.DecodeTimed | None:
         """What its engines' decode steps took; None where none of them tells."""

@@ -96,7 +96,6 @@ class EngineWorker:
         if stats.rows > self._rows:
             self._times.add(stats.rows - self._rows, seconds)
             self._rows = stats.rows
-        self._peak_kv = max(self._peak_kv, stats.kv_used)
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
@@ -107,7 +106,7 @@ class EngineWorker:
         self._before = self._engine.stats()
         self._rows = self._before.rows
         self._cpu_before = time.process_time()
-        self._decode_cpu_s = self._peak_kv = 0.0
+        self._decode_cpu_s = 0.0
 
     def _load_weights(self, command: msg.LoadWeights) -> None:
         self._newest = command
@@ -170,8 +169,6 @@ class EngineWorker:
             preemptions=now.preemptions - before.preemptions,
             cpu_s=time.process_time() - self._cpu_before,
             decode_cpu_s=self._decode_cpu_s,
-            # Who was preempted found the cache full, in the middle of a step.
-            peak_kv=1.0 if now.preemptions > before.preemptions else self._peak_kv,
             decode_s=self._times.latency(),
         )
         self._begin_step()

@@ -142,11 +142,9 @@ def machine_of(
     """What the policy may know of the machines; None where it does not ask, as in runs. ``grows``:
     engines of the tail may be put together into larger ones."""
     rules = config.rollout
-    if rules.planner == "off" and rules.streaming.scaling == "consolidate":
-        if rules.streaming.consolidate_below != "auto":
-            return None
-        if calibration.measured is not None and not config.balanced_training:
-            return None
+    ordered = calibration.measured is not None and not config.balanced_training
+    if rules.planner == "off" and (ordered or rules.streaming.scaling == "off"):
+        return None
     base = engine_devices(config, calibration)
     if calibration.measured is not None:
         gpus = rollout_gpus(config, calibration)

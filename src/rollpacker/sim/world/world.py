@@ -283,13 +283,10 @@ class World:
         self._carried = step.carried() if self._carries else {}
         if not self._measure:
             return
-        pressure = [worker.pressure() for worker in self._engines.values()]
         self._pump.post(
             ev.RoundMeasured(
                 step=step.number,
-                preemptions=sum(preemptions for preemptions, _ in pressure),
-                peak_kv=max(peak for _, peak in pressure),
-                seconds=step.rollout_end_s - step.rollout_start_s,
+                preemptions=sum(worker.pressure()[0] for worker in self._engines.values()),
             )
         )
 

@@ -12,8 +12,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     MODE: ("exact", "off", "race", "prompts", "partial", "auto"),
     "train.algorithm.kind": ("grpo", "reinforce_pp", "gspo"),
     "rollout.tail_batching.long_round_steps": (1, 2),
-    "rollout.tail_batching.bucket_rounds": (1, 2),
-    "rollout.tail_batching.censoring_weights": (False, True),
     "rollout.tail_batching.audit_every": (0, 1),
     "rollout.streaming.enabled": (True, False),
     "rollout.streaming.scaling": ("consolidate", "fixed"),

@@ -101,9 +101,8 @@ def _sampled_only(sample):
 @pytest.mark.parametrize("name", SHAPED)
 def test_advantages_are_those_of_responses_without_what_was_put_in(name, masked):
     groups = with_environment(group_batch(MODEL, SHAPED[name]))
-    options = {"mask_truncated": masked, "weigh": lambda lengths: 1.0 + np.array(lengths) / 7}
-    found = _accepted(_cut_off(groups), SHAPED[name], **options)
-    expected = _accepted(_cut_off(groups, _sampled_only), SHAPED[name], **options)
+    found = _accepted(_cut_off(groups), SHAPED[name], mask_truncated=masked)
+    expected = _accepted(_cut_off(groups, _sampled_only), SHAPED[name], mask_truncated=masked)
     np.testing.assert_array_equal(found, expected)
     assert found.any()
 

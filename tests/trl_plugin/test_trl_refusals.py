@@ -46,8 +46,8 @@ pytestmark = pytest.mark.trl
             "eta_responses does nothing in mode 'prompts': set mode to 'race' or 'auto'",
         ),
         (
-            {"tail_batching": {"mode": "prompts", "censoring_weights": True}},
-            "long_round_steps and bucket_rounds must be 1 and censoring_weights false",
+            {"tail_batching": {"mode": "prompts", "long_round_steps": 2}},
+            "long_round_steps must be 1",
         ),
         ({"tail_batching": None}, "tail_batching=None: must be one of"),
         (

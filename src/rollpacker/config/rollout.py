@@ -23,7 +23,6 @@ USED_IN: dict[str, tuple[TailMode, ...]] = {
     "long_round_steps": _DISCARDS,
     "max_staleness": ("partial",),
     "stale_tokens": ("partial",),
-    "bucket_rounds": ("exact",),
     "bias_limit": ("auto",),
     "race_responses": ("auto",),
     "audit_every": _DISCARDS,
@@ -59,15 +58,10 @@ class TailBatchingConfig(Config):
     log-probabilities that a step's tokens were sampled with, or ``train.sampler_correction``;
     ``mask``: no loss, but they count in the divisor; ``fresh``: as tokens of the present
     weights."""
-    bucket_rounds: Fixed[int] = Field(default=1, ge=1)
-    """Rounds of mode ``exact`` that are drawn together and sorted by the lengths of earlier visits;
-    1 keeps the order of the data."""
     bias_limit: Fixed[float] = Field(default=0.95, gt=0.0, le=1.0)
     """Lowest kept/true mean length that ``auto`` may cause."""
     race_responses: Fixed[bool] = False
     """Let ``auto`` race responses too."""
-    censoring_weights: Fixed[bool] = False
-    """Inverse-probability-of-censoring weights (clip 5) for mode ``prompts``."""
     audit_every: Fixed[int] = Field(default=7, ge=0)
     """Steps between audits, where a few prompts run without aborts to measure bias; 0 never."""
     audit_prompts: Fixed[int] = Field(default=4, ge=1)
@@ -91,7 +85,7 @@ class TailBatchingConfig(Config):
 
 class StreamingConfig(Config):
     """Gradients that start before the rollout ends; not in mode ``off``, nor where the update needs
-    the whole batch (several updates a step, REINFORCE++, censoring weights)."""
+    the whole batch (several updates a step, REINFORCE++)."""
 
     enabled: LastBits[bool] = True
     """Give devices that the tail has freed to gradients of finished groups."""

@@ -196,7 +196,7 @@ class HostedJob:
     def turn_epoch(self) -> None:
         """Begin the next epoch when this one has no whole round left."""
         source = self._host.problems.source
-        left = sum(source.remaining().values()) + self._policy.held
+        left = sum(source.remaining().values()) + self._policy.queue
         if left < self._config.rollout.prompts_per_step:
             self._counters.epochs = source.epoch + 1
             self._rollout.end_epoch(source.epoch)

@@ -35,7 +35,7 @@ class RolloutPolicy:
             self._engines = Regrouping(settings, history, ledger)
         self._speculating = Speculating(settings.rollout, settings.rows, ledger)
         self._running: Sequence[EngineId] = ()
-        self._tail = TailBatching(settings, history.predicted, ledger, self._lay_out)
+        self._tail = TailBatching(settings, ledger, self._lay_out)
         self._wire()
 
     def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
@@ -126,21 +126,12 @@ class RolloutPolicy:
 
     @property
     def queue(self) -> int:
-        """Prompts waiting for a long round."""
+        """Prompts that were drawn and wait for a later round."""
         return len(self._tail.queue)
-
-    @property
-    def held(self) -> int:
-        """Prompts that were drawn and wait: queued, or bucketed for a later round."""
-        return self._tail.held
 
     def bias(self) -> Bias:
         """How far the last rounds' kept responses are from all responses."""
         return self._measure.bias
-
-    def censoring_weights(self, lengths: Sequence[int]) -> list[float]:
-        """Inverse-probability-of-censoring weights of kept responses (mode ``prompts``)."""
-        return self._measure.weights(lengths)
 
     def journal_head(self) -> dict[str, Any]:
         """What ``from_journal`` makes the same policy of: a journal's ``meta`` line."""

@@ -197,10 +197,10 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
             "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "
             "train keeps; take 'exact', 'off', 'race', 'prompts' or 'auto'"
         )
-    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
+    if tail.long_round_steps > 1:
         raise ValueError(
-            "tail_batching: long_round_steps and bucket_rounds must be 1 and censoring_weights "
-            "false: the trainer makes the updates of one round before the next, with its own loss"
+            "tail_batching: long_round_steps must be 1: the trainer makes the updates of one round "
+            "before the next, with its own loss"
         )
     _check_used(told, tail)
     return tail

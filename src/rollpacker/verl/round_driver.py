@@ -226,7 +226,7 @@ class RoundDriver:
     @property
     def held(self) -> int:
         """Prompts that were drawn and wait for a later round."""
-        return self._policy.held
+        return self._policy.queue
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -243,8 +243,6 @@ class RoundDriver:
             "tail/aborted_tokens": float(current.aborted),
             "tail/aborted_tokens_estimated": float(current.estimated),
             "tail/kept_vs_true_len": bias.kept_vs_true_len,
-            "tail/truncated_kept": bias.truncated_kept,
-            "tail/truncated_true": bias.truncated_true,
             **{f"tail/audited_kept_vs_true_{k}": v for k, v in bias.audited.items()},
         }
 

@@ -78,10 +78,10 @@ def read(given: Any) -> VerlConfig:
             f"{MODE}.tail_batching.mode: 'partial' trains on tokens of earlier weights, which only "
             "rollpacker train keeps; take 'exact', 'off', 'race' or 'prompts'"
         )
-    if tail.long_round_steps > 1 or tail.bucket_rounds > 1 or tail.censoring_weights:
+    if tail.long_round_steps > 1:
         raise ValueError(
-            f"{MODE}.tail_batching: long_round_steps and bucket_rounds must be 1 and "
-            "censoring_weights false: verl makes the updates of one round before the next"
+            f"{MODE}.tail_batching: long_round_steps must be 1: verl makes the updates of one "
+            "round before the next"
         )
     if tail.unused:
         raise ValueError(

@@ -50,20 +50,12 @@ def kind_of(ran: Ran, step: int) -> dict[str, Any]:
     return next(item for item in ran.steps[step] if item["kind"] == "BeginRound")
 
 
-def meter(ran: Ran) -> dict[str, Any]:
-    """What the last checkpoint knows of the run's bias."""
-    return ran.state(len(ran.metrics))["policy"]["measure"]["meter"]
-
-
-@effect("rollout.tail_batching.bucket_rounds", run="buckets")
-def _(ran: Ran) -> None:
-    """Eight prompts are drawn for two rounds of four: the shorter ones of last time together."""
-    assert ran.count("DrawPrompts") == [1, 0, 1, 0]
-    rows = ran.kept.filter(pl.col("step") < 2).group_by("prompt").agg(pl.col("tokens").mean())
-    before = dict(rows.rows())
-    rounds = [[before[prompt] for prompt in ran.trained(step)] for step in (2, 3)]
-    rounds.sort(key=max)
-    assert max(rounds[0]) <= min(rounds[1])
+def measured(ran: Ran) -> tuple[list[list[int]], int]:
+    """Lengths of each audited prompt that the last checkpoint knows, and audits."""
+    state = ran.state(len(ran.metrics))["policy"]["measure"]
+    rounds = [each for each in state["history"]["rounds"] if each["source"] == "audit"]
+    groups = [group for each in rounds for group in each["lengths"].values()]
+    return groups, len(state["meter"]["audits"]["len"])
 
 
 def alone(row: dict[str, Any]) -> int:

@@ -204,10 +204,7 @@ def bias(ratio, audits=20, alarms=()):
     return Bias(
         censored=True,
         kept_vs_true_len=1.0,
-        truncated_kept=0.0,
-        truncated_true=0.0,
-        effective_sample_size=1.0,
-        audited_kept_vs_true=ratio,
+        audited={} if ratio is None else {"len": ratio},
         audits=audits,
         alarms=alarms,
     )

@@ -127,14 +127,14 @@ class World:
         return {domain: len(prompts) for domain, prompts in self.fresh.items()}
 
     def epoch_over(self) -> bool:
-        return not any(self.fresh.values()) and not self.policy.held
+        return not any(self.fresh.values()) and not self.policy.queue
 
     def start(self) -> None:
         assert self.over
         self.step += 1
         self.clear()
         self.over = False
-        self.available = sum(map(len, self.fresh.values())) + self.policy.held
+        self.available = sum(map(len, self.fresh.values())) + self.policy.queue
         self.tell(
             ev.StepStarted(
                 step=self.step,

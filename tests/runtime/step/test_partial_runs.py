@@ -165,10 +165,6 @@ def test_other_answers_to_stale_tokens(whole: Path, shop: Workshop, stale: str) 
             "the conversation of a response that goes on",
         ),
         ({"grading__asynchronous": False}, "a race needs each reward when its response ends"),
-        (
-            {"rollout__tail_batching": {"mode": "partial", "censoring_weights": True}},
-            "offered for mode 'prompts' only",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(shop: Workshop, keys: dict[str, Any], said: str) -> None:

@@ -192,7 +192,7 @@ def test_what_only_empty_responses_tell_is_counted() -> None:
     history = LengthHistory()
     for n in range(10):
         history.observe(PromptId("p"), 5 * (n == 0), n == 0, RoundKind.SHORT, 0)
-    bias = BiasMeter("race", history).measure(RoundKind.SHORT, [0, 0], [False, False])
+    bias = BiasMeter("race", history).measure([0, 0])
     assert bias.censored
     step = record(by_number("colocated", (0, 1), (0, 1)))
     step.kept = [*step.attempts.values()]

@@ -81,7 +81,7 @@ def simulated(script: Script, driver: DriverCosts | None) -> list[tuple]:
     policy = RolloutPolicy(script.settings())
     world = World(policy, workload, costs, record=journal.record)
     for step in range(script.steps):
-        if not sum(workload.source.remaining().values()) + policy.held:
+        if not sum(workload.source.remaining().values()) + policy.queue:
             workload.source.next_epoch()
         world.run_step(step)
     return journal.lines

@@ -45,7 +45,6 @@ def scripts(draw) -> Script:
         tail={
             "eta_prompts": draw(factor),
             "eta_responses": draw(factor),
-            "bucket_rounds": draw(st.integers(1, 3)),
             "audit_every": draw(choice(0, 2, 7)),
             "race_responses": draw(st.booleans()),
             "max_staleness": draw(st.integers(1, 3)),

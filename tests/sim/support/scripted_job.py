@@ -123,7 +123,7 @@ def scripted_reward(seed: int) -> float:
 
 
 def next_epoch(source: PromptSource, policy: RolloutPolicy) -> None:
-    if not sum(source.remaining().values()) + policy.held:
+    if not sum(source.remaining().values()) + policy.queue:
         source.next_epoch()
 
 

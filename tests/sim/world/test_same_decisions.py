@@ -117,10 +117,6 @@ def test_nothing_to_train_on() -> None:
     assert_same(script("exact", sampling={"enabled": True, "max_draws": 2}, responses=1, steps=3))
 
 
-def test_buckets_over_epochs() -> None:
-    assert_same(script("exact", tail={"bucket_rounds": 3}, sizes={"a": 18}, steps=9))
-
-
 def test_audits() -> None:
     assert_same(script("race", tail={"audit_every": 2, "audit_prompts": 3}, steps=10))
 

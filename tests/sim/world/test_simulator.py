@@ -86,7 +86,6 @@ CHANGED = {
     "long_round_steps": 2,
     "max_staleness": 1,
     "stale_tokens": "mask",
-    "bucket_rounds": 3,
     "bias_limit": 0.5,
     "race_responses": True,
     "audit_every": 2,
@@ -97,7 +96,7 @@ CHANGED = {
 @pytest.mark.parametrize("mode", MODES)
 def test_options_of_other_modes_change_nothing_and_a_run_says_so(mode: str) -> None:
     assert CHANGED.keys() == USED_IN.keys()
-    assert USED_IN.keys() | {"mode", "censoring_weights"} == TailBatchingConfig.model_fields.keys()
+    assert USED_IN.keys() | {"mode"} == TailBatchingConfig.model_fields.keys()
     unused = {key: value for key, value in CHANGED.items() if mode not in USED_IN[key]}
     journal = Journal()
     changed = simulation(mode, journal, rollout={"tail_batching": {"mode": mode, **unused}}).run()

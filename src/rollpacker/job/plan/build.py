@@ -250,7 +250,6 @@ def assemble(
         sampler_is_old=config.rollout.full_softmax
         and config.train.sampler_correction.kind == "none"
         and not (tail.carries and stale != "ratio"),
-        weigh=policy.censoring_weights if tail.censoring_weights else None,
         stale=stale,
         most_skipped=config.train.max_skipped_updates,
     )
@@ -323,7 +322,6 @@ def rollout_settings(
         hosted  # its host trains when it has the whole round
         or algorithm.needs_batch
         or config.train.updates_per_step > 1
-        or config.rollout.tail_batching.censoring_weights
     )
     info = pool.info
     return RolloutSettings.of(

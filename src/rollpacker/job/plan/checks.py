@@ -54,11 +54,6 @@ def check(config: RunConfig) -> None:
             "devices: take engine.kind=vllm, or leave it at 'off'"
         )
     _check_turns(config)
-    if config.rollout.tail_batching.censoring_weights and mode != "prompts":
-        raise ValueError(
-            "rollout.tail_batching.censoring_weights over-corrects where responses race; "
-            "it is offered for mode 'prompts' only"
-        )
     _check_group(config)
     _check_environment(config)
     _check_partial(config)

@@ -369,7 +369,7 @@ class BuiltJob:
         config, source = self._config, self._parts.problems.source
         if config.steps and self._counters.step >= config.steps:
             return True
-        left = sum(source.remaining().values()) + self._parts.policy.held
+        left = sum(source.remaining().values()) + self._parts.policy.queue
         enough = self._config.rollout.prompts_per_step if config.data.drop_last else 1
         if left >= enough:
             return False

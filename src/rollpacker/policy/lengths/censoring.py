@@ -1,22 +1,18 @@
 """Length distributions from right-censored observations.
 
-Kaplan and Meier (1958) for the distribution, inverse-probability weights for what is kept. Lengths
-are whole tokens, so curves are arrays indexed by length.
+Kaplan and Meier (1958). Lengths are whole tokens, so curves are arrays indexed by length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FINISHED, TRUNCATED, CENSORED = 0, 1, 2
 """How an attempt ended: by itself, at the length cap, or aborted while still running."""
-
-CLIP = 5.0
-"""Largest censoring weight before normalisation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +55,6 @@ class KaplanMeier:
 
     survival: NDArray[np.float64]
     truncated: float
-    _tail: NDArray[np.float64] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        tail = np.cumsum(self.survival[::-1])[::-1]
-        object.__setattr__(self, "_tail", tail)
 
     @classmethod
     def fit(cls, fresh: Observations, rerun: Observations, cap: int | None = None) -> KaplanMeier:
@@ -95,25 +86,15 @@ class KaplanMeier:
         inside = self.survival[np.clip(index, 0, self.survival.size - 1)]
         return np.where(index < 0, 1.0, inside)
 
-    def mean(self, cap: int | None = None) -> float:
-        """Mean of ``min(length, cap)`` in tokens."""
-        total = float(self._tail[0])
-        if cap is None or cap >= self.survival.size:
-            return total
-        return total - float(self._tail[cap])
+    def mean(self) -> float:
+        """In tokens."""
+        return float(self.survival.sum())
 
     def quantile(self, q: ArrayLike) -> NDArray[np.int64]:
         """Shortest length ``t`` with ``P(L <= t) >= q``."""
         wanted = 1.0 - np.asarray(q, np.float64)
         found = np.searchsorted(-self.survival, -(wanted + 1e-12), side="left")
         return np.minimum(found, self.survival.size - 1).astype(np.int64)
-
-    def expected_given_longer(self, length: ArrayLike) -> NDArray[np.float64]:
-        """``E[L | L > length]``; ``length`` itself where nothing longer was ever seen."""
-        index = np.clip(np.asarray(length, np.int64), 0, self.survival.size - 1)
-        alive = self.survival[index]
-        more = np.divide(self._tail[index], alive, out=np.zeros(index.shape), where=alive > 0)
-        return np.asarray(length, np.float64) + more
 
 
 def _completed(survival: NDArray[np.float64], cap: int | None) -> NDArray[np.float64]:
@@ -140,34 +121,6 @@ def _counts(
     return finished, truncated, np.cumsum(everything[::-1])[::-1]
 
 
-def censoring_weights(
-    lengths: ArrayLike, kept: ArrayLike, true: KaplanMeier
-) -> NDArray[np.float64]:
-    """Inverse probability that a response of each length is kept, shape (N,).
-
-    Post-stratification: a stratum's weight is its estimated true share over its share of the
-    recently ``kept`` responses (``lengths`` among them), at most ``CLIP``, scaled to mean 1 over
-    ``kept``. Sound only where prompts race and responses do not: within a raced group the
-    censoring is informative.
-    """
-    recent = np.asarray(kept, np.int64)
-    edges = np.unique(true.quantile(_STRATA))
-    share = np.diff(1.0 - true.at(edges), prepend=0.0, append=1.0)
-    counts = np.bincount(np.searchsorted(edges, recent), minlength=share.size)
-    got = counts / max(1, recent.size)
-    ratio = np.divide(share, got, out=np.ones(share.shape), where=got > 0)
-    ratio = np.minimum(ratio, CLIP)
-    mean = float(ratio @ got)
-    ratio = ratio / mean if mean > 0.0 else np.ones(share.shape)
-    return ratio[np.searchsorted(edges, np.asarray(lengths, np.int64))]
-
-
-def effective_sample_size(weights: NDArray[np.float64]) -> float:
-    """Kish's effective share of a weighted sample, in (0, 1]; 1 for equal weights or none."""
-    return float(weights.sum() ** 2 / np.sum(weights**2) / weights.size) if weights.size else 1.0
-
-
 _NEGLIGIBLE = 1e-4
 _LEAST_AT_RISK = 20
 _LEAST_SHARE = 0.005
-_STRATA = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875, 0.994)

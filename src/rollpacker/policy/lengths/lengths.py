@@ -1,9 +1,8 @@
-"""What is known of response lengths: visits of each prompt, recent rounds, forecasts."""
+"""What is known of response lengths, from the rounds of the last steps."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -50,36 +49,19 @@ class _Round:
         return self._joined
 
 
-@dataclass(slots=True)
-class _Visit:
-    """Number and total length of a prompt's attempts in one step."""
-
-    step: int
-    count: int = 0
-    total: float = 0.0
-
-
 class LengthHistory:
-    """Response lengths of the last ``window`` steps, and the last visits of each prompt.
+    """Response lengths of the last ``window`` steps.
 
     Args:
         cap: longest response in tokens; None where unknown.
         window: steps that the estimates are made from.
-        visits: visits kept per prompt; 0 where nobody asks for predictions.
-        prompts: prompts kept; the least recently visited are forgotten.
     """
 
-    def __init__(
-        self, cap: int | None = None, window: int = 20, visits: int = 3, prompts: int = 50_000
-    ) -> None:
+    def __init__(self, cap: int | None = None, window: int = 20) -> None:
         self._cap = cap
         self._window = window
-        self._most_visits = visits
-        self._most_prompts = prompts
         self._rounds: dict[tuple[int, str], _Round] = {}
-        self._visits: OrderedDict[PromptId, list[_Visit]] = OrderedDict()
         self._cache: dict[str, Any] = {}
-        self._whole: NDArray[np.float64] = np.zeros(0)
         self._step = -1
 
     def observe(
@@ -102,31 +84,11 @@ class LengthHistory:
         end = CENSORED if censored else TRUNCATED if truncated else FINISHED
         seen.lengths.setdefault(prompt, []).append(length)
         seen.ends.setdefault(prompt, []).append(end)
-        whole = censored and length < self._whole.size
-        self._visit(prompt, step, float(self._whole[length]) if whole else float(length))
 
     def _begin(self, step: int) -> None:
         for key in [key for key in self._rounds if key[0] <= step - self._window]:
             del self._rounds[key]
-        self._cache.clear()
-        # Aborted attempts are completed by what was known before this step.
-        if self._rounds:
-            curve = self.distribution()
-            self._whole = curve.expected_given_longer(np.arange(curve.survival.size))
         self._step = step
-
-    def _visit(self, prompt: PromptId, step: int, length: float) -> None:
-        if not self._most_visits:
-            return
-        visits = self._visits.setdefault(prompt, [])
-        if not visits or visits[-1].step != step:
-            visits.append(_Visit(step))
-            del visits[: -self._most_visits]
-            self._visits.move_to_end(prompt)
-            if len(self._visits) > self._most_prompts:
-                self._visits.popitem(last=False)
-        visits[-1].count += 1
-        visits[-1].total += length
 
     def __len__(self) -> int:
         """Attempts in the window."""
@@ -177,16 +139,6 @@ class LengthHistory:
                     if len(ends) > 1 and CENSORED not in ends:
                         yield np.asarray(seen.lengths[prompt], np.float64)
 
-    def predicted(self, prompt: PromptId) -> float | None:
-        """Mean length of a prompt's earlier visits, shrunk to the mean of all; None if unseen."""
-        visits = self._visits.get(prompt)
-        if not visits:
-            return None
-        count = sum(visit.count for visit in visits)
-        own = sum(visit.total for visit in visits) / count
-        grand = self.distribution().mean() if self._rounds else own
-        return shrunk_mean(own, count, grand, self.icc())
-
     def state_dict(self) -> dict[str, Any]:
         """Everything observed, as JSON."""
         return {
@@ -200,23 +152,13 @@ class LengthHistory:
                 }
                 for seen in self._rounds.values()
             ],
-            "visits": [
-                [prompt, [[visit.step, visit.count, visit.total] for visit in visits]]
-                for prompt, visits in self._visits.items()
-            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
-        rounds = {(seen["step"], seen["source"]): _Round(**seen) for seen in state["rounds"]}
-        self._rounds = {key: seen for key, seen in rounds.items() if seen.step < state["step"]}
-        self._whole = np.zeros(0)
-        self._begin(state["step"])
-        self._rounds = rounds
+        self._step = state["step"]
+        self._rounds = {(seen["step"], seen["source"]): _Round(**seen) for seen in state["rounds"]}
         self._cache.clear()
-        self._visits = OrderedDict(
-            (prompt, [_Visit(*visit) for visit in visits]) for prompt, visits in state["visits"]
-        )
 
 
 def shrunk_mean(own: float, count: int, grand: float, icc: float) -> float:

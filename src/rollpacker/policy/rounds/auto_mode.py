@@ -223,11 +223,11 @@ class AutoMode:
 
     def _learn(self, measured: Bias) -> None:
         """Audits worse than predicted make predictions harsher, the more of them the more."""
-        if self._choice == Choice() or measured.audited_kept_vs_true is None:
+        if self._choice == Choice() or "len" not in measured.audited:
             return
         predicted = max((1.0 - self._prediction.kept_vs_true) / self._harsher, _LEAST_LOSS)
         trust = measured.audits / (measured.audits + _AUDITS_HALF_TRUSTED)
-        ratio = (1.0 - measured.audited_kept_vs_true) / predicted
+        ratio = (1.0 - measured.audited["len"]) / predicted
         self._harsher = min(_HARSHEST, max(1.0, 1.0 + trust * (ratio - 1.0)))
 
     def _predictions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import GroupPart, PromptId
 from rollpacker.policy.engines.latency import LatencyCurve
 from rollpacker.policy.ledger import Attempt, Ledger
-from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Talk, is_audit_step
+from rollpacker.policy.lengths.bias import Audited, Bias, BiasMeter, Response, is_audit_step
 from rollpacker.policy.lengths.lengths import LengthHistory
 from rollpacker.policy.rounds.auto_mode import AutoMode, RoundCosts
 from rollpacker.policy.rounds.race import Racing
@@ -40,8 +40,7 @@ class Measurements:
         self._audited = audited
         tail = settings.rollout.tail_batching
         self._carries = tail.carries
-        buckets = tail.mode == "exact" and tail.bucket_rounds > 1
-        self.history = LengthHistory(settings.cap, visits=3 if buckets else 0)
+        self.history = LengthHistory(settings.cap)
         limit = tail.bias_limit if tail.mode == "auto" else 1.0
         self._meter = BiasMeter(tail.mode, self.history, limit=min(0.95, limit))
         self._auto = AutoMode(tail)
@@ -114,9 +113,7 @@ class Measurements:
         kept = [attempt for group in self._ledger.kept.values() for attempt in group]
         if kept:
             self.bias = self._meter.measure(
-                self._ledger.kind,
                 [attempt.tokens for attempt in kept],
-                [attempt.finish_reason == "length" for attempt in kept],
                 [self._audit(prompt) for prompt in self._audited()],
             )
 
@@ -124,16 +121,9 @@ class Measurements:
         ends = [one for one in self._ledger.groups[prompt] if one.finish_reason is not None]
         kept = self._ledger.kept.get(prompt)
         return Audited(
-            lengths=tuple(one.tokens for one in ends),
-            truncated=tuple(one.finish_reason == "length" for one in ends),
-            kept=None if kept is None else tuple(one.tokens for one in kept),
-            talk=tuple(_talk(one) for one in ends),
-            talk_kept=None if kept is None else tuple(_talk(one) for one in kept),
+            ended=tuple(map(_response, ends)),
+            kept=None if kept is None else tuple(map(_response, kept)),
         )
-
-    def weights(self, lengths: Sequence[int]) -> list[float]:
-        """Censoring weights of the kept responses of the step just measured (mode ``prompts``)."""
-        return [float(weight) for weight in self._meter.weights(lengths)]
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step, as JSON."""
@@ -152,5 +142,5 @@ class Measurements:
         self._train_s, self._train_tokens = state["train"]
 
 
-def _talk(attempt: Attempt) -> Talk:
-    return Talk(turns=float(attempt.turns), wait=attempt.wait_s)
+def _response(attempt: Attempt) -> Response:
+    return Response(float(attempt.tokens), float(attempt.turns), attempt.wait_s)

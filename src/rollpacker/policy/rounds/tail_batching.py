@@ -14,7 +14,6 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt, Ledger, Stage
-from rollpacker.policy.rounds.buckets import Buckets, Predict
 from rollpacker.policy.rounds.carrying import Carrying
 from rollpacker.policy.rounds.placement import EnginePlacement
 from rollpacker.policy.rounds.race import (
@@ -40,14 +39,11 @@ class TailBatching:
 
     Args:
         settings: the run's.
-        predict: expected lengths, for length-bucketed rounds.
         ledger: the round's attempts.
         engines: which of them run in a round.
     """
 
-    def __init__(
-        self, settings: RolloutSettings, predict: Predict, ledger: Ledger, engines: Engines
-    ) -> None:
+    def __init__(self, settings: RolloutSettings, ledger: Ledger, engines: Engines) -> None:
         self._settings = settings
         self._config = settings.rollout
         self._ledger = ledger
@@ -55,7 +51,6 @@ class TailBatching:
         self._next_attempt = 0
         self.queue: deque[Prompt] = deque()
         tail = settings.rollout.tail_batching
-        self._buckets = Buckets(tail.bucket_rounds if tail.mode == "exact" else 1, predict)
         self._carrying = Carrying(tail.max_staleness) if tail.carries else None
         self._placement = EnginePlacement(ledger, ())
         self._remaining: dict[str, int] = {}
@@ -67,7 +62,6 @@ class TailBatching:
         state = {
             "next_attempt": self._next_attempt,
             "queue": [asdict(prompt) for prompt in self.queue],
-            "buckets": self._buckets.state_dict(),
         }
         carrying = self._carrying
         return state if carrying is None else state | {"begun": carrying.state_dict()}
@@ -76,14 +70,8 @@ class TailBatching:
         """Restore ``state_dict``."""
         self._next_attempt = state["next_attempt"]
         self.queue = deque(Prompt(**item) for item in state["queue"])
-        self._buckets.load_state_dict(state["buckets"])
         if self._carrying is not None:
             self._carrying.load_state_dict(state["begun"])
-
-    @property
-    def held(self) -> int:
-        """Prompts that were drawn and wait for a later round."""
-        return len(self.queue) + sum(self._buckets.held().values())
 
     def audited(self) -> Collection[PromptId]:
         """Prompts of this round that run without aborts."""
@@ -106,11 +94,8 @@ class TailBatching:
         yield do.BeginRound(step=event.step, round=plan.kind, updates=plan.updates)
         queued = [self.queue.popleft() for _ in range(plan.queued)]
         yield from self._start_prompts(self._round, queued)
-        missing = self._buckets.missing(plan.draws, event.remaining)
-        if missing:
-            yield self._draw(self._round, missing)
-        else:
-            yield from self._start_prompts(self._round, self._buckets.take(plan.draws))
+        if plan.draws:
+            yield self._draw(self._round, plan.draws)
 
     def _plan(self, event: ev.StepStarted, racing: Racing) -> tuple[RoundPlan, set[PromptId]]:
         """The round, and the prompts that it waits for."""
@@ -128,14 +113,13 @@ class TailBatching:
             stay = [p for p in self.queue if p.domain not in found.plan.quotas]
             self.queue = deque([*found.queued, *stay])
             return found.plan, found.due
-        held = self._buckets.held()
         plan = plan_round(
             prompts=config.prompts_per_step,
             responses=config.num_generations,
             racing=racing,
             queued=len(self.queue),
             sizes=sizes,
-            remaining={d: count + held.get(d, 0) for d, count in event.remaining.items()},
+            remaining=event.remaining,
             long_steps=config.tail_batching.long_round_steps,
         )
         return plan, set()
@@ -144,7 +128,6 @@ class TailBatching:
         """Take one event of the round in progress, and the attempt that it happened to, if any."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
-            self._buckets.clear()
             if self._carrying is not None:
                 self._carrying.clear()
         current = self._round
@@ -192,9 +175,6 @@ class TailBatching:
         self, current: RoundState, prompts: Sequence[Prompt]
     ) -> Iterable[do.StartAttempt]:
         current.waiting_for_prompts = False
-        if current.draws == 0:
-            self._buckets.add(prompts, current.plan.draws, current.step)
-            prompts = self._buckets.take(current.plan.draws)
         yield from self._start_prompts(current, prompts)
 
     def _start_prompts(

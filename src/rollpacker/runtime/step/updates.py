@@ -41,7 +41,6 @@ class Updates:
             whole softmax and nothing corrects for a difference; otherwise the trainer computes
             its own before the step's first update, for the groups of its later ones.
         mask_truncated: responses that were cut off are left out of the loss.
-        weigh: weights of the kept responses, by sampled tokens, that undo censoring; None for none.
         stale: what is done about tokens of earlier weights (``tail_batching.stale_tokens``).
         most_skipped: updates in a row that may come to nothing (``train.max_skipped_updates``).
     """
@@ -55,7 +54,6 @@ class Updates:
         clock: Clock,
         sampler_is_old: bool = True,
         mask_truncated: bool = False,
-        weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
         stale: StaleTokens = "fresh",
         most_skipped: int = 1,
     ) -> None:
@@ -65,7 +63,6 @@ class Updates:
         self._clock = clock
         self._sampler_is_old = sampler_is_old
         self._mask_truncated = mask_truncated
-        self._weigh = weigh
         self._stale: StaleTokens = stale
         self._most_skipped = most_skipped
         self._checksums = True
@@ -150,12 +147,6 @@ class Updates:
         scaled = [group.advantages for group in groups]
         if self._algorithm.needs_batch and groups:
             scaled = self._algorithm.batch_advantages(list(self._rewarded.values()))
-        if self._weigh is not None and groups:
-            lengths = [sample.sampled for group in groups for sample in group.samples]
-            weights = np.array(self._weigh(lengths), np.float32)
-            ends = np.cumsum([len(group.samples) for group in groups])[:-1]
-            parts = np.split(weights, ends)
-            scaled = [a * w for a, w in zip(scaled, parts, strict=True)]
         for group, advantages in zip(groups, scaled, strict=True):
             self._groups[group.prompt] = replace(group, advantages=advantages)
 

@@ -58,10 +58,11 @@ def measure(python: str, engine: str, job: dict) -> dict:
     """Run one engine in a process of its own."""
     code = (
         "import json, sys, torch; torch.set_num_threads(1)\n"
-        "from rollpacker.engine import bench\n"
-        "print('RESULT', json.dumps(bench.run(sys.argv[1], **json.loads(sys.argv[2]))))"
+        "from benchmarks.engine import forced_lengths\n"
+        "print('RESULT', json.dumps(forced_lengths.run(sys.argv[1], **json.loads(sys.argv[2]))))"
     )
-    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    one["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     out = subprocess.run(
         [python, "-c", code, engine, json.dumps(job)],
         env=os.environ | one,

@@ -204,7 +204,6 @@ def test_the_page_of_commands_has_all_of_them() -> None:
         ("rollpacker train run.yaml --resumed auto", "No such option"),
         ("rollpacker train run.yaml train.learning_rat=1", "train.learning_rat"),
         ("rollpacker train examples/scale/none.yaml", "no such config file"),
-        ("rollpacker bench engine --engine hg --model M --prompt P --lengths F", "'hg' is not one"),
         ("rollpacker estimate --from PATH --gpus many", "Invalid value for '--gpus'"),
         ("rollpacker mux node drains roll-0", "No such command"),
         ("x=1 .venv/bin/python -m rollpacker samples | tail -1", "Missing argument"),

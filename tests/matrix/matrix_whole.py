@@ -76,6 +76,9 @@ ELSEWHERE = {
         )
         for way in ("off", "engine", "both")
     },
+    "rollout.streaming.scaling=off": (
+        "tests/runtime/step/test_told_costs.py::test_nothing_is_compared_where_moves_gain_nothing"
+    ),
     "rollout.planner=paper": (
         "tests/runtime/step/test_planner_runs.py::"
         "test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it"

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,7 +52,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 journal_app = typer.Typer(help="Work with a run's journal.", no_args_is_help=True)
-bench_app = typer.Typer(help="Measure parts.", no_args_is_help=True)
 _TRAIN, _PREDICT, _CLUSTER, _TOOLS = "Train", "Predict", "Cluster", "Tools"
 for panel, commands in {
     _TRAIN: (init, doctor, samples, evaluate),
@@ -67,7 +66,6 @@ for name, panel, group in (
     ("rewards", _TOOLS, rewards_app),
     ("sandbox", _TOOLS, sandbox_app),
     ("journal", _TOOLS, journal_app),
-    ("bench", _TOOLS, bench_app),
 ):
     app.add_typer(group, name=name, rich_help_panel=panel)
 
@@ -260,38 +258,3 @@ def report(
     run = run_in(run)
     written = {"report": str(write_report(run, print_note)), "timeline": str(write_timeline(run))}
     print_found(written, as_json, "\n".join(written.values()))
-
-
-@bench_app.command()
-def engine(
-    engine: Annotated[Literal["mini", "vllm", "hf"], typer.Option(help="What to measure.")],
-    model: Annotated[str, typer.Option(help="Checkpoint.")],
-    prompt: Annotated[str, typer.Option(help="Text of every prompt.")],
-    lengths: Annotated[Path, typer.Option(help="One response length a line.")],
-    concurrency: Annotated[int, typer.Option(help="Sequences at a time.", min=1)],
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    as_json: Json = False,
-) -> None:
-    """Generate responses of forced lengths and count tokens per CPU second.
-
-    Example: rollpacker bench engine --engine mini --model M --prompt Hi --lengths l.txt
-    --concurrency 16
-    """
-    from rollpacker.engine import bench
-
-    result = bench.run(engine, model, prompt, _read_lengths(lengths), concurrency, dtype)
-    print_found(result, as_json, "\n".join(f"{key}: {value}" for key, value in result.items()))
-
-
-def _read_lengths(path: Path) -> list[int]:
-    """Response lengths in tokens. Raises ``ValueError`` on a line that is not one."""
-    lengths: list[int] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        if not line.strip().isdigit() or int(line) == 0:
-            raise ValueError(f"{path}, line {number}: expected a length of 1 or more, got {line!r}")
-        lengths.append(int(line))
-    if not lengths:
-        raise ValueError(f"{path}: no lengths, expected one integer a line")
-    return lengths

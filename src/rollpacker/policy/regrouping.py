@@ -16,8 +16,7 @@ from rollpacker.policy.engines.consolidation import Consolidation, Consolidation
 from rollpacker.policy.engines.parallelism import PaperPlanner
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
-    FixedScaling,
-    PaperScaling,
+    Halving,
     ScaleDecision,
     Scaling,
 )
@@ -63,9 +62,10 @@ class Regrouping:
         streaming, machine = self._config.streaming, self._machine
         match streaming.scaling:
             case "paper":
-                return PaperScaling(machine.kv_tokens)
+                return Halving(machine.kv_tokens)
             case "fixed":
-                return FixedScaling(streaming.scaling_fraction)
+                first = streaming.scaling_fraction
+                return Halving(first=first, last=1.0) if first else None
             case "consolidate":
                 settings = ConsolidationSettings(
                     sizes=machine.sizes, train_seconds_per_token=machine.train_token_s

@@ -15,8 +15,7 @@ from rollpacker.policy.engines.consolidation import Consolidation, Consolidation
 from rollpacker.policy.engines.fleet import Fleet, cheapest_half, grid
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
-    FixedScaling,
-    PaperScaling,
+    Halving,
     ScaleDecision,
     Scaling,
     peak_tokens,
@@ -81,8 +80,8 @@ def consolidation(cost: TailCost | None = None, **rules) -> Consolidation:
 
 
 POLICIES = {
-    "paper": lambda: PaperScaling(lambda tp: 3e4 * tp),
-    "fixed": lambda: FixedScaling(0.4),
+    "paper": lambda: Halving(lambda tp: 3e4 * tp),
+    "fixed": lambda: Halving(first=0.4, last=1.0),
     "ours": lambda: consolidation(train_seconds_per_token=1e-3),
 }
 
@@ -267,7 +266,7 @@ def test_the_papers_rule_tries_each_mark_once_between_20_and_50_percent():
         asked.append(tp)
         return 0.0
 
-    policy = PaperScaling(room)
+    policy = Halving(room)
     policy.begin(where, LENGTHS)
     for percent in range(101):
         assert observe(policy, percent / 100, attempts(100 - percent or 1, where), 0, 0.0) is None
@@ -276,7 +275,7 @@ def test_the_papers_rule_tries_each_mark_once_between_20_and_50_percent():
 
 def test_the_papers_rule_frees_half_when_the_rest_fits_and_not_before():
     where, lengths = fleet(8, 1, 2), curve([1000])
-    policy = PaperScaling(lambda tp: (20 * 1050 + 1) / 0.95)
+    policy = Halving(lambda tp: (20 * 1050 + 1) / 0.95)
     policy.begin(where, lengths)
     assert observe(policy, 0.2, attempts(81, where), 0, 0.0) is None
     decision = observe(policy, 0.25, attempts(80, where), 0, 0.0)
@@ -288,7 +287,7 @@ def test_the_papers_rule_frees_half_when_the_rest_fits_and_not_before():
 
 
 def test_without_length_history_the_papers_rule_waits():
-    policy = PaperScaling(lambda tp: 1e12)
+    policy = Halving(lambda tp: 1e12)
     policy.begin(fleet(8, 1, 1), None)
     assert observe(policy, 0.4, attempts(8, fleet(8, 1, 1)), 0, 0.0) is None
     policy.begin(fleet(8, 1, 1), LENGTHS)
@@ -298,7 +297,7 @@ def test_without_length_history_the_papers_rule_waits():
 @pytest.mark.parametrize("fraction", [0.2, 0.3, 0.4])
 def test_the_fixed_rule_frees_half_once_at_its_fraction(fraction):
     where = fleet(8, 2, 4)
-    policy = FixedScaling(fraction)
+    policy = Halving(first=fraction, last=1.0)
     policy.begin(where, None)
     fired = [
         percent

@@ -1,8 +1,8 @@
 """When a part of the rollout's devices is freed for gradients, and where its requests go.
 
-Two rules: the paper's (RollPacker, section 4.4, Algorithm 1), which checks that the remaining
-devices can hold what is coming, and the fixed one of its artifact, which does not. Ours is in
-``consolidation``. All free devices once and never take them back within a round.
+``Halving`` is the paper's rule (RollPacker, section 4.4, Algorithm 1), which checks that the
+remaining devices can hold what is coming, and the fixed one of its artifact, which does not. Ours
+is in ``consolidation``. None takes devices back within a round.
 """
 
 from __future__ import annotations
@@ -173,37 +173,46 @@ def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None
     return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=fleet.tp)
 
 
-_FIRST, _LAST, _EVERY = 0.2, 0.5, 0.05
-"""Shares of finished requests: first and last at which the paper frees devices, and its step."""
+_EVERY = 0.05
+"""Shares of finished requests between two looks."""
 _HEADROOM = 0.95
-"""Share of the KV that the projected peak may take there."""
+"""Share of the KV that the projected peak may take after a move."""
+_ROUNDING = 1e-9
 
 
-class PaperScaling(Scaling):
-    """Frees half of the devices, once a round, as soon as the other half can hold the rest.
+class Halving(Scaling):
+    """Frees half of the devices, once a round, between two shares of finished requests.
 
     Args:
-        kv_tokens: KV tokens that a group of so many devices holds.
+        kv_tokens: KV tokens that a group of so many devices holds: as soon as the other half can
+            hold the rest, which takes what is known of lengths. None: whether or not it can.
+        first, last: the shares.
     """
 
-    def __init__(self, kv_tokens: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        kv_tokens: Callable[[int], float] | None = None,
+        first: float = 0.2,
+        last: float = 0.5,
+    ) -> None:
         self._kv_tokens = kv_tokens
+        self._first, self._last = first, last
         self._done = False
         self._tried = -1
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``; without ``lengths`` nothing is freed in it."""
+        """A round starts on all of ``fleet``."""
         super().begin(fleet, lengths)
         self._done, self._tried = False, -1
 
     def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
         """When a new mark of progress is passed."""
         del running, gradient_tokens, now
-        if self._done or self._lengths is None:
+        if self._done or (self._lengths is None and self._kv_tokens is not None):
             return False
-        if not _FIRST - _ROUNDING <= finished <= _LAST + _ROUNDING:
+        if not self._first - _ROUNDING <= finished <= self._last + _ROUNDING:
             return False
-        mark = int((finished - _FIRST) / _EVERY + _ROUNDING)
+        mark = int((finished - self._first) / _EVERY + _ROUNDING)
         due = mark > self._tried
         self._tried = max(mark, self._tried)
         return due
@@ -217,6 +226,8 @@ class PaperScaling(Scaling):
         return decision if self._done else None
 
     def _fits(self, active: Sequence[ActiveAttempt], decision: ScaleDecision) -> bool:
+        if self._kv_tokens is None:
+            return True
         assert self._lengths is not None
         remaining = remaining_tokens(self._lengths, active)
         contexts = np.array([one.context for one in active], np.int64)
@@ -226,34 +237,3 @@ class PaperScaling(Scaling):
             peak_tokens(contexts[targets == engine], remaining[targets == engine]) <= most
             for engine in set(targets.tolist())
         )
-
-
-class FixedScaling(Scaling):
-    """Frees half of the devices at a fixed progress, whether or not the rest fits.
-
-    Args:
-        fraction: share of finished requests at which it does; 0 never.
-    """
-
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-        self._done = False
-
-    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``; lengths are not looked at."""
-        super().begin(fleet, lengths)
-        self._done = False
-
-    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
-        del running, gradient_tokens, now
-        return not self._done and self._fraction > 0.0 and finished >= self._fraction - _ROUNDING
-
-    def _decide(
-        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
-    ) -> ScaleDecision | None:
-        del gradient_tokens, now
-        self._done = True
-        return halve(fleet, active)
-
-
-_ROUNDING = 1e-9

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollpacker.config import CodeTimeoutConfig
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.policy.grading import AdaptiveTimeouts
 
 UNIT_S = 20e-6
 LEAST_S, MOST_S = 0.002, 0.03

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_models import request
 
-from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgeModel, JudgePlan
+from rollpacker.policy.grading import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.judge.judge import Judge
 from rollpacker.reward.judge.options import JudgeOptions, capped

@@ -17,7 +17,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, RoundKind
 from rollpacker.policy.engines.fleet import Layout
-from rollpacker.policy.engines.latency import RowCosts
+from rollpacker.policy.engines.hardware import RowCosts
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 
 

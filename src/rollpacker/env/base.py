@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollpacker.chat import Message
 from rollpacker.errors import PlainError, told, way
-from rollpacker.policy.grading.reward_faults import PROMPTS, RewardFaults
+from rollpacker.policy.grading import PROMPTS, RewardFaults
 
 # Nobody sees whose fault a raising call is, so a tool is given the patience of a reward that has
 # answered before, and any answer speaks for it. A result without a JSON form is the tool's fault.

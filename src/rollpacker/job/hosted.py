@@ -14,7 +14,7 @@ from rollpacker.config import RunConfig
 from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, SamplingParams
 from rollpacker.job.plan.build import rollout_settings
-from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths import Bias
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems

@@ -12,16 +12,17 @@ from typing import Any
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId, ReplicaId, RoundKind
-from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings
-from rollpacker.policy.engines.parallelism import PaperPlanner
+from rollpacker.policy.engines.hardware import PaperPlanner
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
+    Consolidation,
+    ConsolidationSettings,
     Halving,
     ScaleDecision,
     Scaling,
 )
 from rollpacker.policy.ledger import Attempt, Ledger
-from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.settings import RolloutSettings
 
 

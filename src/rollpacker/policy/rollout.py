@@ -9,13 +9,13 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
 from rollpacker.policy.engines.speculation import Speculating
-from rollpacker.policy.gradients.streaming import Streaming
 from rollpacker.policy.ledger import Attempt, LedgerWriter
-from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths import Bias
 from rollpacker.policy.regrouping import Regrouping
 from rollpacker.policy.rounds.measure import Measurements
 from rollpacker.policy.rounds.tail_batching import TailBatching
 from rollpacker.policy.settings import RolloutSettings
+from rollpacker.policy.streaming import Streaming
 
 
 class RolloutPolicy:

@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from rollpacker.config import RolloutConfig
 from rollpacker.policy.engines.fleet import Layout, tail_engines
-from rollpacker.policy.engines.hardware import Hardware
-from rollpacker.policy.engines.latency import RowCosts
+from rollpacker.policy.engines.hardware import Hardware, RowCosts
 
 USUAL_MICRO_BATCH = 8192
 """Tokens that keep a GPU busy with models of 0.5 to 14 billion parameters."""

@@ -10,7 +10,7 @@ from test_scaling import Roofline, attempts, consolidation, curve, fleet, observ
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.engines.scaling import ActiveAttempt
-from rollpacker.policy.lengths.censoring import KaplanMeier
+from rollpacker.policy.lengths import KaplanMeier
 
 LONG = curve([int(x) for x in np.exp(np.random.default_rng(1).normal(8.0, 1.0, 4000))])
 

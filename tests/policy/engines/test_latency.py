@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.policy.engines.hardware import EngineProfile
-from rollpacker.policy.engines.latency import LatencyCurve, consolidation_threshold
+from rollpacker.policy.engines.hardware import EngineProfile, LatencyCurve, consolidation_threshold
 
 CPU = LatencyCurve({1: 0.17e-3, 4: 0.22e-3, 16: 0.36e-3, 32: 0.59e-3, 64: 1.2e-3, 128: 3.0e-3})
 GPU = LatencyCurve({1: 0.010, 16: 0.011, 64: 0.0135, 128: 0.018, 256: 0.027})

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from policy_world import settings
 
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.engines.hardware import EngineProfile, measured
-from rollpacker.policy.engines.parallelism import PaperPlanner
+from rollpacker.policy.engines.hardware import EngineProfile, PaperPlanner, measured
 from rollpacker.policy.ledger import Ledger
-from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.regrouping import Regrouping
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.types import RoundKind
-from rollpacker.policy.engines.parallelism import Devices, PaperPlanner
+from rollpacker.policy.engines.hardware import Devices, PaperPlanner
 
 NODE = Devices(node_size=8, device_bytes=64e9, weight_bytes=15e9)
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG

@@ -11,17 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.types import AttemptId, EngineId, ReplicaId
-from rollpacker.policy.engines.consolidation import Consolidation, ConsolidationSettings, TailCost
 from rollpacker.policy.engines.fleet import Fleet, cheapest_half, grid
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
+    Consolidation,
+    ConsolidationSettings,
     Halving,
     ScaleDecision,
     Scaling,
+    TailCost,
     peak_tokens,
     remaining_tokens,
 )
-from rollpacker.policy.lengths.censoring import KaplanMeier, Observations
+from rollpacker.policy.lengths import KaplanMeier, Observations
 
 NOTHING = Observations.of([])
 

@@ -13,7 +13,7 @@ from policy_world import settings as make_settings
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, ReplicaId, RoundKind
-from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
+from rollpacker.policy.engines.hardware import LatencyCurve, RowCosts
 from rollpacker.policy.engines.speculation import MOST, gain
 from rollpacker.policy.rollout import RolloutPolicy
 

@@ -1,6 +1,6 @@
 """When a reward function counts as broken."""
 
-from rollpacker.policy.grading.reward_faults import IN_A_ROW, RESPONSES, RewardFaults
+from rollpacker.policy.grading import IN_A_ROW, RESPONSES, RewardFaults
 
 
 def first_broken(faults: RewardFaults, calls: list[tuple[int, str, str]]) -> int | None:

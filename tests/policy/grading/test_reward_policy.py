@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollpacker.config import CodeTimeoutConfig
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
-from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgeModel
+from rollpacker.policy.grading import AdaptiveTimeouts, JudgeBudget, JudgeModel
 
 graded = st.lists(
     st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()),

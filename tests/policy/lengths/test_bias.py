@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.lengths.bias import Audited, BiasMeter, Response, is_audit_step
-from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.lengths import Audited, BiasMeter, LengthHistory, Response, is_audit_step
 
 PROMPTS_KNOB = "rollout.tail_batching.eta_prompts"
 RESPONSES_KNOB = "rollout.tail_batching.eta_responses"

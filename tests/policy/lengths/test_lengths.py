@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from synthetic_race import FITS, ONE_OF_FITS, race
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.lengths.censoring import (
+from rollpacker.policy.lengths import (
     CENSORED,
     FINISHED,
     TRUNCATED,
     KaplanMeier,
+    LengthHistory,
     Observations,
+    known_correlation,
+    shrunk_mean,
 )
-from rollpacker.policy.lengths.lengths import LengthHistory, known_correlation, shrunk_mean
 
 NONE = Observations.of([])
 lengths = st.lists(st.integers(0, 60), min_size=1, max_size=40)

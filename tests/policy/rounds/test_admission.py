@@ -11,10 +11,9 @@ from synthetic_race import FITS, ONE_OF_FITS, race, tell
 
 from rollpacker.config import TailBatchingConfig
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.engines.latency import LatencyCurve
-from rollpacker.policy.lengths.bias import Bias
-from rollpacker.policy.lengths.lengths import LengthHistory, known_correlation
-from rollpacker.policy.rounds.auto_mode import (
+from rollpacker.policy.engines.hardware import LatencyCurve
+from rollpacker.policy.lengths import Bias, LengthHistory, known_correlation
+from rollpacker.policy.rounds.measure import (
     AutoMode,
     Choice,
     RoundCosts,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.types import Prompt, PromptId, RoundKind
-from rollpacker.policy.rounds.carrying import Carrying
+from rollpacker.policy.rounds.race import Carrying
 
 
 def prompts(domain: str, ages: list[int]) -> list[Prompt]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config import DynamicSamplingConfig
-from rollpacker.policy.rounds.empty_steps import EmptySteps
+from rollpacker.policy.grading import EmptySteps
 
 
 @given(st.lists(st.integers(0, 2)), st.integers(1, 4))

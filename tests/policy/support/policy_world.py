@@ -18,8 +18,7 @@ from rollpacker.core.types import (
     RoundKind,
 )
 from rollpacker.policy.engines.fleet import Layout
-from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
-from rollpacker.policy.engines.latency import RowCosts
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, RowCosts, measured
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings, StreamingRules
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollpacker.core.types import PromptId, RoundKind
-from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.lengths import LengthHistory
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_files import child
 
 from rollpacker.core.types import AttemptId, Group, PromptId, RoundKind, Sample
-from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths import Bias
 from rollpacker.runtime.record.alarms import StepWarnings
 from rollpacker.runtime.record.metrics import (
     completion_metrics,

@@ -11,7 +11,7 @@ import pytest
 from rollpacker.config import RunConfig
 from rollpacker.core.sample_table import read
 from rollpacker.core.types import AttemptId, EngineId, PromptId
-from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths import Bias
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress

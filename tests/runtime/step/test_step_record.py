@@ -14,8 +14,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core.types import AttemptId, Drafted, EngineId, PromptId, ReplicaId, RoundKind
 from rollpacker.engine.base import Output
 from rollpacker.policy.engines.fleet import Fleet, by_number, colocated, grid, separate
-from rollpacker.policy.lengths.bias import Bias, BiasMeter
-from rollpacker.policy.lengths.lengths import LengthHistory
+from rollpacker.policy.lengths import Bias, BiasMeter, LengthHistory
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.record.metrics import Counters

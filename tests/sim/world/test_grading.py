@@ -7,7 +7,7 @@ import pytest
 
 from rollpacker.config import CodeTimeoutConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.policy.grading import AdaptiveTimeouts
 from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.grading import SimulatedGrading

@@ -32,10 +32,9 @@ from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_data
 from rollpacker.job.plan.resume import RunStart
 from rollpacker.policy.engines.device_split import engine_sizes, replica_size, turns
-from rollpacker.policy.engines.hardware import Hardware
-from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.hardware import Hardware, LatencyCurve
+from rollpacker.policy.grading import EmptySteps
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.policy.rounds.empty_steps import EmptySteps
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems

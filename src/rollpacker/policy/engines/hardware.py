@@ -6,18 +6,227 @@ larger tensor-parallel size, and a training replica may need the devices of seve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.core.types import Device, EngineId, ReplicaId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.policy.engines.latency import Floats, LatencyCurve
-from rollpacker.policy.engines.parallelism import Devices
 from rollpacker.policy.engines.scaling import Tokens
+
+# --- latency: Seconds of a decode step between and beyond the batch sizes at which they were
+# measured.
+
+Floats = NDArray[np.float64]
+
+
+MOST_ROWS = 128
+"""Rows of a step up to which one more costs about as much as the last."""
+_CHEAPEST = 1e-4
+"""Row cost where none was seen: on a large GPU a row is a few thousandths of a step."""
+
+
+_FREE = 1.15
+"""Of a step's least time: what it takes with as many rows as are said to be free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCosts:
+    """Rows of a decode step, one for each token that it runs.
+
+    Args:
+        free: so many take about as long as one: a step reads all weights anyway.
+        each: seconds of one more, over those of a step that has few.
+    """
+
+    free: int
+    each: float
+
+    def seconds(self, rows: int) -> float:
+        """Of a step, over those of one that has few. The free ones are not quite free."""
+        share = min(1.0, (rows - 1) / (self.free - 1)) if self.free > 1 else 0.0
+        return 1.0 + (_FREE - 1.0) * share + self.each * max(0, rows - self.free)
+
+
+class LatencyCurve:
+    """Seconds of one decode step of one engine, by batch size.
+
+    Piecewise linear through the measured ``points``, made non-decreasing; flat below the first,
+    the last slope continued above the last. Raises ``ValueError`` without a positive point.
+    """
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        if not points or min(points) < 1 or min(points.values()) <= 0.0:
+            raise ValueError("a latency curve needs batch sizes >= 1 with times > 0")
+        self.points = points
+        self.largest = max(points)
+        """Largest batch measured."""
+        self._batch: Floats = np.array(sorted(points), np.float64)
+        self._seconds: Floats = np.maximum.accumulate([points[size] for size in sorted(points)])
+        rise = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
+        self._slope = float(rise[0]) if rise.size else 0.0
+
+    def rows(self) -> RowCosts:
+        """What rows of a step cost, by the line nearest to the points up to ``MOST_ROWS``."""
+        near = self._batch <= max(MOST_ROWS, float(self._batch[0]))
+        batch = self._batch[near]
+        seconds = np.array([self.points[int(size)] for size in batch])
+        least = float(seconds.min())
+        free = float(np.interp(_FREE * least, np.maximum.accumulate(seconds), batch))
+        if batch.size < 2:
+            return RowCosts(free=int(free), each=_CHEAPEST)
+        spread = batch - batch.mean()
+        slope = float(spread @ seconds) / float(spread @ spread)
+        return RowCosts(free=int(free), each=max(slope / least, _CHEAPEST))
+
+    def at(self, batch: float) -> float:
+        """Seconds of a step with ``batch`` sequences; 0 with none."""
+        if batch <= 0.0:
+            return 0.0
+        beyond = max(0.0, batch - float(self._batch[-1]))
+        return float(np.interp(batch, self._batch, self._seconds)) + self._slope * beyond
+
+    def within(self, batch: Floats) -> Floats:
+        """Seconds of steps with 1 to ``largest`` sequences each; no more are reckoned with."""
+        return np.interp(batch, self._batch, self._seconds)
+
+
+def consolidation_threshold(
+    latency: Callable[[int], float], engines: int, largest: int, slack: float = 0.25
+) -> int:
+    """Most running attempts that one engine decodes nearly as fast as all ``engines`` would.
+
+    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / engines))``:
+    below it, moving the tail to one engine frees the others at ``slack`` of the tail's speed.
+    0 with a single engine.
+    """
+    if engines < 2:
+        return 0
+    return next(
+        (
+            n
+            for n in range(largest, 0, -1)
+            if latency(n) <= (1.0 + slack) * latency(math.ceil(n / engines))
+        ),
+        0,
+    )
+
+
+# --- parallelism: Which tensor-parallel size a round's engines run at (RollPacker, section 4.2).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What decides which sizes are possible.
+
+    Args:
+        node_size: devices of a node; a tensor-parallel group never leaves its node.
+        device_bytes: memory of a device that weights and KV may use.
+        weight_bytes: all weights, sharded over the group.
+        heads: attention heads, which a size must divide; 0 where it does not matter.
+        known: sizes whose engines are known, where others are not possible.
+    """
+
+    node_size: int
+    device_bytes: float
+    weight_bytes: float
+    heads: int = 0
+    known: tuple[int, ...] | None = None
+
+    def sizes(self) -> tuple[int, ...]:
+        """Possible sizes, ascending. Raises ``ValueError`` when the model fits into no node."""
+        found = tuple(
+            size
+            for size in range(1, self.node_size + 1)
+            if self.node_size % size == 0
+            and self.heads % size == 0
+            and self.kv_per_device(size) > 0.0
+            and (self.known is None or size in self.known)
+        )
+        if not found:
+            raise ValueError(
+                f"weights of {self.weight_bytes / 1e9:.1f} GB fit into no tensor-parallel group of "
+                f"a node of {self.node_size} x {self.device_bytes / 1e9:.1f} GB"
+            )
+        return found
+
+    def kv_per_device(self, size: int) -> float:
+        """Bytes that each device of a group has left for KV."""
+        return self.device_bytes - self.weight_bytes / size
+
+
+_GROWTH = 1.05
+"""Preemptions over those of the previous like round from which the paper doubles the size."""
+_CALM_ROUNDS = 4
+"""Like rounds in a row without a preemption after which it halves it."""
+
+
+@dataclass(slots=True)
+class _Pressure:
+    tp: int
+    previous: int | None = None
+    calm: int = 0
+
+
+class PaperPlanner:
+    """Doubles the size when preemptions grow, halves it when there are none for a while.
+
+    Each kind of round has its own state. The paper's initial size is the best one without tail
+    batching.
+
+    Args:
+        devices: which sizes are possible.
+        initial: size before anything is known.
+    """
+
+    def __init__(self, devices: Devices, initial: int) -> None:
+        self._sizes = devices.sizes()
+        self._initial = self._checked(initial)
+        self._kinds: dict[RoundKind, _Pressure] = {}
+
+    def _checked(self, size: int) -> int:
+        if size not in self._sizes:
+            known = ", ".join(map(str, self._sizes))
+            raise ValueError(f"initial tensor-parallel size {size} is not possible; choose {known}")
+        return size
+
+    def observe(self, kind: RoundKind, tp: int, preemptions: int) -> None:
+        """A round of this kind is over, which ran at size ``tp``."""
+        seen = self._kinds.setdefault(kind, _Pressure(self._initial))
+        seen.tp = self._checked(tp)
+        before, seen.previous = seen.previous, preemptions
+        seen.calm = 0 if preemptions else seen.calm + 1
+        if before is not None and preemptions > _GROWTH * before:
+            self._move(seen, 2 * seen.tp)
+        elif seen.calm >= _CALM_ROUNDS:
+            seen.calm = 0
+            self._move(seen, seen.tp // 2)
+
+    def _move(self, seen: _Pressure, size: int) -> None:
+        if size in self._sizes:
+            seen.tp = size
+
+    def plan(self, kind: RoundKind) -> int:
+        """Size of the next round of this kind. Changes nothing: asked twice, it says the same."""
+        return self._kinds[kind].tp if kind in self._kinds else self._initial
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a step, as JSON."""
+        return {str(kind): asdict(seen) for kind, seen in self._kinds.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``; of a size that is not possible any more, nothing."""
+        kinds = {RoundKind(kind): _Pressure(**seen) for kind, seen in state.items()}
+        self._kinds = {kind: seen for kind, seen in kinds.items() if seen.tp in self._sizes}
+
+
+# --- hardware
 
 
 @dataclass(frozen=True, kw_only=True)

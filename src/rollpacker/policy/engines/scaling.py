@@ -2,21 +2,22 @@
 
 ``Halving`` is the paper's rule (RollPacker, section 4.4, Algorithm 1), which checks that the
 remaining devices can hold what is coming, and the fixed one of its artifact, which does not. Ours
-is in ``consolidation``. None takes devices back within a round.
+is ``Consolidation``. None takes devices back within a round.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.core.types import AttemptId, EngineId, ReplicaId
+from rollpacker.core.types import AttemptId, Device, EngineId, ReplicaId
 from rollpacker.policy.engines.fleet import Fleet, cheapest_half
-from rollpacker.policy.lengths.censoring import KaplanMeier
+from rollpacker.policy.lengths import KaplanMeier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,3 +238,298 @@ class Halving(Scaling):
             peak_tokens(contexts[targets == engine], remaining[targets == engine]) <= most
             for engine in set(targets.tolist())
         )
+
+
+# --- consolidation: The tail of a round moves to fewer devices, possibly as one group of a higher
+# size.
+
+
+class TailCost(Protocol):
+    """What a group of ``tp`` devices can do."""
+
+    def kv_tokens(self, tp: int) -> float:
+        """KV tokens that it holds."""
+        ...
+
+    def prefill_seconds(self, tp: int, tokens: int) -> float:
+        """To compute the KV of ``tokens``."""
+        ...
+
+    def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
+        """To decode sequences of ``contexts`` tokens by ``remaining`` tokens each, all at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolidationSettings:
+    """When a move is worth it.
+
+    Args:
+        sizes: tensor-parallel sizes that a group may have (``Devices.sizes``).
+        below: running attempts from which moves are looked for. Thresholds above about 64 gave
+            the same times in simulation, 32 and fewer were too late.
+        margin: share of the rest of the step that a move must save.
+        recheck: share of the attempts of the last look that must be left for the next one.
+        headroom: share of the KV that the projected peak may take.
+        train_seconds_per_token: device-seconds of gradient per token.
+    """
+
+    sizes: tuple[int, ...]
+    below: int = 128
+    margin: float = 0.05
+    recheck: float = 0.75
+    headroom: float = 0.95
+    train_seconds_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices that decode together, and the engines whose they were when the round began."""
+
+    devices: tuple[Device, ...]
+    members: tuple[EngineId, ...]
+
+
+_Groups = dict[EngineId, _Group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One way to run the rest; ``merged``: its groups differ from the present ones."""
+
+    tp: int
+    groups: _Groups
+    moves: dict[AttemptId, EngineId]
+    merged: bool
+    seconds: float
+    """Until the step's last gradient is summed, as far as is known now."""
+    moving: float
+    """Of it, until the first token after the move."""
+
+
+class Consolidation(Scaling):
+    """Compares what is left of the step on the present groups and on fewer or larger ones.
+
+    Groups that a round has left are never taken back, so moves cannot go back and forth.
+
+    Args:
+        settings: when a move is worth it.
+        cost: of decoding and of moving.
+    """
+
+    def __init__(self, settings: ConsolidationSettings, cost: TailCost) -> None:
+        self._settings = settings
+        self._cost = cost
+        self._start({}, 1)
+
+    def _start(self, groups: _Groups, tp: int) -> None:
+        self._groups = groups
+        self._tp = tp
+        self._looked: int | None = None
+        self._until = -np.inf
+
+    def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
+        """A round starts on all of ``fleet``; without ``lengths`` nothing moves in it."""
+        super().begin(fleet, lengths)
+        groups = {
+            engine: _Group(tuple(sorted(fleet.engines[engine])), (engine,))
+            for engine in sorted(fleet.engines)
+        }
+        self._start(groups, fleet.tp)
+
+    def _decide(
+        self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
+    ) -> ScaleDecision | None:
+        """Move the tail when that ends the step sooner by the margin."""
+        assert self._lengths is not None
+        # What a dead group ran will come back under new ids.
+        present = (one for one in active if one.engine in self._groups)
+        ordered = sorted(present, key=lambda one: one.attempt)
+        if not ordered:
+            return None
+        view = _View(
+            settings=self._settings,
+            cost=self._cost,
+            fleet=fleet,
+            active=ordered,
+            remaining=remaining_tokens(self._lengths, ordered),
+            work=gradient_tokens * self._settings.train_seconds_per_token,
+        )
+        stay = view.stay(self._groups, self._tp)
+        # Engines of one size decode no faster for being fewer: what can be saved is the work.
+        least = self._settings.margin * stay.seconds * len(fleet.devices)
+        if view.work <= least and not self._grows:
+            return None
+        plans = list(view.plans(self._groups, self._tp))
+        best = min(plans, key=lambda plan: plan.seconds, default=stay)
+        if best.seconds >= (1.0 - self._settings.margin) * stay.seconds:
+            return None
+        return self._follow(best, now)
+
+    @property
+    def _grows(self) -> bool:
+        """Whether there is a larger size than the present one."""
+        return max(self._settings.sizes, default=1) > self._tp
+
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
+        del finished
+        if not gradient_tokens and not self._grows:
+            return False
+        if self._lengths is None or running > self._settings.below or now < self._until:
+            return False
+        if self._looked is not None and running > self._settings.recheck * self._looked:
+            return False
+        self._looked = running
+        return True
+
+    def _follow(self, plan: _Plan, now: float) -> ScaleDecision:
+        kept = {member for group in plan.groups.values() for member in group.members}
+        before = [member for group in self._groups.values() for member in group.members]
+        self._groups, self._tp = plan.groups, plan.tp
+        self._until = now + plan.moving
+        groups = {lead: group.members for lead, group in plan.groups.items()}
+        return ScaleDecision(
+            freed=tuple(sorted(engine for engine in before if engine not in kept)),
+            moves=plan.moves,
+            tp=plan.tp,
+            groups=groups if plan.merged else {},
+        )
+
+    def lose(self, engine: EngineId) -> None:
+        """An engine has died, and with it the group that it was in."""
+        super().lose(engine)
+        self._groups = {
+            lead: group for lead, group in self._groups.items() if engine not in group.members
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """A moment of a round, and what could be done with it.
+
+    ``remaining`` belongs to ``active``; ``work``: device-seconds of gradients that wait.
+    """
+
+    settings: ConsolidationSettings
+    cost: TailCost
+    fleet: Fleet
+    active: Sequence[ActiveAttempt]
+    remaining: Tokens
+    work: float
+
+    def stay(self, groups: _Groups, tp: int) -> _Plan:
+        """Nothing moves."""
+        plan = self._plan(groups, groups, tp, {})
+        assert plan is not None
+        return plan
+
+    def plans(self, groups: _Groups, tp: int) -> Iterator[_Plan]:
+        """Every larger size, and the present one, on 1, 2, 4, … and all groups."""
+        for size in self.settings.sizes:
+            if size < tp:
+                continue
+            blocks = self._ranked(groups if size == tp else _merged(groups, size))
+            most = min(len(blocks) - (size == tp), len(self.active))
+            for count in sorted({1 << bit for bit in range(most.bit_length())} | {most} - {0}):
+                chosen = dict(sorted(blocks[:count]))
+                plan = self._plan(groups, chosen, size, self._moves(groups, chosen))
+                if plan is not None:
+                    yield plan
+
+    def _ranked(self, blocks: _Groups) -> list[tuple[EngineId, _Group]]:
+        """The fullest first, those of one training replica together: others become free."""
+        at: dict[EngineId, int] = {}
+        for one in self.active:
+            at[one.engine] = at.get(one.engine, 0) + one.context
+        load = {
+            lead: sum(at.get(member, 0) for member in group.members)
+            for lead, group in blocks.items()
+        }
+        replicas = self.fleet.at
+        home = {lead: replicas.get(group.devices[0], lead) for lead, group in blocks.items()}
+        total: dict[int, int] = {}
+        for lead, replica in home.items():
+            total[replica] = total.get(replica, 0) + load[lead]
+        return sorted(
+            blocks.items(),
+            key=lambda pair: (-total[home[pair[0]]], home[pair[0]], -load[pair[0]], pair[0]),
+        )
+
+    def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, EngineId]:
+        """Those of groups that go on as they are stay where they are."""
+        stays = {lead for lead, group in chosen.items() if groups.get(lead) == group}
+        loads = dict.fromkeys(chosen, 0)
+        moved: list[ActiveAttempt] = []
+        for one in self.active:
+            if one.engine in stays:
+                loads[one.engine] += one.context
+            else:
+                moved.append(one)
+        return spread(moved, loads)
+
+    def _plan(
+        self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, EngineId]
+    ) -> _Plan | None:
+        """The cost of a choice; None if its KV does not fit."""
+        targets = [moves.get(one.attempt, one.engine) for one in self.active]
+        places: dict[EngineId, list[int]] = {}
+        for place, target in enumerate(targets):
+            places.setdefault(target, []).append(place)
+        contexts = np.array([one.context for one in self.active], np.int64)
+        if groups is not before and not self._fits(places, contexts, tp):
+            return None
+        moving = 0.0
+        for mine in places.values():
+            tokens = sum(self.active[p].context for p in mine if self.active[p].attempt in moves)
+            moving = max(moving, self.cost.prefill_seconds(tp, tokens) if tokens else 0.0)
+        decoding = max(
+            self.cost.decode_seconds(tp, contexts[places[lead]], self.remaining[places[lead]])
+            for lead in self._slowest(places, contexts)
+        )
+        return _Plan(
+            tp=tp,
+            groups=groups,
+            moves=moves,
+            merged=any(before.get(lead) != group for lead, group in groups.items()),
+            seconds=self._step_seconds(groups, places, moving + decoding),
+            moving=moving,
+        )
+
+    def _fits(self, places: Mapping[EngineId, list[int]], contexts: Tokens, tp: int) -> bool:
+        most = self.settings.headroom * self.cost.kv_tokens(tp)
+        return all(
+            peak_tokens(contexts[mine], self.remaining[mine]) <= most for mine in places.values()
+        )
+
+    def _slowest(self, places: Mapping[EngineId, list[int]], contexts: Tokens) -> set[EngineId]:
+        """The groups that can be last: the one of the longest response and the fullest one."""
+        longest = max(places, key=lambda lead: int(self.remaining[places[lead]].max()))
+        fullest = max(places, key=lambda lead: int(contexts[places[lead]].sum()))
+        return {longest, fullest}
+
+    def _step_seconds(
+        self, groups: _Groups, places: Mapping[EngineId, list[int]], rollout: float
+    ) -> float:
+        """Freed devices work on gradients during the rollout, all devices afterwards."""
+        busy = {device for lead in places for device in groups[lead].devices}
+        free = sum(len(self.fleet.replicas[each]) for each in self.fleet.trainable(busy))
+        during = free * rollout
+        return rollout + max(0.0, self.work - during) / len(self.fleet.devices)
+
+
+def _merged(groups: _Groups, size: int) -> _Groups:
+    """Groups of ``size`` neighbouring devices of a node, made of whole present groups.
+
+    Only devices that still decode; the lowest of the engines runs the group.
+    """
+    owner = {device: lead for lead, group in groups.items() for device in group.devices}
+    blocks: dict[tuple[int, int], list[Device]] = {}
+    for device in sorted(owner):
+        blocks.setdefault((device.node, device.index // size), []).append(device)
+    found: _Groups = {}
+    for block in blocks.values():
+        leads = {owner[device] for device in block}
+        if len(block) == size == sum(len(groups[lead].devices) for lead in leads):
+            members = sorted(member for lead in leads for member in groups[lead].members)
+            found[members[0]] = _Group(tuple(block), tuple(members))
+    return found

@@ -17,7 +17,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.engines.latency import MOST_ROWS, LatencyCurve, RowCosts
+from rollpacker.policy.engines.hardware import MOST_ROWS, LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rollpacker.policy.lengths.censoring import KaplanMeier
+from rollpacker.policy.lengths import KaplanMeier
 from rollpacker.report.drawing.length_curves import LengthCurves
 
 Figure = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rollpacker.policy.lengths.censoring import (
+from rollpacker.policy.lengths import (
     CENSORED,
     FINISHED,
     TRUNCATED,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.grading.judge_budget import JudgePlan
+from rollpacker.policy.grading import JudgePlan
 from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.reward.judge.options import (
     JudgeOptions,

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging
 
 from rollpacker.hub import model_arguments
-from rollpacker.policy.grading.judge_budget import JudgeBudget, JudgeModel, JudgePlan
+from rollpacker.policy.grading import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.judge.options import JudgeOptions, JudgePrompt, Planner, capped, make_parser
 from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel

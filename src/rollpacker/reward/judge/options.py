@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rollpacker.config import Config
-from rollpacker.policy.grading.judge_budget import JudgePlan
+from rollpacker.policy.grading import JudgePlan
 from rollpacker.reward.base import GradingError
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rollpacker.config import RewardConfig
 from rollpacker.errors import one_line
-from rollpacker.policy.grading.reward_faults import RewardFaults
+from rollpacker.policy.grading import RewardFaults
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob

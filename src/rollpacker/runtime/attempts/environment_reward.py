@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.grading.reward_faults import RESPONSES
+from rollpacker.policy.grading import RESPONSES
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord

@@ -16,7 +16,7 @@ from rollpacker.config import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.columns.messages import is_blank
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.policy.grading import AdaptiveTimeouts
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names

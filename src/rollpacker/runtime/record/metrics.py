@@ -15,7 +15,7 @@ import numpy as np
 
 from rollpacker.core.codec import dumps_finite
 from rollpacker.core.types import Group, RoundKind, Sample
-from rollpacker.policy.lengths.bias import Bias
+from rollpacker.policy.lengths import Bias
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.train.base import RATIO, Update
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import Field, model_validator
 
 from rollpacker.config import Config
-from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.hardware import LatencyCurve
 from rollpacker.policy.engines.speculation import MOST, drafted, tokens, worth
 
 

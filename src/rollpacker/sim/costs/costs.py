@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from rollpacker.config import Config
-from rollpacker.policy.engines.latency import LatencyCurve
-from rollpacker.policy.engines.parallelism import Devices
+from rollpacker.policy.engines.hardware import Devices, LatencyCurve
 from rollpacker.sim.costs.ahead import Ahead, Rule
 from rollpacker.sim.costs.hardware import DeviceSpec, MeasuredDevice
 from rollpacker.sim.costs.models import ModelShape

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
-from rollpacker.policy.engines.latency import LatencyCurve
+from rollpacker.policy.engines.hardware import LatencyCurve
 from rollpacker.polytrace.statistics.numerics import least_squares
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import DriverCosts

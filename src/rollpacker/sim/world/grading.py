@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from rollpacker.core.types import AttemptId
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.policy.grading import AdaptiveTimeouts
 from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
 

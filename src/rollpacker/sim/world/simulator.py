@@ -9,7 +9,7 @@ import numpy as np
 
 from rollpacker.config import CodeTimeoutConfig, TrainConfig
 from rollpacker.core.pump import Record
-from rollpacker.policy.engines.latency import LatencyCurve, RowCosts
+from rollpacker.policy.engines.hardware import LatencyCurve, RowCosts
 from rollpacker.policy.engines.speculation import MOST
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import (

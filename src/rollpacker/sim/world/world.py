@@ -10,7 +10,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.pump import Pump, Record
 from rollpacker.core.types import AttemptId, GroupPart, PromptId, RoundKind
-from rollpacker.policy.grading.code_timeouts import AdaptiveTimeouts
+from rollpacker.policy.grading import AdaptiveTimeouts
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.costs.ahead import Rule
 from rollpacker.sim.workload.turn_script import TurnScript, at_most

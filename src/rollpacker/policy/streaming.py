@@ -1,25 +1,83 @@
-"""When gradients start, where, and when the update is made and its weights published.
+"""When gradients start, where, when the update is made and its weights published, and who gets the
+nodes of a rollout that is nearly over.
 
-Works in every mode: in ``exact`` nothing is discarded, so a group that is complete is final and
-its gradients may be summed while the tail still decodes (RollPacker, section 5). The sum is divided
-once, at the end, so the update does not change.
+In ``exact`` nothing is discarded, so a group that is complete is final and its gradients may be
+summed while the tail still decodes (RollPacker, section 5). The sum is divided once, at the end, so
+the update does not change.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import EngineId, GroupPart, PromptId, ReplicaId
+from rollpacker.core.types import AttemptId, EngineId, GroupPart, PromptId, ReplicaId
 from rollpacker.policy.engines.fleet import by_number
-from rollpacker.policy.gradients.tail_release import TailRelease
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.settings import RolloutSettings
+
+# --- tail release: The nodes of a rollout that is nearly over go to another job; its tail keeps a
+# few engines.
+
+TAIL_AT = 0.8
+"""Share of the responses that are there when the nodes are offered."""
+
+
+class TailRelease:
+    """Offers the nodes once a round, and clears them when somebody takes them: RollMux's long-tail
+    migration, at about 80% of the responses, to a quarter of the engines.
+
+    Args:
+        keep: engines that the tail keeps; 0 offers nothing.
+        ledger: what is running.
+    """
+
+    def __init__(self, keep: int, ledger: Ledger) -> None:
+        self._keep = keep
+        self._ledger = ledger
+        self.start()
+
+    def start(self) -> None:
+        """A step begins: all engines decode."""
+        self._offered = False
+        self.released = False
+        """Whether the freed engines have no node to compute on until the rollout is over."""
+
+    def release(self) -> None:
+        """Another job has the nodes."""
+        self.released = self._keep > 0
+
+    def decide(self) -> Iterator[do.OfferTail | do.MigrateAttempts]:
+        """What is due while a rollout goes on."""
+        left = len(self._ledger.running)
+        if not self._keep or not left:
+            return
+        if self.released:
+            if self._ledger.busy > self._keep:
+                yield from self._moves(self._ledger.by_engine())
+        elif not self._offered and left <= (1.0 - TAIL_AT) * len(self._ledger.attempts):
+            self._offered = True
+            yield do.OfferTail()
+
+    def _moves(
+        self, decoding: Mapping[EngineId, tuple[AttemptId, ...]]
+    ) -> Iterator[do.MigrateAttempts]:
+        """Off the emptiest engines, to whichever of the kept ones has least."""
+        fullest = sorted(decoding, key=lambda engine: (-len(decoding[engine]), engine))
+        load = {engine: len(decoding[engine]) for engine in fullest[: self._keep]}
+        for source in fullest[self._keep :]:
+            target = min(load, key=lambda engine: (load[engine], engine))
+            load[target] += len(decoding[source])
+            yield do.MigrateAttempts(attempts=decoding[source], source=source, target=target)
+
+
+# --- streaming: When gradients start, where, and when the update is made and its weights
+# published.
 
 _SMALLEST_TASK = 512
 """Tokens below which cutting a task costs more than it balances."""

@@ -6,21 +6,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rollmux.service.api.access_table import ROUTES
-from rollpacker.rollmux.service.api.bodies import one_line
 from rollpacker.rollmux.service.api.roles import ROLES
-from rollpacker.rollmux.service.commands.commands import poll
-from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.http.logs import Logs
-from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-from rollpacker.rollmux.service.store import Store
-from rollpacker.rollmux.service.views.metrics import Metrics
+from rollpacker.rollmux.service.http.routes import ROUTES, described
 
 PAGE = Path(__file__).parent / "mux_api.md"
 SECURITY = PAGE.with_name("security.md")
@@ -47,14 +38,9 @@ _NO_LIMIT = 1e12
 _TITLES = {"jobs": "Jobs", "permits": "Permits", "nodes": "Nodes", "cluster": "The cluster"}
 
 
-def described() -> dict[str, Any]:
-    """The description that a new daemon gives of itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "mux.sqlite")
-        writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
-        found = make_app(writer, Metrics(), Logs(Path(folder))).openapi()
-        store.close()
-    return found
+def one_line(text: str) -> str:
+    """Without line breaks, in Markdown."""
+    return " ".join(text.split()).replace("``", "`")
 
 
 def render() -> str:
@@ -198,7 +184,7 @@ def _default(field: Schema) -> str:
     if "default" not in field:
         return "`{}`" if field.get("type") == "object" else ""
     value = field["default"]
-    if value in (None, ""):
+    if value in (None, "", []):
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+from msgspec import structs
 
 from benchmarks._run import flags
 from rollpacker.rollmux.model import decisions as do
@@ -157,7 +158,7 @@ def instance(count: int, seed: int) -> list[TraceJob]:
     while len(jobs) < count:
         jobs += [j for j in philly(Philly(jobs=count), rng) if len(j.rollout_s) > 150]
     return [
-        replace(job, spec=replace(job.spec, id=f"job{number}"))
+        replace(job, spec=structs.replace(job.spec, id=f"job{number}"))
         for number, job in enumerate(jobs[:count])
     ]
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from rollpacker import config
 from rollpacker.cli import app
+from rollpacker.core.codec import read_record
 from rollpacker.rollmux.scheduler import inventory_file
 from rollpacker.rollmux.service.api.bodies import NewJob
 from rollpacker.rollmux.service.client import Phases
@@ -59,9 +60,9 @@ def data_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_run_is_submitted_as_a_job_that_fits_the_inventory() -> None:
     assert config.load(FOLDER / "job.yaml").mux.team == "math"
     body = json.dumps(read_submission(FOLDER / "job.yaml"))
-    made = NewJob.model_validate_json(body)
+    made = read_record(json.loads(body), NewJob)
     assert made.program is not None
-    assert made.program.command[:4] == ["{python}", "-m", "rollpacker", "train"]
+    assert made.program.command[:4] == ("{python}", "-m", "rollpacker", "train")
     assert made.train_memory_gb < 1536
 
 
@@ -128,7 +129,7 @@ def test_a_run_on_gpus_asks_for_nodes_that_have_them(
 
 
 def test_the_specification_is_one() -> None:
-    made = NewJob.model_validate(read_submission(FOLDER / "program.yaml"))
+    made = read_record(read_submission(FOLDER / "program.yaml"), NewJob)
     assert made.program is not None
     assert made.program.command[1] == "examples/mux/loop.py"
     assert made.program.restarts == 3

@@ -8,11 +8,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from mux_real_daemon import COMMAND, Daemon, spec
 from typer.testing import CliRunner
 

@@ -313,11 +313,11 @@ def test_mistakes_are_said_in_one_line(cluster: Cluster, tmp_path: Path) -> None
     small = "rollout_memory_gb: 1\ntrain_memory_gb: 1\n"
     for text, said in (
         ("- a", "expected keys and values"),
-        (times + small + "program: {command: []}", "command must not be empty"),
+        (times + small + "program: {command: []}", "program.command: must be list of length >= 1"),
         (times + "program: {command: [a], run: b}", f"{file}: unknown key 'program.run'"),
         (times + "program: {comand: [a]}", "'program.comand'; did you mean 'program.command'?"),
         (times + "rolout_nodes: 2", "unknown key 'rolout_nodes'; did you mean 'rollout_nodes'?"),
-        ("worst_train_s: long", "'worst_train_s': must be a valid number, got 'long'"),
+        ("worst_train_s: long", "worst_train_s: must be float, got 'long'"),
         ("model: {path: m}", "'data' is required"),
         (times + "program: {command: 'a \"'}", "program.command: No closing quotation"),
         ("model: {path: m}\ndata: {path: d}", "rewards"),

@@ -70,7 +70,7 @@ def test_a_node_that_is_not_in_use_may_fail(daemon: Daemon) -> None:
 
 def test_an_unknown_field_of_any_text_is_said(daemon: Daemon) -> None:
     body = {"id": "odd", "worst_rollout_s": 1.0, "worst_train_s": 1.0}
-    said = {"é" * 100: "unknown field", "\ud800" * 100: "no JSON.*surrogate", "\x1b": "character"}
+    said = {"é" * 100: "unknown key", "\ud800" * 100: "no JSON.*surrogate", "\x1b": "character"}
     for number, (field, problem) in enumerate(said.items()):
         with pytest.raises(MuxError, match=problem) as refused:
             daemon.client().call("POST", "/v1/jobs", body | {field: 1}, f"odd-field-{number}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 OnResume = Literal["free", "last bits", "said", "refused"]
@@ -71,20 +71,6 @@ def usual_kind(kind: str) -> BeforeValidator:
         return {"kind": kind} | cast(dict[str, Any], value)
 
     return BeforeValidator(complete)
-
-
-def fields_of(kind: type[Any], texts: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Those of a dataclass, for pydantic's ``create_model``; ``texts`` describe them by name."""
-    hints, found = get_type_hints(kind), dict[str, Any]()
-    for each in fields(kind):
-        said: dict[str, Any] = {"description": (texts or {}).get(each.name)}
-        if each.default_factory is not MISSING:
-            field = Field(default_factory=each.default_factory, **said)
-        else:
-            default: Any = ... if each.default is MISSING else each.default
-            field = Field(default, **said)
-        found[each.name] = (hints[each.name], field)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

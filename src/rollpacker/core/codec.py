@@ -6,9 +6,13 @@ Numbers that are not finite are written as ``json`` writes them, ``NaN``, and ar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -30,6 +34,8 @@ def _number(value: object) -> object:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_number).encode
+_LONGEST = 80
+"""Characters of a wrong value that are shown."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -75,6 +81,80 @@ def load(data: object, kind: type[T]) -> T:
     Raises ``ValueError`` with one line: what is wrong, and where.
     """
     return msgspec.convert(data, kind)
+
+
+def says(description: str, **limits: Any) -> msgspec.Meta:
+    """What a field means, and its limits, for ``Annotated``: the description of an interface has
+    both, and ``read_record`` holds the limits."""
+    return msgspec.Meta(description=description, **limits)
+
+
+def read_record(data: object, kind: type[T], strict: bool = True) -> T:
+    """A record of what somebody wrote: as ``load``, but every key has to be known.
+
+    Raises ``ValueError`` with one line: which key, what is wrong with it, and what was meant.
+    """
+    for key, near in _unknown(data, kind, ""):
+        raise ValueError(f"unknown key '{key}'{near}")
+    try:
+        return msgspec.convert(data, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(_problem(str(error), data, kind)) from error
+
+
+@cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_record(kind: object) -> bool:
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+def _unknown(data: object, kind: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Keys that no record of a kind has, and what was meant."""
+    if isinstance(data, list | tuple):
+        for each in cast(list[object], data):
+            yield from _unknown(each, kind, where)
+    if not (isinstance(data, Mapping) and _is_record(kind)):
+        return
+    hints = _hints(kind)
+    for key, value in cast(Mapping[str, object], data).items():
+        if key not in hints:
+            near = _near(str(key), [*hints], where)
+            yield f"{where}{key:.64}", near
+            continue
+        for inner in (hints[key], *get_args(hints[key])):
+            yield from _unknown(value, inner, f"{where}{key}.")
+
+
+def _near(text: str, choices: list[str], where: str = "") -> str:
+    near = get_close_matches(text, choices, 1)
+    return f"; did you mean '{where}{near[0]}'?" if near else ""
+
+
+def _problem(text: str, data: Any, kind: Any) -> str:
+    """What msgspec found wrong, with the value and, of a choice, what it may be."""
+    text, _, at = text.partition(" - at ")
+    at = at.rpartition("`$")[2].strip("`.")
+    value: Any = data
+    for name, place in re.findall(r"(\w+)|\[(\d+)\]", at):
+        kind = _hints(kind).get(name) if _is_record(kind) else None
+        value = value[int(place) if place else name]
+        kind = next((each for each in (kind, *get_args(kind)) if _is_record(each)), kind)
+    if text.startswith("Object missing"):
+        name = text.split("`")[1]
+        return f"{at}.{name} is required" if at else f"{name} is required"
+    where = f"{at}: " if at else ""
+    if not text.startswith(("Expected", "Invalid enum")):
+        return f"{where}{text}"
+    shown = repr(value)
+    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+    if get_origin(kind) is Literal:
+        wanted = " or ".join(map(repr, get_args(kind)))
+        return f"{where}must be {wanted}, got {shown}{_near(str(value), [*get_args(kind)])}"
+    wanted = text.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+    return f"{where}must be {wanted.replace('array', 'list')}, got {shown}"
 
 
 def kinds(union: Any) -> dict[str, type[Tagged]]:

@@ -14,7 +14,7 @@ import pytest
 from mux_strangers import Place
 
 from fuzzing import amiss, torn
-from rollpacker.rollmux.service.api.access_table import ROUTES
+from rollpacker.rollmux.service.http.routes import ROUTES
 
 JOB = {
     "id": "theirs", "worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 2.0, "iterations": 3,

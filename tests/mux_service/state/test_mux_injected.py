@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,17 +22,18 @@ from rollpacker.rollmux.service.api.roles import OPERATOR
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands import writer as writer_module
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.http import gates, logs
-from rollpacker.rollmux.service.http.app import make_app
-from rollpacker.rollmux.service.http.middleware import AccessGuard, Audit
+from rollpacker.rollmux.service.http import logs, routes
+from rollpacker.rollmux.service.http.app import App
+from rollpacker.rollmux.service.http.audit import Audit
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views import history, metrics, views
 
-MODULES = (bodies, commands, gates, history, logs, metrics, node_commands, views)
+MODULES = (bodies, commands, history, logs, metrics, node_commands, routes, views)
 CLASSES = (Audit, TransactionLog, metrics.Metrics, logs.Logs, Tokens, Writer)
 LONGEST_S = 60.0
+HITS: list[int] = []
 PARTS = 4
 ENDING = {
     "Writer": {"start", "stop", "_run", "_serve", "_collect", "_deliver", "_fail", "_refuse_all"},
@@ -41,8 +43,8 @@ ENDING = {
 """Their beginning and end, and what takes up the others' failures."""
 UNREACHED = {
     "at the start": {
-        "bodies._asked", "bodies._fields_of", "bodies.args_of", "bodies.one_line", "gates.add",
-        "logs.add",
+        "routes._kinds_of", "routes._look", "routes._once", "routes._operation",
+        "routes._responses",
     },
     "as time passes (test_mux_setbacks.py)": {
         "TransactionLog._try", "TransactionLog._run_out", "TransactionLog._release",
@@ -53,7 +55,8 @@ UNREACHED = {
         "Writer._repair", "Writer._reopen", "Writer._timed_open",
     },
     "of teams, other tokens, leases and moves": {
-        "Tokens._look", "commands._left", "commands.move_body", "commands.permit_body",
+        "Audit._is_sampled", "Audit._sum_up", "Tokens._look", "commands._left",
+        "commands.move_body", "commands.permit_body",
         "history._add_seconds", "views._team", "views._by_pool",
     },
 }  # fmt: skip
@@ -63,6 +66,12 @@ MACHINES = tuple(
 )
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
 PROGRAM = {"command": ["true"]}
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    """In the place of any function, so without globals of this module."""
+    __import__("test_mux_injected").HITS.append(1)
+    raise KeyError("injected")
 
 
 def callbacks() -> list[tuple[Any, str]]:
@@ -90,7 +99,7 @@ FOUND = callbacks()
 class Client:
     """Asks the guarded application in this process."""
 
-    def __init__(self, app: AccessGuard) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._count = 0
 
@@ -157,6 +166,7 @@ class Client:
         for path in (
             "/v1/jobs", job, f"{job}/log", f"{job}/gate?attempt=1", "/v1/status", "/v1/timeline",
             "/v1/nodes/r0", "/v1/nodes/none", "/metrics", "/v1/events", "/v1/journal", "/v1/health",
+            "/", "/favicon.ico", "/v1/openapi.json",
         ):  # fmt: skip
             await ask("GET", path)
         await ask("POST", f"/v1/permits/{token}/abandon")
@@ -189,15 +199,14 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
     # Looked up at each call, as what is injected has to be.
     writer.stats.observe = lambda *told: counted.commit(*told)
     audit = Audit(folder / "audit.jsonl")
-    app = make_app(writer, counted, logs.Logs(folder / "logs"))
     who = Tokens(folder / FILE, b"secret")
-    guard = AccessGuard(
-        app,
+    app = App(
+        routes.DaemonParts(writer, counted, logs.Logs(folder / "logs")),
         lambda header: who.principal(header),
         lambda *told: counted.request(*told),
         lambda *told: audit.note(*told),
     )
-    client = Client(guard)
+    client = Client(app)
     writer.start(asyncio.get_running_loop())
     try:
         yield writer, client
@@ -235,15 +244,10 @@ def test_nothing_that_fails_ends_the_daemon(
             async with asyncio.timeout(LONGEST_S):
                 assert (await client.ask("POST", "/v1/jobs", SPEC | {"id": "kept"}))[0] == 201
             for owner, name in FOUND[part::PARTS]:
-                hit = 0
-
-                def fail(*_: Any, **__: Any) -> Any:
-                    nonlocal hit
-                    hit += 1
-                    raise KeyError("injected")
-
+                HITS.clear()
                 with monkeypatch.context() as patched:
-                    patched.setattr(owner, name, fail)
+                    # The table has the functions themselves: their code is replaced.
+                    patched.setattr(getattr(owner, name), "__code__", fail.__code__)
                     async with asyncio.timeout(LONGEST_S):
                         await client.all()
                 async with asyncio.timeout(LONGEST_S):
@@ -252,7 +256,7 @@ def test_nothing_that_fails_ends_the_daemon(
                     status, said = await client.ask("GET", "/v1/jobs/kept")
                 assert status == 200, (owner, name)
                 assert json.loads(said)["state"] in ("idle", "moving"), (owner, name)
-                if not hit:
+                if not HITS:
                     missed.add(f"{_name(owner)}.{name}")
 
     asyncio.run(main())
@@ -283,3 +287,59 @@ def test_many_looks_of_one_token_take_turns(tmp_path: Path) -> None:
             assert most == 8
 
     asyncio.run(main())
+
+
+async def with_attempt(client: Client) -> str:
+    """The path to the log of a program that an agent has begun."""
+    await client.ask("POST", "/v1/jobs", SPEC | {"id": "noisy", "program": PROGRAM})
+    for node in ("r0", "r1"):
+        await client.ask("POST", f"/v1/nodes/{node}/heartbeat", {"attempts": []})
+    return "/v1/jobs/noisy/attempts/1/log"
+
+
+def test_a_disk_that_fails_is_the_daemons_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as (_, client):
+            path = await with_attempt(client)
+            (tmp_path / "logs").write_text("no folder")
+            status, said = await client.ask("POST", path, {"at": 0, "data": "aGk="})
+            assert (status, json.loads(said)["code"]) == (503, "unavailable")
+            assert "the daemon's disk or network fails" in json.loads(said)["error"]
+            numbers = (await client.ask("GET", "/metrics"))[1].decode()
+            assert 'status="503"' in numbers
+            assert 'status="499"' not in numbers
+
+    asyncio.run(main())
+    assert sum("could not be served" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_disk_that_stalls_under_logs_delays_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = threading.Event()
+    monkeypatch.setattr(logs.Logs, "add", lambda *_: 2 * others.wait(LONGEST_S))
+
+    async def main() -> None:
+        async with opened(tmp_path) as (_, client):
+            path = await with_attempt(client)
+            stalled = asyncio.create_task(client.ask("POST", path, {"at": 0, "data": "aGk="}))
+            await asyncio.sleep(0)
+            assert (await client.ask("POST", "/v1/nodes/r0/heartbeat"))[0] == 200
+            others.set()
+            assert json.loads((await stalled)[1]) == {"have": 2, "full": False}
+
+    asyncio.run(main())
+
+
+def test_refused_strangers_do_not_fill_the_disk(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    scope = {"method": "GET", "path": "/v1/status", "headers": [], "client": ("h", 1)}
+    for _ in range(1000):
+        audit.note(scope, 401)
+    audit.note(scope | {"rollmux.by": OPERATOR}, 403)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines[:-1]] == [401] * 20 + [403]
+    assert (lines[-1]["by"], lines[-1]["refused"], lines[-1]["not_written"]) == (None, 1000, 980)

@@ -11,7 +11,7 @@ import pytest
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.scheduler import scheduler
 from rollpacker.rollmux.service.api import bodies
-from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Answer, Command, Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
@@ -101,7 +101,7 @@ def permitted(core: TransactionLog, job: str) -> int:
     alone = bodies.NewJob(id=job, **SPEC | {"slo": 1.0})
     first, second = bodies.Post(f"{job}/1", ""), bodies.Post(f"{job}/2", "")
     commands.once(core, first, lambda: commands.submit(core, first, alone))
-    commands.once(core, second, lambda: commands.permit(core, second, job, "rollout"))
+    commands.once(core, second, lambda: commands.permit(core, second, job, bodies.Ask("rollout")))
     token = core.leased.jobs[job].token
     assert token is not None
     return token

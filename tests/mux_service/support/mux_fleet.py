@@ -17,8 +17,8 @@ from typing import Any
 from rollpacker.processes.shield import OUTSIDE, shielded
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import serve as serve_module
+from rollpacker.rollmux.service.http.app import App
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
-from rollpacker.rollmux.service.http.routing import Route
 from rollpacker.rollmux.service.serve import ServeOptions, serve
 from rollpacker.runtime.cluster.local import PRELOADED
 
@@ -44,7 +44,7 @@ def _serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
     if patience is not None:
         PatientProtocol.head_s, serve_module.STRANGERS = patience
-        Route.body_s = patience[0]
+        App.body_s = patience[0]
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.RLIM_INFINITY))
     serve(options, lambda url, token: ready.set())

@@ -5,12 +5,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import ValidationError
-
+from rollpacker.core.codec import read_record
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
-from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
@@ -58,14 +57,13 @@ class World:
         self.core.expire()
         path = f"/{act.__name__}/{what}"
         asked = bodies.asked(key or self.key(), f"POST {path}", body or {})
-        kind = bodies.Ask if act is commands.permit else get_type_hints(act).get("body")
+        hints = get_type_hints(act)
+        kind = hints.get("body") or hints.get("_")
+        args = [] if what is None else [what]
         try:
-            args = [] if what is None else [what]
-            if kind is not None:
-                asks = kind.model_validate(body or {})
-                args.append(asks.phase if kind is bodies.Ask else asks)
-        except ValidationError as error:
-            return 400, {"error": bodies.problem(error.errors())}
+            args += [] if kind is None else [read_record(body or {}, kind)]
+        except ValueError as error:
+            return 400, {"error": str(error)}
 
         def run() -> Any:
             return act(self.core, asked, *args)
@@ -85,7 +83,7 @@ class World:
         self.core.expire()
         self.core.commit()
         try:
-            outcome = commands.heartbeat(self.core, token, bodies.asked(key or self.key(), "", {}))
+            outcome = commands.heartbeat(self.core, bodies.asked(key or self.key(), "", {}), token)
         except Refused as refused:
             return refused.status, refused.body
         assert isinstance(outcome, Answer)

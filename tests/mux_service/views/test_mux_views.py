@@ -12,7 +12,7 @@ from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state.records import JobRecord
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
-from rollpacker.rollmux.service.views.gauges import numbers
+from rollpacker.rollmux.service.views.metrics import numbers
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The benchmark's offline optimum: the same split by dynamic programming and by OR-tools."""
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.settings import Settings

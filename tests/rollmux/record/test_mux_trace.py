@@ -45,11 +45,11 @@ def test_the_synthetic_trace_keeps_what_it_says() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"slo": 0.5}, "slowdown of 1 or more"),
+        ({"slo": 0.5}, "slo: must be float >= 1.0, got 0.5"),
         ({"rollout_s": [1.0]}, "equally long"),
         ({"train_s": [1.0, -1.0]}, "positive seconds"),
         ({"colour": "red"}, "unknown key 'colour'"),
-        ({"id": ""}, "id must not be empty"),
+        ({"id": ""}, "id: must be str of length >= 1"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, change: dict[str, object], what: str) -> None:
@@ -92,7 +92,7 @@ def test_host_memory_follows_the_model() -> None:
 
 
 def test_specifications_are_checked() -> None:
-    with pytest.raises(ValueError, match="positive seconds"):
-        JobSpec(id="a", worst_rollout_s=0.0, worst_train_s=1.0)
     spec = JobSpec(id="a", worst_rollout_s=2.0, worst_train_s=1.0)
     assert JobSpec.from_json(plain(spec)) == spec
+    with pytest.raises(ValueError, match=r"job a: worst_rollout_s: must be float >= 0.001, got 0"):
+        JobSpec.from_json(plain(spec) | {"worst_rollout_s": 0.0})

@@ -2,13 +2,13 @@
 
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from cluster_worlds import small
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scheduler_world import World
 
 from rollpacker.rollmux.model import decisions as do

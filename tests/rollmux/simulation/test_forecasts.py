@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from cluster_worlds import run_on
+from msgspec import structs
 
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
@@ -134,10 +135,10 @@ def test_who_never_starts_and_who_is_not_waited_for() -> None:
     scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
     spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0, iterations=4)
     scheduler.handle(0.0, ev.JobArrived(spec=spec))
-    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b")))
-    huge = replace(spec, id="huge", rollout_nodes=2, too_large="wait")
+    scheduler.handle(0.0, ev.JobArrived(spec=structs.replace(spec, id="b")))
+    huge = structs.replace(spec, id="huge", rollout_nodes=2, too_large="wait")
     scheduler.handle(0.0, ev.JobArrived(spec=huge))
-    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="c")))
+    scheduler.handle(0.0, ev.JobArrived(spec=structs.replace(spec, id="c")))
     said = forecast(scheduler, 0.0)
     assert said["huge"] == math.inf
     assert 300.0 < said["b"] < said["c"] < math.inf
@@ -150,16 +151,16 @@ def test_nobody_is_waited_for_behind_a_job_without_end() -> None:
     scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
     spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0)
     scheduler.handle(0.0, ev.JobArrived(spec=spec))
-    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b")))
+    scheduler.handle(0.0, ev.JobArrived(spec=structs.replace(spec, id="b")))
     assert forecast(scheduler, 0.0) == {"b": math.inf}
 
 
 def test_behind_a_job_that_is_expected_to_end_there_is_a_forecast() -> None:
     scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
     spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0)
-    about = replace(spec, expected_iterations=40)
+    about = structs.replace(spec, expected_iterations=40)
     scheduler.handle(0.0, ev.JobArrived(spec=about))
-    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b")))
+    scheduler.handle(0.0, ev.JobArrived(spec=structs.replace(spec, id="b")))
     assert forecast(scheduler, 0.0)["b"] == pytest.approx(40 * 150.0 * 0.8)
     # It goes on though more are done than were expected, and may end with any.
     scheduler.cluster.jobs["a"].done = 90
@@ -185,18 +186,18 @@ def waiting_pair() -> tuple[Scheduler, JobSpec]:
     scheduler = Scheduler(Settings(nodes="named"), Fixed([MACHINES[0], MACHINES[8]]))
     spec = JobSpec(id="a", worst_rollout_s=100.0, worst_train_s=50.0, slo=1.0, iterations=400)
     scheduler.handle(0.0, ev.JobArrived(spec=spec))
-    scheduler.handle(0.0, ev.JobArrived(spec=replace(spec, id="b", team="t")))
+    scheduler.handle(0.0, ev.JobArrived(spec=structs.replace(spec, id="b", team="t")))
     return scheduler, spec
 
 
 def test_whoever_comes_goes_before_a_job_of_less_right() -> None:
     scheduler, spec = waiting_pair()
     alone = forecast(scheduler, 0.0)["b"]
-    urgent = Arrivals(like=(replace(spec, id="c", priority=9, team="t"),), every_s=10_000.0)
+    urgent = Arrivals(like=(structs.replace(spec, id="c", priority=9, team="t"),), every_s=10_000.0)
     said = forecast(scheduler, 0.0, arrivals=urgent)
     assert set(said) == {"b"}, "nobody asked for those who may come"
     assert said["b"] > alone + 40_000.0, "two and more have got past it"
-    meek = Arrivals(like=(replace(spec, id="c", team="t"),), every_s=10_000.0)
+    meek = Arrivals(like=(structs.replace(spec, id="c", team="t"),), every_s=10_000.0)
     assert forecast(scheduler, 0.0, arrivals=meek)["b"] == alone
 
 
@@ -217,5 +218,5 @@ def test_jobs_go_on_arriving_as_they_did_lately() -> None:
 
 def test_who_is_like_a_job_that_no_longer_fits_is_not_refused_in_a_run_ahead() -> None:
     scheduler, spec = waiting_pair()
-    huge = Arrivals(like=(replace(spec, id="c", rollout_nodes=7),), every_s=1000.0)
+    huge = Arrivals(like=(structs.replace(spec, id="c", rollout_nodes=7),), every_s=1000.0)
     assert math.isfinite(forecast(scheduler, 0.0, arrivals=huge)["b"])

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from rollpacker.core.codec import load, plain
+from rollpacker.core.codec import load, plain, says
 from rollpacker.core.types import Phase
 
 POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
@@ -44,22 +44,16 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A node by name, as its owner or its agent describes it.
-
-    Args:
-        pool: what runs there.
-        memory_gb: host memory for the states of jobs.
-        devices: GPUs.
-        rack: or island: gangs are taken from one where there is a choice.
-        labels: jobs may ask for some.
-    """
+    """A node by name, as its owner or its agent describes it."""
 
     name: str
-    pool: Phase
-    memory_gb: float = 1536.0
-    devices: int = 8
-    rack: str = ""
-    labels: Labels = field(default_factory=dict[str, str])
+    pool: Annotated[Phase, says("what runs there.")]
+    memory_gb: Annotated[float, says("host memory for the states of jobs.")] = 1536.0
+    devices: Annotated[int, says("GPUs.")] = 8
+    rack: Annotated[str, says("or island: gangs are taken from one where there is a choice.")] = ""
+    labels: Annotated[Labels, says("jobs may ask for some.")] = field(
+        default_factory=dict[str, str]
+    )
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` on what is no machine."""

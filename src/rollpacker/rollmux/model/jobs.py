@@ -4,79 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from rollpacker.core.codec import read_record, says
 
 RING = 60
 """Iterations that are remembered."""
 KNOWN_AFTER = 5
 """Observed iterations after which a job is planned by what was observed."""
 
+_Gang = Annotated[int, Meta(ge=1, le=1024)]
+_Count = Annotated[int, Meta(ge=1, le=10**9)]
+_Seconds = Annotated[float, Meta(ge=1e-3, lt=1e9)]
+"""Forecasts tell times apart that are a millisecond at least."""
+_Memory = Annotated[float, Meta(ge=0)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What a job asks for.
 
-    Args:
-        id: unique.
-        rollout_nodes: gang size on the rollout pool.
-        train_nodes: gang size on the training pool.
-        worst_rollout_s: seconds of a rollout with every response at the cap, sync and warm
-            switch included.
-        worst_train_s: the same of a training phase.
-        slo: allowed slowdown of the whole life against running alone; 1 or more.
-        iterations: how many there will be; None where the user cannot say.
-        expected_iterations: about how many, where the exact number is not known: for plans and
-            forecasts; the job may stop before, or go on.
-        rollout_memory_gb: host memory that stays taken on every rollout node.
-        train_memory_gb: the same on every training node.
-        owner: what a later start of the same job says too, so that it may take the job over.
-        team: whose share of the nodes it takes.
-        priority: the higher ones of a team go first.
-        node_devices: devices that every node must have at least.
-        rollout_labels: labels that every rollout node must have.
-        train_labels: labels that every training node must have.
-        slo_since: when the promise begins: with ``admission``, or with ``submission``, so that
-            waiting uses it up.
-        too_large: what to do with a gang that all nodes together are too few for: ``refuse`` it,
-            or let it ``wait`` for more nodes.
-    """
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks for. Limits are checked where one is read, as by ``from_json``."""
 
-    id: str
-    worst_rollout_s: float
-    worst_train_s: float
-    rollout_nodes: int = 1
-    train_nodes: int = 1
-    slo: float = 1.5
-    iterations: int | None = None
-    expected_iterations: int | None = None
-    rollout_memory_gb: float = 150.0
-    train_memory_gb: float = 250.0
-    owner: str = ""
-    team: str = ""
-    priority: int = 0
-    node_devices: int = 1
-    rollout_labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    train_labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    slo_since: Literal["admission", "submission"] = "admission"
-    too_large: Literal["refuse", "wait"] = "refuse"
-
-    def __post_init__(self) -> None:
-        """Raises ``ValueError`` on what no scheduler could honour."""
-        if not self.id:
-            raise ValueError("job: id must not be empty")
-        if min(self.rollout_nodes, self.train_nodes) < 1:
-            raise ValueError(f"job {self.id}: rollout_nodes and train_nodes must be 1 or more")
-        if not (0 < self.worst_rollout_s < 1e9 and 0 < self.worst_train_s < 1e9):
-            raise ValueError(
-                f"job {self.id}: worst_rollout_s and worst_train_s must be positive seconds"
-            )
-        if not 1.0 <= self.slo < 1e6:
-            raise ValueError(f"job {self.id}: slo is a slowdown of 1 or more, got {self.slo}")
-        for name in ("iterations", "expected_iterations"):
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ValueError(f"job {self.id}: {name} must be 1 or more")
-        if self.node_devices < 1:
-            raise ValueError(f"job {self.id}: node_devices must be 1 or more")
+    id: Annotated[str, says("unique.", min_length=1)]
+    worst_rollout_s: Annotated[
+        _Seconds,
+        says("seconds of a rollout with every response at the cap, sync and warm switch included."),
+    ]
+    worst_train_s: Annotated[_Seconds, says("the same of a training phase.")]
+    rollout_nodes: Annotated[_Gang, says("gang size on the rollout pool.")] = 1
+    train_nodes: Annotated[_Gang, says("gang size on the training pool.")] = 1
+    slo: Annotated[
+        float,
+        says("allowed slowdown of the whole life against running alone; 1 or more.", ge=1, lt=1e6),
+    ] = 1.5
+    iterations: Annotated[
+        _Count | None,
+        says("how many there will be; None where the user cannot say."),
+    ] = None
+    expected_iterations: Annotated[
+        _Count | None,
+        says(
+            "about how many, where the exact number is not known: for plans and forecasts; the "
+            "job may stop before, or go on."
+        ),
+    ] = None
+    rollout_memory_gb: Annotated[
+        _Memory, says("host memory that stays taken on every rollout node.")
+    ] = 150.0
+    train_memory_gb: Annotated[_Memory, says("the same on every training node.")] = 250.0
+    owner: Annotated[
+        str,
+        says(
+            "what a later start of the same job says too, so that it may take the job over.",
+            max_length=64,
+        ),
+    ] = ""
+    team: Annotated[str, says("whose share of the nodes it takes.")] = ""
+    priority: Annotated[int, says("the higher ones of a team go first.")] = 0
+    node_devices: Annotated[int, says("devices that every node must have at least.", ge=1)] = 1
+    rollout_labels: Annotated[
+        Mapping[str, str], says("labels that every rollout node must have.")
+    ] = msgspec.field(default_factory=dict[str, str])
+    train_labels: Annotated[
+        Mapping[str, str], says("labels that every training node must have.")
+    ] = msgspec.field(default_factory=dict[str, str])
+    slo_since: Annotated[
+        Literal["admission", "submission"],
+        says(
+            "when the promise begins: with `admission`, or with `submission`, so that waiting "
+            "uses it up."
+        ),
+    ] = "admission"
+    too_large: Annotated[
+        Literal["refuse", "wait"],
+        says(
+            "what to do with a gang that all nodes together are too few for: `refuse` it, or let "
+            "it `wait` for more nodes."
+        ),
+    ] = "refuse"
 
     @property
     def gangs(self) -> tuple[int, int]:
@@ -94,13 +100,10 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
-        """From a JSON object. Raises ``ValueError`` on an unknown or missing key."""
-        unknown = set(data) - set(cls.__slots__)
-        if unknown:
-            raise ValueError(f"job: unknown key {sorted(unknown)[0]!r}")
+        """From a JSON object. Raises ``ValueError`` on an unknown, missing or wrong key."""
         try:
-            return cls(**data)
-        except TypeError as error:
+            return read_record(data, cls)
+        except ValueError as error:
             raise ValueError(f"job {data.get('id')}: {error}") from error
 
 

@@ -23,10 +23,11 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.http.app import make_app
+from rollpacker.rollmux.service.http.app import MAX_HEADERS, App
+from rollpacker.rollmux.service.http.audit import Audit
 from rollpacker.rollmux.service.http.logs import Logs
-from rollpacker.rollmux.service.http.middleware import MAX_HEADERS, AccessGuard, Audit
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
+from rollpacker.rollmux.service.http.routes import DaemonParts
 from rollpacker.rollmux.service.http.token_file import make_token, read_token
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
 from rollpacker.rollmux.service.http.tokens import Tokens
@@ -157,12 +158,11 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     writer = Writer(partial(_open, options), poll, crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
-    app = make_app(writer, metrics, Logs(options.state / "logs"))
+    daemon = DaemonParts(writer, metrics, Logs(options.state / "logs"))
     audit = Audit(options.state / "audit.jsonl")
     who = Tokens(options.state / TOKENS, token).principal
-    guarded = AccessGuard(app, who, metrics.request, audit.note)
     allow_files(STRANGERS + _KNOWN)
-    server = _Server(_config(options, guarded))
+    server = _Server(_config(options, App(daemon, who, metrics.request, audit.note)))
     writer.start(asyncio.get_running_loop())
     try:
         ready(_url(options, listener))
@@ -174,7 +174,7 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
         raise StoreError(f"{crashed[0]} because of an internal error; its trace is above")
 
 
-def _config(options: ServeOptions, app: AccessGuard) -> uvicorn.Config:
+def _config(options: ServeOptions, app: App) -> uvicorn.Config:
     # Strangers may send what is no request as often as they like.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     return uvicorn.Config(

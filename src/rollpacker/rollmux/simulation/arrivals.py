@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from rollpacker.rollmux.model.cluster import Cluster
 from rollpacker.rollmux.model.jobs import JobSpec

@@ -3,342 +3,335 @@ description of the API says it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import BaseModel, ConfigDict, GetPydanticSchema, with_config
-from typing_extensions import TypedDict
-
+from rollpacker.core.codec import says
 from rollpacker.core.types import Phase
-from rollpacker.rollmux.service.api.bodies import NewJob, NewNode, NewProgram
+from rollpacker.rollmux.model.program import JobProgram
+from rollpacker.rollmux.service.api.bodies import NewJob, NewNode
 from rollpacker.rollmux.service.state.attempts import Outcome
 from rollpacker.rollmux.service.state.records import JobOutcome, JobState, NodeStatus, PhaseOutcome
 
-
-def _like(body: type[BaseModel]) -> GetPydanticSchema:
-    return GetPydanticSchema(lambda _kind, handler: handler(body))
-
-
-_Spec = Annotated[dict[str, Any], _like(NewJob)]
-_Machine = Annotated[dict[str, Any], _like(NewNode)]
-_Program = Annotated[dict[str, Any], _like(NewProgram)]
+if TYPE_CHECKING:  # as plain values, of this form
+    _Spec = _Machine = _Program = dict[str, Any]
+else:
+    _Spec, _Machine, _Program = NewJob, NewNode, JobProgram
 NodeState = Literal["free", "held", "reserved", "failing", "failed", "unknown"]
 SloState = Literal["kept", "near", "behind", "missed"]
 
 
-@with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
-class Told(TypedDict):
-    """An answer; docstrings of fields are their descriptions."""
+class Error(TypedDict):
+    """What is wrong; some errors tell more beside."""
+
+    error: Annotated[str, says("One line: what is wrong, and which field.")]
+    code: NotRequired[
+        Annotated[str | None, says("The reason for programs, where there are several.")]
+    ]
 
 
-class Nothing(Told):
+class Nothing(TypedDict):
     """An object without fields."""
 
 
-class Submitted(Told):
+class Submitted(TypedDict):
     """A job that was taken."""
 
     id: str
-    seq: int
-    """Its number in the log."""
-    state: JobState
-    """``queued`` where it waits for nodes."""
+    seq: Annotated[int, says("Its number in the log.")]
+    state: Annotated[JobState, says("`queued` where it waits for nodes.")]
 
 
-class PermitView(Told):
+class PermitView(TypedDict):
     """A lease of nodes for one phase."""
 
-    token: int
-    """Grows with every permit: newer ones fence older ones off."""
+    token: Annotated[int, says("Grows with every permit: newer ones fence older ones off.")]
     phase: Phase
     nodes: list[str]
-    ttl_s: float
-    """Seconds left of the lease now: it ends so long after the request was sent."""
-    lease_s: float
-    """Seconds of a full lease."""
+    ttl_s: Annotated[
+        float,
+        says("Seconds left of the lease now: it ends so long after the request was sent."),
+    ]
+    lease_s: Annotated[float, says("Seconds of a full lease.")]
 
 
-class MoveView(Told):
+class MoveView(TypedDict):
     """Where a job has to go."""
 
     id: int
     rollout: list[str]
     train: list[str]
     reason: Literal["repack", "guard", "failure", "drain", "resume"]
-    memory_gb: dict[str, float]
-    """Host memory to be taken on each node."""
+    memory_gb: Annotated[dict[str, float], says("Host memory to be taken on each node.")]
 
 
-class Moving(Told):
+class Moving(TypedDict):
     """In place of a permit: the job has to change nodes first."""
 
     move: MoveView
 
 
-class BeatAnswer(Told):
+class BeatAnswer(TypedDict):
     """A lease that has its full time again."""
 
     ttl_s: float
     lease_s: float
-    release_tail: bool
-    """Another job has the nodes of a rollout's tail: the rest goes to a quarter of the workers."""
+    release_tail: Annotated[
+        bool,
+        says(
+            "Another job has the nodes of a rollout's tail: the rest goes to a quarter of the "
+            "workers."
+        ),
+    ]
 
 
-class DoneAnswer(Told):
+class DoneAnswer(TypedDict):
     """A phase that is over."""
 
     job: str
     phase: Phase
-    done: int
-    """Iterations so far."""
-    next: Phase | None
-    """The phase to ask for; null when all iterations are done."""
+    done: Annotated[int, says("Iterations so far.")]
+    next: Annotated[Phase | None, says("The phase to ask for; null when all iterations are done.")]
 
 
-class GivenBack(Told):
+class GivenBack(TypedDict):
     """A phase that has to be asked for again."""
 
     job: str
     next: Phase | None
 
 
-class TailTold(Told):
+class TailTold(TypedDict):
     """Whether to release the tail's nodes now."""
 
     release_tail: bool
 
 
-class EndedAnswer(Told):
+class EndedAnswer(TypedDict):
     """A job that is over, or will be when its permit is."""
 
     state: Literal["ended", "ending"]
 
 
-class Queued(Told):
+class Queued(TypedDict):
     """A job that waits for nodes."""
 
-    position: int
-    """1 is the next one."""
+    position: Annotated[int, says("1 is the next one.")]
     of: int
     since_s: float
     reason: str
-    starts_in_s: float | None
-    """As expected; null where nobody can say, or not yet."""
-    starts_between_s: tuple[float, float | None] | None
-    """What chance makes of it; null where not enough is known, the latter if it may be never."""
+    starts_in_s: Annotated[
+        float | None, says("As expected; null where nobody can say, or not yet.")
+    ]
+    starts_between_s: Annotated[
+        tuple[float, float | None] | None,
+        says(
+            "What chance makes of it; null where not enough is known, the latter if it may be "
+            "never."
+        ),
+    ]
 
 
-class AttemptTold(Told):
+class AttemptTold(TypedDict):
     """One start of a program."""
 
     number: int
     node: str
-    members: list[str]
-    """Its job's other nodes, where it has processes too: some ``lost``, or one ``broken``."""
+    members: Annotated[
+        list[str],
+        says("Its job's other nodes, where it has processes too: some `lost`, or one `broken`."),
+    ]
     began: float
     ended: float | None
-    code: int | None
-    """Of its exit; null while it runs, or where its node failed."""
+    code: Annotated[int | None, says("Of its exit; null while it runs, or where its node failed.")]
     lost: list[str]
     broken: bool
 
 
-class StartedProgram(Told):
+class StartedProgram(TypedDict):
     """A job's program, without its environment, and what became of it."""
 
     program: dict[str, Any]
     attempts: list[AttemptTold]
-    used: int
-    """Restarts since the job last got on."""
-    done: int
-    """Iterations at the last of them."""
-    outcome: Outcome
-    """Empty while it may run."""
-    lead: str | None
-    """The node where it belongs."""
-    ready_at: float | None
-    """When it may start; null while it runs, and where it does not start again."""
+    used: Annotated[int, says("Restarts since the job last got on.")]
+    done: Annotated[int, says("Iterations at the last of them.")]
+    outcome: Annotated[Outcome, says("Empty while it may run.")]
+    lead: Annotated[str | None, says("The node where it belongs.")]
+    ready_at: Annotated[
+        float | None,
+        says("When it may start; null while it runs, and where it does not start again."),
+    ]
 
 
-class JobView(Told):
+class JobView(TypedDict):
     """A job, also one that has ended."""
 
     id: str
-    number: int
-    """0, 1, 2, ... by arrival."""
+    number: Annotated[int, says("0, 1, 2, ... by arrival.")]
     state: JobState
     spec: _Spec
     arrived_s: float
     ended_s: float | None
-    outcome: JobOutcome
-    """How it ended: ``ended`` where its driver said no more; empty while it has not."""
+    outcome: Annotated[
+        JobOutcome,
+        says("How it ended: `ended` where its driver said no more; empty while it has not."),
+    ]
     elapsed_s: float
-    uncounted_s: float
-    """Of its life, what its promise does not count: waiting for nodes."""
+    uncounted_s: Annotated[
+        float, says("Of its life, what its promise does not count: waiting for nodes.")
+    ]
     queue: Queued | None
-    done: int
-    """Iterations so far."""
+    done: Annotated[int, says("Iterations so far.")]
     next: Phase | None
     group: int | None
     rollout_nodes: list[str]
     train_nodes: list[str]
     permit: PermitView | None
     move: MoveView | None
-    program: StartedProgram | None
-    """Null where agents start nothing."""
-    solo_s: float
-    """What its phases would have taken alone."""
-    slo_slack_s: float
-    """What it may still lose without breaking its promise."""
+    program: Annotated[StartedProgram | None, says("Null where agents start nothing.")]
+    solo_s: Annotated[float, says("What its phases would have taken alone.")]
+    slo_slack_s: Annotated[float, says("What it may still lose without breaking its promise.")]
     slo_state: SloState
     slowdown: float | None
-    recent_s: NotRequired[list[tuple[float, float]]]
-    """Seconds of rollout and training, alone, of its last iterations; where one job is asked for,
-    not all."""
+    recent_s: NotRequired[
+        Annotated[
+            list[tuple[float, float]],
+            says(
+                "Seconds of rollout and training, alone, of its last iterations; where one job is "
+                "asked for, not all."
+            ),
+        ]
+    ]
 
 
-class Jobs(Told):
+class Jobs(TypedDict):
     """All jobs."""
 
     jobs: list[JobView]
 
 
-class NodeView(Told):
+class NodeView(TypedDict):
     """A node; one that nobody knows has state ``unknown``."""
 
     name: str
     pool: Phase | None
     state: NodeState
     group: int | None
-    memory_gb: dict[str, float]
-    """By job."""
+    memory_gb: Annotated[dict[str, float], says("By job.")]
     total_gb: float
-    token: int
-    """The highest that was permitted on it, or -1."""
-    agent: bool
-    """Whether its agent's silence is a failure."""
-    reported_s: float | None
-    """Seconds since its agent reported."""
-    status: NotRequired[NodeStatus]
-    """Of named nodes, as the following."""
+    token: Annotated[int, says("The highest that was permitted on it, or -1.")]
+    agent: Annotated[bool, says("Whether its agent's silence is a failure.")]
+    reported_s: Annotated[float | None, says("Seconds since its agent reported.")]
+    status: NotRequired[Annotated[NodeStatus, says("Of named nodes, as the following.")]]
     why: NotRequired[str]
     machine: NotRequired[_Machine]
 
 
-class NodeChanged(Told):
+class NodeChanged(TypedDict):
     """A node that was opened or closed."""
 
     node: str
     status: NodeStatus
-    jobs: list[str]
-    """On it now."""
+    jobs: Annotated[list[str], says("On it now.")]
 
 
-class NodeRemovedAnswer(Told):
+class NodeRemovedAnswer(TypedDict):
     """A node that left the inventory."""
 
     node: str
 
 
-class Registered(Told):
+class Registered(TypedDict):
     """A node whose agent was heard."""
 
     status: NodeStatus
-    ttl_s: float
-    """Seconds of silence after which it counts as failed."""
+    ttl_s: Annotated[float, says("Seconds of silence after which it counts as failed.")]
 
 
-class WantedAttempt(Told):
+class WantedAttempt(TypedDict):
     """A program that belongs on a node."""
 
     job: str
     number: int
     program: _Program
-    rank: int
-    """Of the node among the job's: 0 has its driver."""
-    nodes: list[str]
-    """Of the job, by rank; the rollout nodes come first."""
-    stop: bool
-    """It is to end there."""
+    rank: Annotated[int, says("Of the node among the job's: 0 has its driver.")]
+    nodes: Annotated[list[str], says("Of the job, by rank; the rollout nodes come first.")]
+    stop: Annotated[bool, says("It is to end there.")]
 
 
-class AliveAnswer(Told):
+class AliveAnswer(TypedDict):
     """An agent that was heard."""
 
-    ttl_s: float
-    """Seconds of silence after which the node counts as failed."""
-    attempts: NotRequired[list[WantedAttempt]]
-    """All that is to be there, where the agent starts programs."""
+    ttl_s: Annotated[float, says("Seconds of silence after which the node counts as failed.")]
+    attempts: NotRequired[
+        Annotated[
+            list[WantedAttempt],
+            says("All that is to be there, where the agent starts programs."),
+        ]
+    ]
 
 
-class PrintedAnswer(Told):
+class PrintedAnswer(TypedDict):
     """What the daemon has of a log."""
 
-    have: int
-    """Bytes."""
-    full: bool
-    """It takes no more."""
+    have: Annotated[int, says("Bytes.")]
+    full: Annotated[bool, says("It takes no more.")]
 
 
-class Log(Told):
+class Log(TypedDict):
     """A piece of what an attempt printed."""
 
     attempt: int
     node: str
     code: int | None
-    at: int
-    """The byte at which it begins."""
-    data: str
-    """In base64."""
-    over: bool
-    """The attempt has ended, and this is the end of it."""
+    at: Annotated[int, says("The byte at which it begins.")]
+    data: Annotated[str, says("In base64.")]
+    over: Annotated[bool, says("The attempt has ended, and this is the end of it.")]
 
 
-class NodeGone(Told):
+class NodeGone(TypedDict):
     """A node that has failed, or will have when permits on it are over."""
 
     state: Literal["failed", "failing"]
     jobs: list[str]
 
 
-class Drained(Told):
+class Drained(TypedDict):
     """Whether new jobs are turned away."""
 
     draining: bool
-    jobs: int
-    """Live ones."""
+    jobs: Annotated[int, says("Live ones.")]
 
 
-class Health(Told):
+class Health(TypedDict):
     """Whether the daemon can work."""
 
     status: str
 
 
-class TeamJobs(Told):
+class TeamJobs(TypedDict):
     """Live jobs of a team."""
 
     placed: int
     waiting: int
 
 
-class TeamView(Told):
+class TeamView(TypedDict):
     """What a team has of each pool, in nodes; shared ones count in part."""
 
-    name: str
-    """Empty for the jobs of no team."""
+    name: Annotated[str, says("Empty for the jobs of no team.")]
     guaranteed: dict[Phase, float]
     used: dict[Phase, float]
     borrowed: dict[Phase, float]
-    share: float
-    """The larger of both pools' shares of what it is guaranteed: who has least is next."""
+    share: Annotated[
+        float,
+        says("The larger of both pools' shares of what it is guaranteed: who has least is next."),
+    ]
     jobs: TeamJobs
-    owed: bool
-    """Whether a job of it waits for nodes that are its own."""
-    priority: int | None
-    """The highest of its jobs that wait."""
+    owed: Annotated[bool, says("Whether a job of it waits for nodes that are its own.")]
+    priority: Annotated[int | None, says("The highest of its jobs that wait.")]
 
 
-class GroupView(Told):
+class GroupView(TypedDict):
     """Jobs that share nodes."""
 
     id: int
@@ -348,21 +341,20 @@ class GroupView(Told):
     train: list[str]
 
 
-class Cost(Told):
+class Cost(TypedDict):
     """Dollars per hour; of an owner's nodes: nodes."""
 
     now: float
     solo: float
 
 
-class Status(Told):
+class Status(TypedDict):
     """The whole cluster."""
 
     now: float
     seq: int
     draining: bool
-    named: bool
-    """Whether its nodes are an owner's."""
+    named: Annotated[bool, says("Whether its nodes are an owner's.")]
     lease_s: float
     cost_per_h: Cost
     counts: dict[JobState, int]
@@ -370,13 +362,11 @@ class Status(Told):
     teams: list[TeamView]
     groups: list[GroupView]
     memory_cap_gb: float
-    jobs: list[JobView]
-    """Live ones."""
-    ended: list[JobView]
-    """The last fifty."""
+    jobs: Annotated[list[JobView], says("Live ones.")]
+    ended: Annotated[list[JobView], says("The last fifty.")]
 
 
-class PhaseRun(Told):
+class PhaseRun(TypedDict):
     """A phase that runs or ran."""
 
     job: str
@@ -389,7 +379,7 @@ class PhaseRun(Told):
     outcome: PhaseOutcome
 
 
-class Timeline(Told):
+class Timeline(TypedDict):
     """Phases by their start."""
 
     now: float

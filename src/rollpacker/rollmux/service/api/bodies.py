@@ -1,154 +1,159 @@
-"""What a request may carry: its key, and the bodies of the POSTs."""
+"""What a request may carry: its key, what stands behind its path's question mark, its body."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
-from inspect import cleandoc
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Header, Query, Request
-from pydantic import BaseModel, Field, create_model
+from msgspec import Meta, Struct
 
-from rollpacker.config.base import fields_of
+from rollpacker.core.codec import says
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import NAME, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
-from rollpacker.rollmux.service.api.roles import BY, OPERATOR, Principal
+from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
 
 _LARGEST = 2**63 - 1
-_AGENT = "its identity: while one is heard, others of the same node are refused"
-Count = Annotated[int, Query(ge=0, le=_LARGEST)]
-Position = Annotated[int, Query(ge=-_LARGEST, le=_LARGEST)]
-Seconds = Annotated[float, Query(ge=0, le=1e12)]
-Name = Annotated[str, Query(pattern=f"^({NAME.pattern})?$")]
-"""What may stand behind a path's question mark."""
-_ARGS = re.compile(r"^Args:\n(.*?)(?:\n\n|\Z)", re.M | re.S)
-_FIELD = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", re.M | re.S)
+_Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
+_OptionalName = Annotated[str, Meta(pattern=f"^({NAME.pattern})?$")]
+_Agent = Annotated[
+    str,
+    says("its identity: while one is heard, others of the same node are refused", max_length=64),
+]
 
 
-def args_of(kind: type[object]) -> dict[str, str]:
-    """The ``Args`` section of a class: texts by name, each in one line."""
-    section = _ARGS.search(cleandoc(kind.__doc__ or ""))
-    found = _FIELD.findall(section[1]) if section else []
-    return {name: one_line(text) for name, text in found}
-
-
-def one_line(text: str) -> str:
-    """Without line breaks, in Markdown."""
-    return " ".join(text.split()).replace("``", "`")
-
-
-class Empty(BaseModel, extra="forbid", strict=True):
+class Empty(Struct, frozen=True):
     """An object without fields."""
 
 
-def _fields_of(kind: type[Any]) -> Any:
-    return fields_of(kind, args_of(kind))
-
-
-class NewProgram(create_model("NewProgram", __base__=Empty, **_fields_of(JobProgram))):
-    """What agents start."""
-
-    command: list[str]  # JSON has no tuples
-    members: list[str] = Field(default_factory=list)
-
-
-class NewJob(create_model("NewJob", __base__=Empty, **_fields_of(JobSpec))):
+class NewJob(JobSpec, frozen=True, kw_only=True):
     """What a job asks for."""
 
-    program: NewProgram | None = Field(default=None, description="what agents start.")
+    id: Annotated[_Name, says("unique.")]
+    program: Annotated[JobProgram | None, says("what agents start.")] = None
 
 
-class NewNode(create_model("NewNode", __base__=Empty, **_fields_of(Machine))):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewNode(Machine):
     """A node as its agent describes it."""
 
-    agent: Annotated[str, Field(max_length=64, description=_AGENT)] = ""
+    name: _Name
+    agent: _Agent = ""
 
 
-class Closed(Empty):
+class Closed(Struct, frozen=True):
     """How a node is closed."""
 
     status: Literal["cordoned", "draining"]
-    reason: str = Field(default="", max_length=200, description="for people")
+    reason: Annotated[str, says("for people", max_length=200)] = ""
 
 
-class Ask(Empty):
+class Ask(Struct, frozen=True):
     """Of a permit."""
 
     phase: Phase
-    wait_s: float = Field(20.0, ge=0, le=60, description="seconds that the request may wait")
+    wait_s: Annotated[float, says("seconds that the request may wait", ge=0, le=60)] = 20.0
 
 
-class FinishedBody(Empty):
+class FinishedBody(Struct, frozen=True):
     """A phase that is over."""
 
-    seconds: float = Field(ge=1e-6, lt=1e9, description="what it took on its nodes")
+    seconds: Annotated[float, says("what it took on its nodes", ge=1e-6, lt=1e9)]
 
 
-class TailBody(Empty):
+class TailBody(Struct, frozen=True):
     """Of the rollout with this permit."""
 
     token: int
 
 
-class MovedBody(Empty):
+class MovedBody(Struct, frozen=True):
     """The number of the move that is done."""
 
     move: int
 
 
-class GateBody(Empty):
+class GateBody(Struct, frozen=True):
     """Where the driver of an attempt is to be found."""
 
-    host: str = Field(max_length=255)
-    port: int = Field(ge=1, le=65535)
-    key: str = Field(
-        pattern="^[0-9a-f]{160}$",
-        description="what both sides show they know, sealed with their token, as hex digits",
-    )
-    names: list[str] = Field(max_length=1024, description="of each process, by its node's rank")
+    host: Annotated[str, Meta(max_length=255)]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    key: Annotated[
+        str,
+        says(
+            "what both sides show they know, sealed with their token, as hex digits",
+            pattern="^[0-9a-f]{160}$",
+        ),
+    ]
+    names: Annotated[list[str], says("of each process, by its node's rank", max_length=1024)]
 
 
-class SeenAttempt(Empty):
+class SeenAttempt(Struct, frozen=True):
     """An attempt that is on a node."""
 
     job: str
     number: int
-    code: int | None = Field(default=None, description="null while it runs")
-    stopped: bool = Field(False, description="asked to end")
+    code: Annotated[int | None, says("null while it runs")] = None
+    stopped: Annotated[bool, says("asked to end")] = False
 
 
-class AliveBody(Empty):
+class AliveBody(Struct, frozen=True):
     """A node lives."""
 
-    attempts: list[SeenAttempt] | None = Field(
-        default=None, description="what its agent has started, null where it starts nothing"
-    )
-    agent: Annotated[str, Field(max_length=64, description=_AGENT)] = ""
+    attempts: Annotated[
+        list[SeenAttempt] | None,
+        says("what its agent has started, null where it starts nothing"),
+    ] = None
+    agent: _Agent = ""
 
 
-class PrintedBody(Empty):
+class PrintedBody(Struct, frozen=True):
     """What an attempt printed."""
 
-    at: int = Field(ge=0, description="the byte at which it begins")
-    data: str = Field(max_length=48 * 1024, description="in base64")
+    at: Annotated[int, says("the byte at which it begins", ge=0)]
+    data: Annotated[str, says("in base64", max_length=48 * 1024)]
 
 
-class FailedBody(Empty):
+class FailedBody(Struct, frozen=True):
     """A node that is gone."""
 
-    reason: str = Field(default="", description="for people")
+    reason: Annotated[str, says("for people")] = ""
 
 
-class Drain(Empty):
+class Drain(Struct, frozen=True):
     """Turn new jobs away, or no longer."""
 
     draining: bool = True
+
+
+class Window(Struct, frozen=True):
+    """Which phases."""
+
+    window_s: Annotated[float, Meta(ge=0, le=1e12)] = 600.0
+    job: _OptionalName = ""
+    node: _OptionalName = ""
+
+
+class After(Struct, frozen=True):
+    """Which entries."""
+
+    after: Annotated[int, Meta(ge=0, le=_LARGEST)] = 0
+
+
+class OfAttempt(Struct, frozen=True):
+    """Of one start of a program."""
+
+    attempt: int
+
+
+class Piece(Struct, frozen=True):
+    """Which piece of a log."""
+
+    attempt: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
+    at: Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,34 +175,9 @@ class Post:
         return {"key": self.key, "request": self.fingerprint}
 
 
-async def _asked(
-    request: Request,
-    key: Annotated[str, Header(alias="Idempotency-Key", pattern=r"^[A-Za-z0-9._:-]{1,128}$")],
-) -> Post:
-    line = f"{request.method} {request.url.path}"
-    found = asked(key, line, await request.json())
-    owner = request.scope["route"].access.owner
-    about = {name: value for name, value in request.path_params.items() if name == owner}
-    return replace(found, by=request.scope[BY], **about)
-
-
-Key = Annotated[Post, Depends(_asked)]
-
-
-def asked(key: str, line: str, body: object) -> Post:
+def asked(key: str, line: str, body: object, **more: Any) -> Post:
     """A POST of ``body``; how long it may wait for its answer is not what it asks."""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "wait_s"}
     text = f"{line} {json.dumps(body, sort_keys=True)}"
-    return Post(key, blake2b(text.encode(), digest_size=16).hexdigest())
-
-
-def problem(errors: Sequence[Any]) -> str:
-    """What is wrong with a request, in one line, by what pydantic found."""
-    first = errors[0]
-    where = first["loc"][-1] if first["loc"] else "body"
-    match first["type"]:
-        case "extra_forbidden":
-            return f"{where[:64]!a}: unknown field"
-        case _:
-            return f"{where}: {first['msg']}"
+    return Post(key, blake2b(text.encode(), digest_size=16).hexdigest(), **more)

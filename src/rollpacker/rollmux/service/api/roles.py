@@ -1,10 +1,11 @@
-"""Who somebody is: the names, roles and teams of bearer tokens. What each may do: ``routes``."""
+"""Who somebody is: the names, roles and teams of bearer tokens (``http.routes`` says what each may
+do), and a request that is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 Role = Literal["read", "submit", "node", "operate"]
 """``read`` looks, ``submit`` has jobs, ``node`` is an agent and the jobs that it starts,
@@ -40,3 +41,18 @@ BY: Final = "rollmux.by"
 """Where an application finds who asks, in the scope of a request; None for a stranger."""
 OPERATOR: Final = Principal(name="operator", role="operate")
 """Who has the token that the daemon began with."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """A request is refused and changed nothing.
+
+    Args:
+        status: of HTTP.
+        error: one line: what is wrong, and which field.
+        more: further fields of the answer.
+    """
+
+    def __init__(self, status: int, error: str, **more: Any) -> None:
+        super().__init__(error)
+        self.status = status
+        self.body: dict[str, Any] = {"error": error} | more

@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from msgspec import convert
+
 from rollpacker.core.codec import loads
-from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
-from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.scheduler.queue import why_never
 from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api.bodies import Post
-from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.commands.writer import Answer, NoPermitYet, Outcome
 from rollpacker.rollmux.service.state import daemon_events
+from rollpacker.rollmux.service.state.attempts import ProgramRun
 from rollpacker.rollmux.service.state.records import JobRecord, Lease
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
-
-_MAX_OWNER = 64
-_MOST = {
-    1024: ("rollout_nodes", "train_nodes"),
-    10**9: ("iterations", "expected_iterations"),
-}
-_SHORTEST_S = 1e-3
-"""Of a phase: forecasts tell times apart."""
 
 
 def once(core: TransactionLog, request: Post, act: Callable[[], Outcome]) -> Outcome:
@@ -65,7 +58,8 @@ def own_team(request: Post, team: str) -> None:
 
 def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
     """Place a new job."""
-    spec, program = _spec(body, core.settings.memory_cap_gb), _program(body)
+    spec: JobSpec = convert(body, JobSpec, from_attributes=True)
+    _check_fit(spec, body.program, core.settings.memory_cap_gb)
     own_team(request, spec.team)
     if spec.id in core.leased.jobs:
         over = core.leased.jobs[spec.id].ended is not None
@@ -86,47 +80,23 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
         return {"id": spec.id, "seq": seq, "state": core.leased.state(spec.id)}
 
     answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
-    if program is not None:
-        core.record(daemon_events.ProgramGiven(job=spec.id, program=program))
+    if body.program is not None:
+        core.record(daemon_events.ProgramGiven(job=spec.id, program=body.program))
     return answer
 
 
-def _program(body: bodies.NewJob) -> JobProgram | None:
-    if body.program is None:
-        return None
-    told: dict[str, Any] = body.program.model_dump()
-    told |= {name: tuple(told[name]) for name in ("command", "members")}
-    try:
-        return JobProgram(**told)
-    except ValueError as error:
-        raise Refused(400, str(error)) from error
-
-
-def _spec(body: bodies.NewJob, cap_gb: float) -> JobSpec:
-    try:
-        spec = JobSpec(**body.model_dump(exclude={"program"}))
-    except ValueError as error:
-        raise Refused(400, str(error)) from error
-    if not NAME.fullmatch(spec.id):
-        raise Refused(400, "id: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
-    if len(spec.owner) > _MAX_OWNER:
-        raise Refused(400, f"owner: at most {_MAX_OWNER} characters")
-    for most, names in _MOST.items():
-        for name in names:
-            if (getattr(spec, name) or 0) > most:
-                raise Refused(400, f"{name}: at most {most}")
-    if min(spec.worst_rollout_s, spec.worst_train_s) < _SHORTEST_S:
-        raise Refused(400, f"worst_rollout_s, worst_train_s: at least {_SHORTEST_S:g} s")
+def _check_fit(spec: JobSpec, program: JobProgram | None, cap_gb: float) -> None:
+    """What only the daemon knows. Raises ``Refused``."""
     for name in ("rollout_memory_gb", "train_memory_gb"):
-        if not 0 <= getattr(spec, name) <= cap_gb:
+        if getattr(spec, name) > cap_gb:
             asked = getattr(spec, name)
-            raise Refused(
-                400, f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has"
-            )
-    return spec
+            text = f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has"
+            raise Refused(400, text)
+    if program is not None and not program.command[0]:
+        raise Refused(400, "program.command: its first part, the program, must not be empty")
 
 
-def permit(core: TransactionLog, request: Post, job: str, phase: Phase) -> Outcome:
+def permit(core: TransactionLog, request: Post, job: str, body: bodies.Ask) -> Outcome:
     """Ask for a permit."""
     record = job_record(core, job)
     if record.ended is not None or record.ending:
@@ -146,9 +116,9 @@ def permit(core: TransactionLog, request: Post, job: str, phase: Phase) -> Outco
     wanted = core.leased.next_phase(job)
     if wanted is None:
         raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
-    if phase != wanted:
+    if body.phase != wanted:
         raise Refused(409, f"phase: job {job} is to ask for {wanted}", code="order", next=wanted)
-    core.record(ev.PermitRequested(job=job, phase=phase), **request.known())
+    core.record(ev.PermitRequested(job=job, phase=body.phase), **request.known())
     return poll(core, job, request.key)
 
 
@@ -204,7 +174,7 @@ def _left(core: TransactionLog, lease: Lease) -> float:
     return round(max(min(lease.deadline - core.now(), core.ttl), 0.0), 3)
 
 
-def heartbeat(core: TransactionLog, token: int, request: Post) -> Outcome:
+def heartbeat(core: TransactionLog, request: Post, token: int) -> Outcome:
     """Give a lease its full time again; a repeated key does not."""
     own_job(core, request)
     lease = _lease(core, token)
@@ -216,7 +186,7 @@ def heartbeat(core: TransactionLog, token: int, request: Post) -> Outcome:
 
 
 def finish(core: TransactionLog, request: Post, token: int, body: bodies.FinishedBody) -> Outcome:
-    """A phase is over."""
+    """The phase is over."""
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
 
@@ -229,7 +199,7 @@ def finish(core: TransactionLog, request: Post, token: int, body: bodies.Finishe
 
 
 def abandon(core: TransactionLog, request: Post, token: int) -> Outcome:
-    """A phase was given up: it has to be asked for again."""
+    """The phase is given back unfinished: it has to be asked for again."""
     lease = _over_if_fenced(core, token)
     job = lease.job
 
@@ -240,7 +210,7 @@ def abandon(core: TransactionLog, request: Post, token: int) -> Outcome:
 
 
 def tail(core: TransactionLog, request: Post, job: str, body: bodies.TailBody) -> Outcome:
-    """Most responses of a running rollout are there."""
+    """About 80% of the responses of the running rollout are done."""
     record, token = job_record(core, job), body.token
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
@@ -253,7 +223,7 @@ def tail(core: TransactionLog, request: Post, job: str, body: bodies.TailBody) -
 
 
 def moved(core: TransactionLog, request: Post, job: str, body: bodies.MovedBody) -> Outcome:
-    """A job is loaded on its new nodes."""
+    """The state is loaded on the new nodes."""
     record = job_record(core, job)
     if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
@@ -262,7 +232,7 @@ def moved(core: TransactionLog, request: Post, job: str, body: bodies.MovedBody)
 
 
 def end(core: TransactionLog, request: Post, job: str) -> Outcome:
-    """A job is done, or cancelled."""
+    """The job is done, or cancelled."""
     record = job_record(core, job)
     told, status = answers.EndedAnswer(state="ended"), 200
     if record.ending or (record.ended is None and record.token is not None):
@@ -280,7 +250,7 @@ def the_end(record: JobRecord) -> daemon_events.Recorded:
 
 
 def drain(core: TransactionLog, request: Post, body: bodies.Drain) -> Outcome:
-    """Turn new jobs away, or no longer."""
+    """Turn new jobs away, or no longer; live ones go on."""
 
     def answer() -> answers.Drained:
         return {"draining": body.draining, "jobs": len(core.leased.scheduler.cluster.jobs)}
@@ -306,6 +276,26 @@ def job_record(core: TransactionLog, job: str) -> JobRecord:
     if record is None:
         raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
     return record
+
+
+def running(core: TransactionLog, job: str) -> ProgramRun:
+    """The attempt of a job that agents run now. Raises ``Refused``."""
+    found = job_record(core, job).running
+    if found is None:
+        raise Refused(404, f"job {job}: agents run nothing of it", code="no_attempt")
+    return found
+
+
+def attempt(core: TransactionLog, job: str, number: int | None) -> ProgramRun:
+    """One of a job's, the last one for None. Raises ``Refused``."""
+    started = job_record(core, job).program
+    attempts = [] if started is None else started.attempts
+    wanted = [each for each in attempts if number is None or each.number == number]
+    if not wanted:
+        which = "" if number is None else f" {number}"
+        said = "was not started by agents" if started is None else f"has no attempt{which} (yet)"
+        raise Refused(404, f"job {job} {said}", code="no_attempt")
+    return wanted[-1]
 
 
 def _lease(core: TransactionLog, token: int) -> Lease:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from rollpacker.core.codec import dumps, loads, plain
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.inventory import NAME, Machine, Slot
+from rollpacker.rollmux.model.inventory import Machine, Slot
 from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api.bodies import Post
-from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.commands.commands import recorded, the_end
 from rollpacker.rollmux.service.commands.writer import Answer, Outcome
 from rollpacker.rollmux.service.state import daemon_events
@@ -24,13 +25,12 @@ _ROUNDED = 0.97
 
 
 def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outcome:
-    """A node's agent says what the node is; what is less than the inventory says is set aside."""
-    try:
-        machine = Machine(**body.model_dump(exclude={"agent"}))
-    except ValueError as error:
-        raise Refused(400, str(error)) from error
-    if not NAME.fullmatch(machine.name):
-        raise Refused(400, "name: 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    """A named node's agent says what the node is.
+
+    One that has less than the inventory says, or failed three times within an hour, is set aside.
+    """
+    told = {name: getattr(body, name) for name in Machine.__dataclass_fields__}
+    machine = Machine(**told)
     if core.settings.nodes != "named":
         raise Refused(
             409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
@@ -42,9 +42,9 @@ def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outco
         slot = core.leased.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
-    told = answers.Registered(status=core.leased.status(machine.name), ttl_s=core.ttl)
+    answer = answers.Registered(status=core.leased.status(machine.name), ttl_s=core.ttl)
     note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
-    return recorded(core, request, note, lambda: told)
+    return recorded(core, request, note, lambda: answer)
 
 
 def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
@@ -73,21 +73,24 @@ def _lacks(listed: Machine, reported: Machine) -> str:
 
 
 def node_closed(core: TransactionLog, request: Post, node: str, body: bodies.Closed) -> Outcome:
-    """Nothing new comes to a node; a drained one is emptied too."""
+    """Nothing new comes to the node.
+
+    Jobs on a draining one get others between two iterations, as soon as there are some.
+    """
     _named(core, node)
     event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
     return recorded(core, request, event, lambda: _on(core, node))
 
 
 def node_opened(core: TransactionLog, request: Post, node: str) -> Outcome:
-    """A node is used again."""
+    """The node is used again."""
     if _named(core, node).status == "down":
         raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
     return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
 
 
 def node_removed(core: TransactionLog, request: Post, node: str) -> Outcome:
-    """A node leaves the inventory."""
+    """The node leaves the inventory."""
     if _named(core, node).used:
         raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
     if jobs := core.leased.programs.on(node):
@@ -113,7 +116,10 @@ def _named(core: TransactionLog, node: str) -> Slot:
 def node_heartbeat(
     core: TransactionLog, request: Post, node: str, body: bodies.AliveBody
 ) -> Outcome:
-    """A node's agent lives, and is told which programs belong there."""
+    """The node's agent lives; once it has reported, its silence is a failure.
+
+    Where it starts programs it is told which belong there.
+    """
     _node(core, node)
     _only_agent(core, node, body.agent)
     told: answers.AliveAnswer = {"ttl_s": core.ttl}
@@ -206,8 +212,8 @@ def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
         core.record(the_end(record))
 
 
-def node_failed(core: TransactionLog, request: Post, node: str) -> Outcome:
-    """A node is gone with all that was on it."""
+def node_failed(core: TransactionLog, request: Post, node: str, _: bodies.FailedBody) -> Outcome:
+    """The node is gone with all that was on it."""
     if node in core.leased.failed:
         return Answer(200, answers.NodeGone(state="failed", jobs=[]))
     _node(core, node, failing_too=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollpacker.rollmux.service.api.refused import Refused
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.state.transaction_log import Poisoned, TransactionLog
 from rollpacker.rollmux.service.store import StoreError, UnavailableError
 

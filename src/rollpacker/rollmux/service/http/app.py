@@ -1,306 +1,353 @@
-"""The HTTP application: routes, each one command to the writer or one look at the state."""
+"""The daemon's ASGI application: finds a request's row in the table, lets in whom it allows, reads
+what is asked, and answers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import suppress
-from functools import partial
-from importlib.resources import files
-from pathlib import PurePath
+import asyncio
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import nullcontext, suppress
+from typing import Any, Final
+from urllib.parse import parse_qsl
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
-from starlette.concurrency import iterate_in_threadpool
-from starlette.exceptions import HTTPException
+import msgspec
 
-from rollpacker.rollmux.service.api import answers, bodies
-from rollpacker.rollmux.service.api import route_docs as docs
-from rollpacker.rollmux.service.api.access_table import ROUTES
-from rollpacker.rollmux.service.api.bodies import Key, Post
-from rollpacker.rollmux.service.api.refused import Refused
-from rollpacker.rollmux.service.commands import commands, node_commands
-from rollpacker.rollmux.service.commands.writer import Outcome, Writer
-from rollpacker.rollmux.service.http import gates, logs
-from rollpacker.rollmux.service.http.routing import Route, answered, looks, no_route
-from rollpacker.rollmux.service.views import history, views
-from rollpacker.rollmux.service.views.metrics import Metrics
-
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-}
-_EMPTY, _WHY, _DRAIN, _ALIVE = (
-    bodies.Empty(),
-    bodies.FailedBody(),
-    bodies.Drain(),
-    bodies.AliveBody(),
+from rollpacker.core.codec import read_record
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.roles import Principal, Refused
+from rollpacker.rollmux.service.commands.writer import unavailable
+from rollpacker.rollmux.service.http.audit import BY, Note, Scope
+from rollpacker.rollmux.service.http.routes import (
+    IDENTIFIERS,
+    ROUTES,
+    Asked,
+    DaemonParts,
+    HttpReply,
+    Route,
+    replied,
 )
 
+_log = logging.getLogger(__name__)
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Observe = Callable[[str, str, int, float], None]
+"""Is told of a request: method, route or "", status, seconds."""
 
-def make_app(writer: Writer, metrics: Metrics, printed: logs.Logs) -> FastAPI:
-    """The application; it has no guard of its own."""
-    app = FastAPI(
-        title="RollMux",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        separate_input_output_schemas=False,
-    )
-    app.router.route_class = Route
-    app.router.redirect_slashes = False
-    app.router.default = no_route
-    app.state.looks = looks()
-    _add_errors(app)
-    _add_jobs(app, writer)
-    _add_permits(app, writer)
-    _add_nodes(app, writer)
-    _add_views(app, writer, metrics)
-    _add_logs(app, writer)
-    logs.add(app, writer, printed)
-    gates.add(app, writer)
-    _add_dashboard(app)
-    _check_table(app)
-    return app
-
-
-def _check_table(app: FastAPI) -> None:
-    """What is served is what the table has, no more and no less."""
-    routes = [route for route in app.routes if isinstance(route, Route)]
-    assert len(routes) == len(app.routes)
-    served = {route.name_in_table for route in routes}
-    assert served == set(ROUTES), served ^ set(ROUTES)
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
-        return answered(error.status, error.body)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return answered(400, {"error": bodies.problem(error.errors())})
-
-    @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> Response:
-        return answered(error.status_code, {"error": f"{error.detail}; see docs/mux_api.md"})
+MAX_HEADERS = 16 * 1024
+MAX_BODY = 64 * 1024
+KNOWN = "rollmux.known"
+"""Where a connection says how it is told whose it is."""
+HANG_UP = "rollmux.hang_up"
+"""Where it says how it ends at once, with what nobody has read."""
+_AT_ONCE = 8
+_GONE = 499
+_DEPTH = 8
+"""Of what stands in a body; the deepest one that is asked for has four."""
+_LARGEST: Final = 2**63
+_UNFIT: Final = re.compile("[\0\ud800-\udfff]")
+"""What no file, no program and no answer can hold."""
+_CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What moves a cursor or ends a line, too."""
+_FREE: Final = "program"
+"""Where texts are a user's own, of any number of lines."""
+_KEY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SAFETY: Final = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+]
+_LAST: Final = (b"connection", b"close")
+_HEADERS: Final = {
+    401: [(b"www-authenticate", b"Bearer")],
+    # Nobody reads the rest of such a request.
+    408: [_LAST],
+    413: [_LAST],
+    503: [(b"retry-after", b"1")],
+}
 
 
-async def _post(
-    writer: Writer,
-    asked: Post,
-    act: Callable[..., Outcome],
-    *what: object,
-    wait_s: float | None = None,
-) -> Response:
-    """Carry out once, answer after the commit."""
-    command = lambda core: commands.once(core, asked, lambda: act(core, asked, *what))  # noqa: E731
-    answer = await writer.call(command, wait_s)
-    return answered(204, None) if answer is None else answered(answer.status, answer.body)
+class _GoneError(Exception):
+    """The reader has left, or takes nothing any more."""
 
 
-def _add_jobs(app: FastAPI, writer: Writer) -> None:
-    post = partial(_post, writer)
+class App:
+    """Serves the table.
 
-    @app.post("/v1/jobs", **docs.SUBMIT)
-    async def submit(body: bodies.NewJob, asked: Key) -> Response:
-        """Submit a job; where it does not fit yet it waits for nodes."""
-        commands.own_team(asked, body.model_dump(include={"team"})["team"])
-        return await post(asked, commands.submit, body)
+    Args:
+        who: whose token an ``Authorization`` header carries; None for nobody's.
+        note: is told of a request and its status, before its sender can have read it.
+    """
 
-    @app.get("/v1/jobs", **docs.JOBS)
-    async def jobs() -> Response:
-        """All jobs, those that ended too."""
-        return answered(200, await views.all_jobs(writer.read))
+    body_s = 10.0
+    """Seconds in which a body has to be there."""
+    send_s = 30.0
+    """Seconds in which a reader has to take each piece of an answer."""
 
-    @app.get("/v1/jobs/{job}", **docs.JOB)
-    async def job_of(job: str) -> Response:
-        """One job."""
-        return answered(200, await writer.read(lambda core: views.job(core, job)))
+    def __init__(
+        self,
+        daemon: DaemonParts,
+        who: Callable[[bytes], Principal | None],
+        observe: Observe,
+        note: Note,
+        routes: Mapping[str, Route] = ROUTES,
+    ) -> None:
+        self._daemon = daemon
+        self._who = who
+        self._observe = observe
+        self._note = note
+        self._paths: dict[str, dict[str, Route]] = {}
+        for name, route in routes.items():
+            method, path = name.split(" ")
+            self._paths.setdefault(path, {})[method] = route
+        self._spellings = {path: _spelling(path) for path in self._paths}
+        # Looks of one token take turns: readers neither starve those who work, nor pile up answers
+        # that nobody reads.
+        self._looks = defaultdict[Principal, asyncio.Semaphore](lambda: asyncio.Semaphore(_AT_ONCE))
 
-    @app.post("/v1/jobs/{job}/permits", **docs.PERMITS)
-    async def permits(job: str, body: bodies.Ask, asked: Key) -> Response:
-        """Ask for a phase: a permit, a move that has to come first, or not yet.
-
-        Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
-        move, repeat the request with the same key; after one for a ``failure`` with a new key: the
-        iteration begins again with a rollout.
-        """
-        # A lease counts from when it was asked for: a late answer would be worth nothing.
-        wait_s = min(body.wait_s, writer.core.ttl / 3)
-        return await post(asked, commands.permit, job, body.phase, wait_s=wait_s)
-
-    @app.post("/v1/jobs/{job}/tail", **docs.TAIL)
-    async def tail(job: str, body: bodies.TailBody, asked: Key) -> Response:
-        """About 80% of the responses of the running rollout are done."""
-        return await post(asked, commands.tail, job, body)
-
-    @app.post("/v1/jobs/{job}/moved", **docs.MOVED)
-    async def moved(job: str, body: bodies.MovedBody, asked: Key) -> Response:
-        """The state is loaded on the new nodes."""
-        return await post(asked, commands.moved, job, body)
-
-    @app.post("/v1/jobs/{job}/end", **docs.END)
-    async def end(job: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        """The job is done, or cancelled."""
-        return await post(asked, commands.end, job)
-
-
-def _add_permits(app: FastAPI, writer: Writer) -> None:
-    post = partial(_post, writer)
-
-    @app.post("/v1/permits/{token}/heartbeat", **docs.HEARTBEAT)
-    async def heartbeat(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        """Give a lease its full time again, about every third of it.
-
-        Each with a fresh key: a repeated one extends nothing.
-        """
-        answer = await writer.call(lambda core: commands.heartbeat(core, token, asked))
-        assert answer is not None
-        return answered(answer.status, answer.body)
-
-    @app.post("/v1/permits/{token}/finish", **docs.FINISH)
-    async def finish(token: int, body: bodies.FinishedBody, asked: Key) -> Response:
-        """The phase is over."""
-        return await post(asked, commands.finish, token, body)
-
-    @app.post("/v1/permits/{token}/abandon", **docs.ABANDON)
-    async def abandon(token: int, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        """The phase is given back unfinished: it has to be asked for again."""
-        return await post(asked, commands.abandon, token)
-
-
-def _add_nodes(app: FastAPI, writer: Writer) -> None:
-    post = partial(_post, writer)
-
-    @app.get("/v1/nodes/{node}", **docs.NODE)
-    async def node_of(node: str) -> Response:
-        """One node, also one that nobody knows."""
-        return answered(200, await writer.read(lambda core: views.node(core, node)))
-
-    @app.post("/v1/nodes", **docs.REGISTER)
-    async def register(body: bodies.NewNode, asked: Key) -> Response:
-        """A named node's agent says what the node is.
-
-        One that has less than the inventory says, or failed three times within an hour, is set
-        aside.
-        """
-        return await post(asked, node_commands.register, body)
-
-    @app.post("/v1/nodes/{node}/close", **docs.CLOSE)
-    async def close(node: str, body: bodies.Closed, asked: Key) -> Response:
-        """Nothing new comes to the node.
-
-        Jobs on a draining one get others between two iterations, as soon as there are some.
-        """
-        return await post(asked, node_commands.node_closed, node, body)
-
-    @app.post("/v1/nodes/{node}/open", **docs.OPEN)
-    async def opened(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        """The node is used again."""
-        return await post(asked, node_commands.node_opened, node)
-
-    @app.post("/v1/nodes/{node}/remove", **docs.REMOVE)
-    async def removed(node: str, asked: Key, _: bodies.Empty = _EMPTY) -> Response:
-        """The node leaves the inventory."""
-        return await post(asked, node_commands.node_removed, node)
-
-    @app.post("/v1/nodes/{node}/heartbeat", **docs.NODE_BEAT)
-    async def heartbeat(node: str, asked: Key, body: bodies.AliveBody = _ALIVE) -> Response:
-        """The node's agent lives; once it has reported, its silence is a failure.
-
-        Where it starts programs it is told which belong there.
-        """
-        return await post(asked, node_commands.node_heartbeat, node, body)
-
-    @app.post("/v1/nodes/{node}/failed", **docs.FAILED)
-    async def failed(node: str, asked: Key, _: bodies.FailedBody = _WHY) -> Response:
-        """The node is gone with all that was on it."""
-        return await post(asked, node_commands.node_failed, node)
-
-    @app.post("/v1/drain", **docs.DRAIN)
-    async def drain(asked: Key, body: bodies.Drain = _DRAIN) -> Response:
-        """Turn new jobs away, or no longer; live ones go on."""
-        return await post(asked, commands.drain, body)
-
-
-def _add_views(app: FastAPI, writer: Writer, metrics: Metrics) -> None:
-    @app.get("/v1/health", **docs.HEALTH)
-    async def health() -> Response:
-        """Whether the daemon can work; needs no token."""
-        if not writer.alive:
-            return answered(503, answers.Health(status="the store cannot be written"))
-        return answered(200, answers.Health(status=writer.ailing or "ok"))
-
-    @app.get("/v1/status", **docs.STATUS)
-    async def status() -> Response:
-        """The whole cluster: pools, queue, teams, groups, jobs."""
-        return answered(200, await writer.read(views.status))
-
-    @app.get("/v1/timeline", **docs.TIMELINE)
-    async def timeline(
-        window_s: bodies.Seconds = 600.0, job: bodies.Name = "", node: bodies.Name = ""
-    ) -> Response:
-        """Phases of the last seconds; of a job or a node only, where one is named."""
-        return answered(
-            200, await writer.read(lambda core: views.timeline(core, window_s, job, node))
-        )
-
-    @app.get("/v1/openapi.json", include_in_schema=False)
-    async def described() -> Response:
-        return answered(200, app.openapi())
-
-    @app.get("/metrics", include_in_schema=False)
-    @app.get("/v1/metrics", **docs.METRICS)
-    async def numbers() -> Response:
-        """Numbers for Prometheus, also at ``/metrics``."""
-        return Response(await metrics.text(writer), media_type="text/plain; version=0.0.4")
-
-
-def _add_logs(app: FastAPI, writer: Writer) -> None:
-    @app.get("/v1/journal", **docs.LINES)
-    def journal(after: bodies.Count = 0) -> Response:
-        """What was recorded after an entry, JSON lines; replayable."""
-        return _stream(history.journal(writer.core.store.reader(), after))
-
-    @app.get("/v1/events", **docs.LINES)
-    def events() -> Response:
-        """The event log, JSON lines: rollpacker mux check reads it."""
-        return _stream(history.event_log(writer.core.store.reader(), writer.core.settings))
-
-
-def _stream(lines: Generator[str, None, None]) -> Response:
-    """A piece at a time; the store's reader is closed also where nobody reads on."""
-
-    async def pieces() -> AsyncIterator[str]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        began = time.perf_counter()
+        status = _GONE
         try:
-            async for piece in iterate_in_threadpool(lines):
-                yield piece
+            status = await self._serve(scope, receive, send)
+        except _GoneError:
+            scope.get(HANG_UP, lambda: None)()
         finally:
+            route, seconds = scope.get("path_in_table", ""), time.perf_counter() - began
+            self._tell(self._observe, scope["method"], route, status, seconds)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        try:
+            route, found = self._admitted(scope)
+        except Exception as error:
+            return await self._send(scope, receive, send, _refusal(error))
+        by: Principal | None = scope[BY]
+        looks = route.roles is not None and scope["method"] == "GET"
+        async with self._looks[by] if looks and by is not None else nullcontext():
+            try:
+                asked = await self._read(scope, receive, route, found)
+                reply = await route.act(self._daemon, asked)
+            except Exception as error:
+                reply = _refusal(error)
+            return await self._send(scope, receive, send, reply)
+
+    def _admitted(self, scope: Scope) -> tuple[Route, dict[str, Any]]:
+        """The row that is asked for, and the identifiers of its path. Raises ``Refused``.
+
+        Who asks is looked at before a body is read, and both before anything else happens.
+        """
+        scope[BY] = None
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            raise Refused(431, f"headers: at most {MAX_HEADERS} bytes")
+        given = _header(scope, b"authorization")
+        by = scope[BY] = None if given is None else self._who(given)
+        if by is not None and KNOWN in scope:
+            scope[KNOWN](by)
+        path, found = self._identifiers(scope["raw_path"].decode("latin-1"))
+        if path is None:
+            # Strangers are not told what is there.
+            _known(by)
+            names = f"jobs and nodes match {IDENTIFIERS['job'][0].pattern}"
+            raise Refused(
+                404, f"path: there is none so written ({names}, numbers are plain digits)"
+            )
+        scope["path_in_table"], methods = path, self._paths[path]
+        route = scope["route"] = methods.get(scope["method"], next(iter(methods.values())))
+        if route.roles is not None:
+            by = _known(by)
+            if scope["method"] in methods and not by.is_one_of(route.roles):
+                raise Refused(403, f"the token of {by} does not allow this", code="forbidden")
+        if scope["method"] not in methods:
+            raise Refused(405, f"this path takes {' and '.join(methods)}; see docs/mux_api.md")
+        return route, found
+
+    def _identifiers(self, sent: str) -> tuple[str | None, dict[str, Any]]:
+        """The path in the table that was sent so, and what stands for its identifiers."""
+        for path, (pattern, names) in self._spellings.items():
+            if match := pattern.fullmatch(sent):
+                values = zip(names, match.groups(), strict=True)
+                return path, {name: IDENTIFIERS[name][1](text) for name, text in values}
+        return None, {}
+
+    async def _read(
+        self, scope: Scope, receive: Receive, route: Route, found: dict[str, Any]
+    ) -> Asked:
+        try:
+            async with asyncio.timeout(self.body_s):
+                data = await _whole(receive)
+        except TimeoutError:
+            raise Refused(408, "the request took too long to arrive") from None
+        path = (*found.values(),)
+        if scope["method"] == "GET":
+            pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            known = route.body.__struct_fields__
+            query = {name: text for name, text in pairs if name in known}
+            _check(query, "query", _DEPTH)
+            return Asked(path, _record(query, route.body, strict=False), bodies.Post("", ""))
+        key = _header(scope, b"idempotency-key")
+        if key is None or not _KEY.fullmatch(key):
+            text = "a header of 1 to 128 characters out of A-Za-z0-9._:- is needed"
+            raise Refused(400, f"Idempotency-Key: {text}")
+        body = read_body(data) if data else {}
+        line = f"{scope['method']} {scope['path']}"
+        about = {name: value for name, value in found.items() if name == route.owner}
+        post = bodies.asked(key.decode(), line, body, by=scope[BY], **about)
+        return Asked(path, _record(body, route.body), post)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send, reply: HttpReply) -> int:
+        """Answer; the status."""
+        self._tell(self._note, scope, reply.status)
+        content = reply.content
+        headers = [*_SAFETY, *_HEADERS.get(reply.status, ())]
+        if isinstance(content, bytes):
+            headers.append((b"content-length", str(len(content)).encode()))
+        if content:
+            headers.append((b"content-type", reply.media.encode()))
+        if scope[BY] is None and _LAST not in headers:
+            # A stranger's connection is not kept.
+            headers.append(_LAST)
+        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        if reply.status == 204:
+            headers.remove((b"content-length", b"0"))
+        if isinstance(content, bytes):
+            await self._pass_on(send, start)
+            await self._pass_on(send, {"type": "http.response.body", "body": content})
+            return reply.status
+        # Nobody is left to read where this is over: all of the request was received.
+        gone = asyncio.ensure_future(receive())
+        try:
+            await self._pass_on(send, start)
+            while (piece := await asyncio.to_thread(next, content, None)) is not None:
+                if gone.done():
+                    raise _GoneError
+                more = {"type": "http.response.body", "body": piece.encode(), "more_body": True}
+                await self._pass_on(send, more)
+            await self._pass_on(send, {"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
             with suppress(ValueError):  # a thread is at it, and closes it when it is over
-                lines.close()
+                content.close()
+        return reply.status
 
-    return StreamingResponse(pieces(), media_type="application/jsonl")
+    async def _pass_on(self, send: Send, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self.send_s):
+                await send(message)
+        except OSError as error:  # a time that is over is one, too
+            raise _GoneError from error
+
+    def _tell(self, tell: Callable[..., None], *what: Any) -> None:
+        """Whoever keeps count holds no answer up: a disk may be full."""
+        try:
+            tell(*what)
+        except Exception:
+            _log.exception("a request is not written down")
 
 
-def _add_dashboard(app: FastAPI) -> None:
-    """The page and its parts: files of the package, nothing from elsewhere."""
-    folder = files("rollpacker.rollmux.service").joinpath("assets")
-    parts = [*folder.iterdir(), *folder.joinpath("views").iterdir()]
-    content = {part.name: part.read_bytes() for part in parts if part.is_file()}
+def _spelling(path: str) -> tuple[re.Pattern[str], list[str]]:
+    """How a path is written, and the names of its identifiers."""
+    parts = re.split(r"\{(\w+)\}", path)
+    names = parts[1::2]
+    whole = [re.escape(parts[0])]
+    for name, text in zip(names, parts[2::2], strict=True):
+        whole += [f"({IDENTIFIERS[name][0].pattern})", re.escape(text)]
+    return re.compile("".join(whole)), names
 
-    def file(name: str) -> Response:
-        return Response(content[name], media_type=_TYPES[PurePath(name).suffix])
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return file("index.html")
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    """A header that was given once."""
+    given = [value for other, value in scope["headers"] if other == name]
+    return given[0] if len(given) == 1 else None
 
-    @app.get("/favicon.ico", include_in_schema=False)
-    async def icon() -> Response:
-        return Response(status_code=204)
 
-    @app.get("/assets/{part}", include_in_schema=False)
-    async def asset(part: str) -> Response:
-        return file(part) if part in content else Response(status_code=404)
+def _known(by: Principal | None) -> Principal:
+    if by is None:
+        raise Refused(401, "Authorization: a valid 'Bearer TOKEN' is needed")
+    return by
+
+
+def _refusal(error: Exception) -> HttpReply:
+    """What the sender is told of a request that was not carried out."""
+    if isinstance(error, Refused):
+        return replied(error.status, error.body)
+    if isinstance(error, OSError):
+        _log.error("a request could not be served: %s", error)
+        text = f"the daemon's disk or network fails ({error.strerror or error})"
+        return replied(503, unavailable(text).body)
+    _log.error("a request failed", exc_info=error)
+    text = f"the daemon failed on this request ({type(error).__name__}): see its log"
+    return replied(500, {"error": text})
+
+
+def _record(data: Any, kind: type[Any], strict: bool = True) -> Any:
+    try:
+        return read_record(data, kind, strict)
+    except ValueError as error:
+        raise Refused(400, str(error)) from None
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(_GONE, "the client went away")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY:
+            raise Refused(413, f"body: at most {MAX_BODY} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def read_body(data: bytes) -> Any:
+    """A JSON value that can be stored, sent and shown. Raises ``Refused`` on any other."""
+    try:
+        body = msgspec.json.decode(data)
+    except RecursionError:
+        raise Refused(400, f"body: nested deeper than {_DEPTH} levels") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refused(400, f"body: no JSON: {error}") from None
+    _check(body, "body", _DEPTH)
+    return body
+
+
+def _check(value: Any, where: str, depth: int, free: bool = False) -> None:
+    match value:
+        case str():
+            _check_text(value, where, free)
+        case bool() | None:
+            pass
+        case int() | float():
+            # A float may be larger: msgspec lets none be infinite.
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise Refused(400, f"{where[:64]!a}: no number of 64 bits")
+        case _ if not depth:
+            raise Refused(400, f"body: nested deeper than {_DEPTH} levels")
+        case dict():
+            found: Mapping[str, Any] = value
+            for name, each in found.items():
+                _check_text(name, "body, the name of a field", free=False)
+                _check(each, name, depth - 1, free or name == _FREE)
+        case _:
+            for each in value:
+                _check(each, where, depth - 1, free)
+
+
+def _check_text(text: str, where: str, free: bool) -> None:
+    if found := (_UNFIT if free else _CONTROL).search(text):
+        raise Refused(400, f"{where[:64]!a}: may not hold the character {found[0]!a}")

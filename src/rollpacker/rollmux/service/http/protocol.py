@@ -10,7 +10,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rollpacker.connection_limits import ConnectionPlace, Places
-from rollpacker.rollmux.service.http.middleware import HANG_UP, KNOWN, MAX_HEADERS
+from rollpacker.rollmux.service.http.app import HANG_UP, KNOWN, MAX_HEADERS
 
 
 class PatientProtocol(H11Protocol):

@@ -7,9 +7,10 @@ import math
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.jobs import JobSpec

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import create_model
 
-from rollpacker.config import Config, RunConfig, parse_as
+from rollpacker.config import RunConfig
 from rollpacker.config import load as load_run
-from rollpacker.config.base import fields_of
 from rollpacker.config.places import only_here
-from rollpacker.core.codec import plain
+from rollpacker.core.codec import plain, read_record
 from rollpacker.data.files import is_pattern, kind_of
-from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
+from rollpacker.rollmux.service.api.bodies import NewJob
 from rollpacker.rollmux.service.job.joining import job_id, job_spec
 
 _MEMBER = (
@@ -46,16 +44,11 @@ def read_submission(path: Path) -> dict[str, Any]:
         return _of_run(path, load_run(path))
     if isinstance(program := found.get("program"), dict):
         found["program"] = _program(path, cast(dict[str, Any], program))
-    parse_as(_SPECIFICATION, found, f"{path}")
+    try:
+        read_record(found, NewJob)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return found
-
-
-def _tree(kind: type[Any], **more: Any) -> type[Config]:
-    """What a dataclass holds as a configuration, whose mistakes are said with what was meant."""
-    return create_model(kind.__name__, __base__=Config, **{**fields_of(kind), **more})
-
-
-_SPECIFICATION = _tree(JobSpec, program=(_tree(JobProgram) | None, None))
 
 
 def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _wanted(spec: JobSpec) -> tuple[object, ...]:
 
 
 def job(core: TransactionLog, name: str) -> answers.JobView:
-    """One job. Raises ``Refused`` where there is none."""
+    """One job."""
     record = job_record(core, name)
     live = core.leased.scheduler.cluster.jobs.get(name)
     recent = [] if live is None else list(live.observed.ring)
@@ -218,10 +218,8 @@ def _last_ended(leased: LeasedScheduler, count: int) -> list[tuple[str, JobRecor
 
 
 def status(core: TransactionLog, ended: int = 50) -> answers.Status:
-    """The whole cluster, and the last jobs that ended.
-
-    Whoever looks looks again soon: of jobs that ended before there are counts only.
-    """
+    """The whole cluster: pools, queue, teams, groups, jobs."""
+    # Whoever looks looks again soon: of jobs that ended long ago there are counts only.
     leased = core.leased
     left = unsettled(leased)
     live = {name: record for name, record in left if record.ended is None}
@@ -348,7 +346,7 @@ def _node(core: TransactionLog, name: str) -> answers.NodeView:
 def timeline(
     core: TransactionLog, window_s: float, job: str = "", node: str = "", most: int = 5000
 ) -> answers.Timeline:
-    """Phases of the last seconds, running ones included; of a job or a node only, if named."""
+    """Phases of the last seconds; of a job or a node only, where one is named."""
 
     def asked_for(stretch: Stretch) -> bool:
         return (not job or stretch.job == job) and (not node or node in stretch.nodes)

@@ -1,0 +1,508 @@
+"""Every route of the daemon, a row each: who may ask, what for, and what is answered.
+
+There is no other list: what has no row is served to nobody. A path has one spelling: names and
+numbers are written as they are kept, and nothing in them needs an escape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Any, Final, Literal, get_type_hints, is_typeddict
+
+import msgspec
+
+from rollpacker import __version__
+from rollpacker.core.codec import dumps_finite, plain
+from rollpacker.rollmux.model.inventory import NAME
+from rollpacker.rollmux.service.api import answers as to
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.bodies import Empty, Post
+from rollpacker.rollmux.service.api.roles import Refused, Role
+from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands.writer import Outcome, Writer
+from rollpacker.rollmux.service.http.logs import MOST, Logs
+from rollpacker.rollmux.service.state.transaction_log import TransactionLog
+from rollpacker.rollmux.service.views import history, views
+from rollpacker.rollmux.service.views.metrics import Metrics
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+"""In the one way that a number of 64 bits is written."""
+IDENTIFIERS: Final[Mapping[str, tuple[re.Pattern[str], Callable[[str], str | int]]]] = {
+    "job": (NAME, str),
+    "node": (NAME, str),
+    "token": (_NUMBER, int),
+    "number": (_NUMBER, int),
+    "part": (re.compile(r"[a-z_]{1,32}\.[a-z]{2,4}"), str),
+}
+"""What may stand in a path, and how it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonParts:
+    """What routes ask.
+
+    Args:
+        gates: where the driver of each job's running attempt is, with the attempt's number. In
+            memory only: drivers say it again (``MuxLauncher``).
+    """
+
+    writer: Writer
+    metrics: Metrics
+    logs: Logs
+    gates: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was let in and read.
+
+    Args:
+        path: its identifiers, in their order.
+        body: of a POST; what stands behind the question mark of a GET.
+    """
+
+    path: tuple[Any, ...]
+    body: Any
+    post: Post
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """An answer: all of it, or pieces."""
+
+    status: int
+    content: bytes | Generator[str, None, None] = b""
+    media: str = "application/json"
+
+
+def replied(status: int, body: Mapping[str, Any] | None) -> HttpReply:
+    """With a body of JSON, or None. What is not finite is null, as JSON wants it."""
+    return HttpReply(status, b"" if body is None else dumps_finite(body))
+
+
+Act = Callable[[DaemonParts, Asked], Awaitable[HttpReply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A row of the table.
+
+    Args:
+        act: its docstring is the route's description.
+        roles: that may ask for it, besides ``operate``; None for everybody, without a token.
+        owner: what of the path says whose job it is about, or ``body``: a team's token is for that
+            team's jobs. Empty where it is about no job of one team, or only looks.
+        body: of a POST; of a GET what may stand behind the question mark.
+        answer: of one of these types, or what it is in words; None where programs do not ask.
+        errors: what is answered with other statuses; no errors are those with a type.
+        audited: people and agents ask for it now and then. What jobs and agents ask for all the
+            time is in the log of events.
+    """
+
+    act: Act
+    roles: tuple[Role, ...] | None
+    owner: Literal["", "job", "token", "body"]
+    body: type[Any]
+    answer: type[Any] | tuple[type[Any], ...] | str | None
+    errors: Mapping[int, str | tuple[str, type[Any] | None]] = field(default_factory=dict)
+    audited: bool = False
+    status: int = 200
+
+
+def _once(act: Callable[..., Outcome]) -> Act:
+    """Carry out a command once, answer after the commit."""
+
+    @wraps(act)
+    async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
+        body = () if isinstance(asked.body, Empty) else (asked.body,)
+        command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
+        return await _carried_out(daemon, asked, command)
+
+    return handle
+
+
+async def _carried_out(
+    daemon: DaemonParts,
+    asked: Asked,
+    act: Callable[[TransactionLog], Outcome],
+    wait_s: float | None = None,
+) -> HttpReply:
+    answer = await daemon.writer.call(
+        lambda core: commands.once(core, asked.post, lambda: act(core)), wait_s
+    )
+    return replied(204, None) if answer is None else replied(answer.status, answer.body)
+
+
+def _look(view: Callable[..., Any]) -> Act:
+    """Answer with what a view of the committed state shows."""
+
+    @wraps(view)
+    async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
+        query = plain(asked.body)
+        return replied(200, await daemon.writer.read(lambda core: view(core, *asked.path, **query)))
+
+    return handle
+
+
+async def _submit(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Submit a job; where it does not fit yet it waits for nodes."""
+    # Whoever may not is told so, also where the key of the request is known.
+    commands.own_team(asked.post, asked.body.team)
+    return await _carried_out(
+        daemon, asked, lambda core: commands.submit(core, asked.post, asked.body)
+    )
+
+
+async def _permit(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Ask for a phase: a permit, a move that has to come first, or not yet.
+
+    Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
+    move, repeat the request with the same key; after one for a ``failure`` with a new key: the
+    iteration begins again with a rollout.
+    """
+    # A lease counts from when it was asked for: a late answer would be worth nothing.
+    wait_s, (job,) = min(asked.body.wait_s, daemon.writer.core.ttl / 3), asked.path
+    act = lambda core: commands.permit(core, asked.post, job, asked.body)  # noqa: E731
+    return await _carried_out(daemon, asked, act, wait_s)
+
+
+async def _heartbeat(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Give a lease its full time again, about every third of it.
+
+    Each with a fresh key: a repeated one extends nothing.
+    """
+    answer = await daemon.writer.call(
+        lambda core: commands.heartbeat(core, asked.post, *asked.path)
+    )
+    assert answer is not None
+    return replied(answer.status, answer.body)
+
+
+async def _open_gate(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """The driver of a job's running attempt says where its other processes find it."""
+    (job,) = asked.path
+
+    def number(core: TransactionLog) -> int:
+        commands.own_job(core, asked.post)
+        return commands.running(core, job).number
+
+    daemon.gates[job] = await daemon.writer.read(number), plain(asked.body)
+    return replied(200, {})
+
+
+async def _gate(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Where the driver of an attempt is, for processes that its agents have started."""
+    (job,) = asked.path
+    number, found = daemon.gates.get(job, (0, {}))
+    if number != asked.body.attempt:
+        await daemon.writer.read(lambda core: commands.running(core, job))
+        raise Refused(404, f"job {job}: the driver has not opened a gate yet", code="no_gate")
+    return replied(200, found)
+
+
+async def _printed(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """What a program printed, from its agent; what is there already is taken once."""
+    job, number = asked.path
+    await daemon.writer.read(lambda core: commands.attempt(core, job, number))
+    try:
+        data = base64.b64decode(asked.body.data, validate=True)
+    except binascii.Error as error:
+        raise Refused(400, f"data: no base64: {error}") from error
+    have = await asyncio.to_thread(daemon.logs.add, job, number, asked.body.at, data)
+    return replied(200, to.PrintedAnswer(have=have, full=have >= MOST))
+
+
+async def _log(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """A piece of what a job's program printed: of its last start, or of ``attempt``.
+
+    It begins at byte ``at``; a negative one counts from the end.
+    """
+    (job,), wanted = asked.path, asked.body
+    found = await daemon.writer.read(lambda core: commands.attempt(core, job, wanted.attempt))
+    at, data, have = await asyncio.to_thread(daemon.logs.read, job, found.number, wanted.at)
+    told = to.Log(
+        attempt=found.number,
+        node=found.node,
+        code=found.code,
+        at=at,
+        data=base64.b64encode(data).decode(),
+        over=found.ended is not None and at + len(data) >= have,
+    )
+    return replied(200, told)
+
+
+async def _health(daemon: DaemonParts, _: Asked) -> HttpReply:
+    """Whether the daemon can work; needs no token."""
+    if not daemon.writer.alive:
+        return replied(503, to.Health(status="the store cannot be written"))
+    return replied(200, to.Health(status=daemon.writer.ailing or "ok"))
+
+
+async def _jobs(daemon: DaemonParts, _: Asked) -> HttpReply:
+    """All jobs, those that ended too."""
+    return replied(200, await views.all_jobs(daemon.writer.read))
+
+
+async def _metrics(daemon: DaemonParts, _: Asked) -> HttpReply:
+    """Numbers for Prometheus, also at ``/metrics``."""
+    return HttpReply(200, await daemon.metrics.text(daemon.writer), "text/plain; version=0.0.4")
+
+
+async def _journal(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """What was recorded after an entry, JSON lines; replayable."""
+    lines = history.journal(daemon.writer.core.store.reader(), asked.body.after)
+    return HttpReply(200, lines, "application/jsonl")
+
+
+async def _events(daemon: DaemonParts, _: Asked) -> HttpReply:
+    """The event log, JSON lines: rollpacker mux check reads it."""
+    core = daemon.writer.core
+    return HttpReply(
+        200, history.event_log(core.store.reader(), core.settings), "application/jsonl"
+    )
+
+
+async def _openapi(_: DaemonParts, __: Asked) -> HttpReply:
+    return replied(200, described())
+
+
+@cache
+def _assets() -> Mapping[str, bytes]:
+    """The page and its parts: files of the package, nothing from elsewhere."""
+    folder = files("rollpacker.rollmux.service").joinpath("assets")
+    parts = [*folder.iterdir(), *folder.joinpath("views").iterdir()]
+    return {part.name: part.read_bytes() for part in parts if part.is_file()}
+
+
+async def _asset(_: DaemonParts, asked: Asked) -> HttpReply:
+    (part,) = asked.path or ("index.html",)
+    if part not in _assets():
+        raise Refused(404, "there is no such part of the page")
+    return HttpReply(200, _assets()[part], f"{_TYPES[PurePath(part).suffix]}; charset=utf-8")
+
+
+async def _icon(_: DaemonParts, __: Asked) -> HttpReply:
+    return HttpReply(204)
+
+
+_LOOK: Final[tuple[Role, ...]] = ("read", "submit", "node")
+_JOBS: Final[tuple[Role, ...]] = ("submit", "node")
+_AGENTS: Final[tuple[Role, ...]] = ("node",)
+_SUBMITTERS: Final[tuple[Role, ...]] = ("submit",)
+_OPERATORS: Final[tuple[Role, ...]] = ()
+
+_NO_JOB, _NO_NODE = "`unknown`: no such job", "`unknown`: no such node"
+_NO_PERMIT, _LOST = "`unknown`: no such permit", "`lost`: stop at once"
+_NOT_HERE = "`unlisted`: the inventory has no such node; `unknown`: a cloud's that is not in use"
+_TAKEN = "`taken`: while another agent of the node is heard"
+_NO_ATTEMPT = "`unknown`: no such job; `no_attempt`: no such start of its program"
+_NO_RUN = "`unknown`: no such job; `no_attempt`: agents run nothing of it"
+
+_PERMIT_REFUSED = (
+    "`held`: another process of this job has a live permit (`token`): ask again after `ttl_s`; "
+    "`superseded`: a newer request took this one's place, you are the old process: stop; `over`: "
+    "the permit of this key is finished or lost, ask with a new key; `order`: the wrong phase, see "
+    "`next`; `complete`: all iterations are done; `ended`: the job is ending or ended"
+)
+_JOB_REFUSED = (
+    "`exists`: the id is taken for ever; `draining`: no new jobs; `too_large`: all nodes together "
+    "are too few"
+)
+_NODE_FAILED = (
+    "`failed`: stop its processes; a cloud's name is never used again, a named node may register "
+    "again"
+)
+_NOT_YET = "not yet: send the same request with the same key again", None
+
+ROUTES: Final[Mapping[str, Route]] = {
+    "GET /": Route(_asset, None, "", Empty, None),
+    "GET /favicon.ico": Route(_icon, None, "", Empty, None),
+    "GET /assets/{part}": Route(_asset, None, "", Empty, None),
+    "GET /v1/health": Route(
+        _health, None, "", Empty, to.Health, {503: ("the store cannot be written", to.Health)}
+    ),
+    "GET /v1/openapi.json": Route(_openapi, _LOOK, "", Empty, None),
+    "GET /v1/status": Route(_look(views.status), _LOOK, "", Empty, to.Status),
+    "GET /v1/timeline": Route(_look(views.timeline), _LOOK, "", bodies.Window, to.Timeline),
+    "GET /v1/metrics": Route(_metrics, _LOOK, "", Empty, "text/plain"),
+    "GET /metrics": Route(_metrics, _LOOK, "", Empty, None),
+    "GET /v1/events": Route(_events, _LOOK, "", Empty, "JSON lines"),
+    # With the environments of programs, where people put secrets.
+    "GET /v1/journal": Route(_journal, _OPERATORS, "", bodies.After, "JSON lines"),
+    "POST /v1/jobs": Route(
+        _submit, _SUBMITTERS, "body", bodies.NewJob, to.Submitted, {409: _JOB_REFUSED},
+        audited=True, status=201,
+    ),
+    "GET /v1/jobs": Route(_jobs, _LOOK, "", Empty, to.Jobs),
+    "GET /v1/jobs/{job}": Route(_look(views.job), _LOOK, "", Empty, to.JobView, {404: _NO_JOB}),
+    "POST /v1/jobs/{job}/permits": Route(
+        _permit, _JOBS, "job", bodies.Ask, (to.PermitView, to.Moving),
+        {204: _NOT_YET, 404: _NO_JOB, 409: _PERMIT_REFUSED},
+    ),
+    "POST /v1/jobs/{job}/tail": Route(
+        _once(commands.tail), _JOBS, "job", bodies.TailBody, to.TailTold,
+        {404: _NO_JOB, 409: _LOST},
+    ),
+    "POST /v1/jobs/{job}/moved": Route(
+        _once(commands.moved), _JOBS, "job", bodies.MovedBody, to.Nothing,
+        {404: _NO_JOB, 409: "another move is current: `move`"},
+    ),
+    "POST /v1/jobs/{job}/end": Route(
+        _once(commands.end), _JOBS, "job", Empty, to.EndedAnswer,
+        {202: ("while a permit is out", to.EndedAnswer), 404: _NO_JOB}, audited=True,
+    ),
+    "POST /v1/jobs/{job}/gate": Route(
+        _open_gate, _AGENTS, "", bodies.GateBody, to.Nothing, {404: _NO_RUN}
+    ),
+    "GET /v1/jobs/{job}/gate": Route(
+        _gate, _AGENTS, "", bodies.OfAttempt, bodies.GateBody,
+        {404: f"{_NO_RUN}; `no_gate`: not yet"},
+    ),
+    "POST /v1/jobs/{job}/attempts/{number}/log": Route(
+        _printed, _AGENTS, "", bodies.PrintedBody, to.PrintedAnswer, {404: _NO_ATTEMPT}
+    ),
+    "GET /v1/jobs/{job}/log": Route(_log, _LOOK, "", bodies.Piece, to.Log, {404: _NO_ATTEMPT}),
+    "POST /v1/permits/{token}/heartbeat": Route(
+        _heartbeat, _JOBS, "token", Empty, to.BeatAnswer, {404: _NO_PERMIT, 409: _LOST}
+    ),
+    "POST /v1/permits/{token}/finish": Route(
+        _once(commands.finish), _JOBS, "token", bodies.FinishedBody, to.DoneAnswer,
+        {404: _NO_PERMIT, 409: _LOST},
+    ),
+    "POST /v1/permits/{token}/abandon": Route(
+        _once(commands.abandon), _JOBS, "token", Empty, to.GivenBack,
+        {404: _NO_PERMIT, 409: _LOST},
+    ),
+    "POST /v1/nodes": Route(
+        _once(node_commands.register), _AGENTS, "", bodies.NewNode, to.Registered,
+        {409: f"`cloud`: nodes are not named here; {_TAKEN}"}, audited=True,
+    ),
+    "GET /v1/nodes/{node}": Route(_look(views.node), _LOOK, "", Empty, to.NodeView),
+    "POST /v1/nodes/{node}/heartbeat": Route(
+        _once(node_commands.node_heartbeat), _AGENTS, "", bodies.AliveBody, to.AliveAnswer,
+        {404: _NOT_HERE, 409: _TAKEN, 410: _NODE_FAILED},
+    ),
+    "POST /v1/nodes/{node}/failed": Route(
+        _once(node_commands.node_failed), _AGENTS, "", bodies.FailedBody, to.NodeGone,
+        {202: ("while permits on it are out", to.NodeGone), 404: _NOT_HERE}, audited=True,
+    ),
+    "POST /v1/nodes/{node}/close": Route(
+        _once(node_commands.node_closed), _OPERATORS, "", bodies.Closed, to.NodeChanged,
+        {404: _NO_NODE}, audited=True,
+    ),
+    "POST /v1/nodes/{node}/open": Route(
+        _once(node_commands.node_opened), _OPERATORS, "", Empty, to.NodeChanged,
+        {404: _NO_NODE, 409: "`failed`: its agent has to report"}, audited=True,
+    ),
+    "POST /v1/nodes/{node}/remove": Route(
+        _once(node_commands.node_removed), _OPERATORS, "", Empty, to.NodeRemovedAnswer,
+        {404: _NO_NODE, 409: "`used`: jobs are on it"}, audited=True,
+    ),
+    "POST /v1/drain": Route(
+        _once(commands.drain), _OPERATORS, "", bodies.Drain, to.Drained, audited=True
+    ),
+}  # fmt: skip
+
+
+_COMMON = (
+    "400: a field; 401: the token; 403 `forbidden`: the token's role or team does not allow it; "
+    "408: the body came too slowly; 413: the body is too large; "
+    "422: the Idempotency-Key was used for another request before; 431: the headers are too large; "
+    "500 `poisoned`: the scheduler failed on it and nothing was changed; 503 `unavailable`: "
+    "nothing is known about the outcome, send the same request with the same key again"
+)
+_TAGS = ("jobs", "permits", "nodes")
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+}
+
+
+@cache
+def described() -> dict[str, Any]:
+    """The routes that programs ask, as OpenAPI."""
+    rows = {name: route for name, route in ROUTES.items() if route.answer is not None}
+    kinds = dict.fromkeys([to.Error, *(kind for row in rows.values() for kind in _kinds_of(row))])
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    for name, kind in vars(to).items():
+        if name in components and is_typeddict(kind):  # whose fields msgspec has sorted
+            fields = components[name]["properties"]
+            components[name]["properties"] = {each: fields[each] for each in get_type_hints(kind)}
+    paths: dict[str, dict[str, Any]] = {}
+    for name, route in rows.items():
+        method, path = name.split(" ")
+        paths.setdefault(path, {})[method.lower()] = {
+            "tags": [part if (part := path.split("/")[2]) in _TAGS else "cluster"],
+            "description": inspect.cleandoc(route.act.__doc__ or ""),
+        } | _operation(name, route, dict(zip(kinds, schemas, strict=True)), components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "RollMux", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _kinds_of(route: Route) -> Iterator[type[Any]]:
+    """Of what it takes and to."""
+    if route.body is not Empty:
+        yield route.body
+    answer = route.answer if isinstance(route.answer, tuple) else (route.answer,)
+    for kind in (*answer, *(each[1] for each in route.errors.values() if isinstance(each, tuple))):
+        if isinstance(kind, type):
+            yield kind
+
+
+def _operation(
+    name: str,
+    route: Route,
+    kinds: Mapping[Any, dict[str, Any]],
+    components: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = []
+    for part in re.findall(r"{(\w+)}", name):
+        schema = {"type": "string" if IDENTIFIERS[part][1] is str else "integer"}
+        parameters.append({"name": part, "in": "path", "required": True, "schema": schema})
+    found: dict[str, Any] = {"parameters": parameters, "responses": _responses(route, kinds)}
+    if name.startswith("POST"):
+        parameters.append(_KEY)
+        if route.body is not Empty:
+            found["requestBody"] = {"content": {"application/json": {"schema": kinds[route.body]}}}
+    elif route.body is not Empty:
+        query = components[route.body.__name__]
+        for key, schema in query["properties"].items():
+            told = {"name": key, "in": "query", "required": key in query["required"]}
+            parameters.append(told | {"schema": schema})
+    return found
+
+
+def _responses(route: Route, kinds: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    def answered(text: str, *types: Any) -> dict[str, Any]:
+        schemas = [kinds[each] for each in types if each is not None]
+        if not schemas:
+            return {"description": text}
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+    found = route.answer
+    types = found if isinstance(found, tuple) else (found,)
+    told = answered(found) if isinstance(found, str) else answered("done", *types)
+    others = {
+        str(status): answered(*each) if isinstance(each, tuple) else answered(each, to.Error)
+        for status, each in route.errors.items()
+    }
+    return {str(route.status): told, **others, "default": answered(_COMMON, to.Error)}

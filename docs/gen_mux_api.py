@@ -35,7 +35,13 @@ _SMALL = 4
 _UNKNOWN = re.compile("^`unknown`: no such (job|node|permit)(; )?")
 _BARE = str.maketrans("", "", "()")
 _NO_LIMIT = 1e12
-_TITLES = {"jobs": "Jobs", "permits": "Permits", "nodes": "Nodes", "cluster": "The cluster"}
+_TITLES = {
+    "jobs": "Jobs",
+    "permits": "Permits",
+    "nodes": "Nodes",
+    "tokens": "Tokens",
+    "cluster": "The cluster",
+}
 
 
 def one_line(text: str) -> str:

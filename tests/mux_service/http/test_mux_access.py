@@ -14,6 +14,7 @@ from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http.app import App
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.http.routes import ROUTES, DaemonParts
+from rollpacker.rollmux.service.http.tokens import Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views.metrics import Metrics
@@ -52,6 +53,9 @@ MAY = {
     "POST /v1/nodes/{node}/close": ".....#",
     "POST /v1/nodes/{node}/open": ".....#",
     "POST /v1/nodes/{node}/remove": ".....#",
+    "GET /v1/tokens": ".....#",
+    "POST /v1/tokens": ".....#",
+    "POST /v1/tokens/revoke": ".....#",
     "POST /v1/drain": ".....#",
     "POST /v1/jobs/{job}/end": "...###",
 }
@@ -70,6 +74,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/nodes/{node}/failed": {"no": "field"},
     "POST /v1/nodes/{node}/close": {"status": "none"},
     "POST /v1/nodes/{node}/remove": {"no": "field"},
+    "POST /v1/tokens": {"name": "operator", "role": "read"},
+    "POST /v1/tokens/revoke": {"name": "none"},
     "POST /v1/drain": {"draining": False},
 }
 MEANT: dict[str, Any] = {
@@ -145,6 +151,13 @@ def test_a_route_has_one_spelling(place: Place) -> None:
     assert place.job() == before
 
 
+def test_a_token_is_for_a_team_that_there_is(place: Place) -> None:
+    asked = {"name": "typo", "role": "submit", "team": "maths"}
+    status, told = place.ask("operate", "POST", "/v1/tokens", asked)
+    assert (status, told["error"]) == (400, "team: there is no team 'maths', but math, code")
+    assert "typo" not in str(place.ask("operate", "GET", "/v1/tokens"))
+
+
 def test_secrets_of_programs_are_the_operators_only(place: Place) -> None:
     for name in ROUTES:
         method, template = name.split(" ")
@@ -199,7 +212,7 @@ def test_what_the_table_lacks_is_not_served(gone: str, tmp_path: Path) -> None:
         path = path.replace(f"{{{part}}}", text)
     store = Store(tmp_path / "mux.sqlite")
     writer = Writer(lambda: TransactionLog(store, None, 30.0), poll)
-    daemon = DaemonParts(writer, Metrics(), Logs(tmp_path))
+    daemon = DaemonParts(writer, Metrics(), Logs(tmp_path), Tokens(tmp_path / "t", b"secret"))
     app = App(daemon, lambda _: OPERATOR, lambda *_: None, lambda *_: None, left)
     other = f"{'GET' if method == 'POST' else 'POST'} {gone.split(' ')[1]}"
     assert asked(app, method, path) == (405 if other in left else 404)

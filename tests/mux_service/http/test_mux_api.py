@@ -165,6 +165,11 @@ def test_answers_are_what_is_described(checked: Checked) -> None:
     for name in ("a", "c"):
         checked.ask(post, "/v1/jobs/{job}/end", {}, job=name)
     checked.ask(post, "/v1/nodes/{node}/remove", {}, node="h800-3")
+    token = {"name": "alice", "role": "submit", "team": "math"}
+    checked.ask(post, "/v1/tokens", token)
+    checked.ask(get, "/v1/tokens")
+    checked.ask(post, "/v1/tokens/revoke", {"name": "alice"})
+    checked.ask(post, "/v1/tokens/revoke", {"name": "alice"})
     checked.ask(post, "/v1/drain", {"draining": True})
     checked.ask(post, "/v1/jobs", SPEC | {"id": "late"})
     look(checked)

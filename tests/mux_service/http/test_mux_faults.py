@@ -101,7 +101,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
+def test_a_full_disk(small_disk: Path, call: Call) -> None:
     """ENOSPC for real: refused while it lasts, served again without a restart."""
     daemon = Daemon(small_disk, ttl=60.0)
     daemon.start()
@@ -110,6 +110,9 @@ def test_a_full_disk(small_disk: Path) -> None:
     link = Link(daemon.port, daemon.token)
     acknowledged = submit_until_refused(link)
     assert link.once("GET", "/v1/health")[0] == 503
+    to = ["--url", f"http://127.0.0.1:{daemon.port}", "--state", str(small_disk)]
+    code, _, err = call("end", acknowledged[0], *to)
+    assert (code, err.startswith("rollpacker: the daemon cannot do it now: ")) == (1, True), err
     ballast.unlink()
     retried = f"job{len(acknowledged)}"
     answer = link.until_answered("POST", "/v1/jobs", SPEC | {"id": retried}, retried)

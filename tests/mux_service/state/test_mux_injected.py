@@ -55,7 +55,7 @@ UNREACHED = {
         "Writer._repair", "Writer._reopen", "Writer._timed_open",
     },
     "of teams, other tokens, leases and moves": {
-        "Audit._is_sampled", "Audit._sum_up", "Tokens._look", "commands._left",
+        "Audit._is_sampled", "Audit._sum_up", "commands._left",
         "commands.move_body", "commands.permit_body",
         "history._add_seconds", "views._team", "views._by_pool",
     },
@@ -178,6 +178,9 @@ class Client:
         await ask("POST", "/v1/nodes/t1/failed")
         await ask("POST", "/v1/nodes", {"name": "t1", "pool": "train"})
         await ask("POST", "/v1/nodes/none/remove")
+        await ask("POST", "/v1/tokens", {"name": "a", "role": "read"})
+        await ask("GET", "/v1/tokens")
+        await ask("POST", "/v1/tokens/revoke", {"name": "a"})
         await ask("POST", "/v1/drain", {"draining": False})
         await ask("POST", f"{job}/end")
         await ask("POST", f"/v1/jobs/{large['id']}/end")
@@ -201,7 +204,7 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Writer, Client]]:
     audit = Audit(folder / "audit.jsonl")
     who = Tokens(folder / FILE, b"secret")
     app = App(
-        routes.DaemonParts(writer, counted, logs.Logs(folder / "logs")),
+        routes.DaemonParts(writer, counted, logs.Logs(folder / "logs"), who),
         lambda header: who.principal(header),
         lambda *told: counted.request(*told),
         lambda *told: audit.note(*told),

@@ -7,15 +7,15 @@ import yaml
 from mux_fleet import Daemon, Link
 
 from rollpacker.rollmux.service.client.client import MuxClient
-from rollpacker.rollmux.service.http.tokens import FILE, Token, add_token
+from rollpacker.rollmux.service.client.link import new_key
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
 PEOPLE = {
-    "read": Token(name="wall", role="read"),
-    "code": Token(name="bob", role="submit", team="code"),
-    "math": Token(name="alice", role="submit", team="math"),
-    "node": Token(name="agent", role="node"),
-    "other": Token(name="agent-2", role="node"),
+    "read": {"name": "wall", "role": "read"},
+    "code": {"name": "bob", "role": "submit", "team": "code"},
+    "math": {"name": "alice", "role": "submit", "team": "math"},
+    "node": {"name": "agent", "role": "node"},
+    "other": {"name": "agent-2", "role": "node"},
 }
 
 
@@ -29,7 +29,12 @@ class Place:
         self.daemon = Daemon(folder / "state", ttl=60.0, inventory=folder / "nodes.yaml")
         self.daemon.start()
         self.folder = folder
-        tokens = {who: add_token(folder / "state" / FILE, each) for who, each in PEOPLE.items()}
+        operator = Link(self.daemon.port, self.daemon.token)
+        tokens = {
+            who: operator.once("POST", "/v1/tokens", each, new_key())[1]["token"]
+            for who, each in PEOPLE.items()
+        }
+        operator.close()
         tokens |= {"operate": self.daemon.token, "nobody": "no-token-at-all-but-long"}
         self.tokens = tokens
         self.links = {who: Link(self.daemon.port, token) for who, token in tokens.items()}

@@ -80,9 +80,9 @@ class Daemon:
 
     def _call(self, *request: Any) -> dict[str, Any]:
         from rollpacker.rollmux.service.client.link import (
+            AilingDaemonError,
             MuxError,
             UnreachableError,
-            WrongSchemeError,
         )
 
         try:
@@ -90,8 +90,8 @@ class Daemon:
         except MuxError as error:
             kind = ValueError if error.status < 500 else RuntimeError
             raise kind(f"{self._link.address}: {error}") from error
-        except WrongSchemeError as error:
-            raise ValueError(str(error)) from error
+        except AilingDaemonError as error:
+            raise RuntimeError(f"the daemon cannot do it now: {error}") from error
         except UnreachableError as error:
             text = f"no daemon answers: {error}; start one: rollpacker mux serve"
             raise RuntimeError(text) from error

@@ -10,17 +10,17 @@ from typing import Annotated, Literal, TextIO
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux.daemon import STATE, State
+from rollpacker.cli.mux.daemon import Daemon, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json
 
-token_app = typer.Typer(
-    help="Bearer tokens of people and agents, on the daemon's machine.", no_args_is_help=True
-)
+token_app = typer.Typer(help="Bearer tokens of people and agents.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.")]
 
 
 @token_app.command()
+@of_daemon
 def add(
+    daemon: Daemon,
     name: Name,
     role: Annotated[
         Literal["read", "submit", "node", "operate"],
@@ -30,58 +30,52 @@ def add(
     to: Annotated[
         Path | None, typer.Option(help="New file for it, only yours; else it is printed.")
     ] = None,
-    state: State = STATE,
     as_json: Json = False,
 ) -> None:
     """Make a token: it is kept nowhere else. It counts at once.
 
     Example: rollpacker mux token add alice --role submit --team math --to alice.token
     """
-    from rollpacker.rollmux.service.http.tokens import Token, add_token
-
-    known = _file(state)
+    asked = {"name": name, "role": role, "team": team}
     if to is None:
-        text = add_token(known, Token(name=name, role=role, team=team))
+        text = daemon.post("/v1/tokens", asked)["token"]
         print_found({"name": name, "token": text}, as_json, text)
         return
     with _new(to) as file:
         try:
-            file.write(add_token(known, Token(name=name, role=role, team=team)) + "\n")
-        except (OSError, ValueError):
+            file.write(daemon.post("/v1/tokens", asked)["token"] + "\n")
+        except (OSError, RuntimeError, ValueError):
             to.unlink()
             raise
     print_found({"name": name, "file": str(to)}, as_json, f"token {name}: in {to}")
 
 
 @token_app.command("list")
-def list_tokens(state: State = STATE, as_json: Json = False) -> None:
+@of_daemon
+def list_tokens(daemon: Daemon, as_json: Json = False) -> None:
     """Show whose tokens there are.
 
     Example: rollpacker mux token list
     """
-    from rollpacker.rollmux.service.http.tokens import read_tokens
-
-    found = read_tokens(_file(state))
+    found = daemon.get("/v1/tokens")
     if as_json:
-        rows = [{"name": e.name, "role": e.role, "team": e.team, "made_s": e.made_s} for e in found]
-        print_json({"tokens": rows})
+        print_json(found)
         return
     view = Table("name", "role", "team", "made")
-    for each in found:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.made_s))
-        view.add_row(each.name, each.role, each.team, made)
+    for each in found["tokens"]:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["made_s"]))
+        view.add_row(each["name"], each["role"], each["team"], made)
     console.print(view)
 
 
 @token_app.command()
-def revoke(name: Name, state: State = STATE, as_json: Json = False) -> None:
+@of_daemon
+def revoke(daemon: Daemon, name: Name, as_json: Json = False) -> None:
     """Let nobody in with a token any more, from now on.
 
     Example: rollpacker mux token revoke alice
     """
-    from rollpacker.rollmux.service.http.tokens import revoke_token
-
-    revoke_token(_file(state), name)
+    daemon.post("/v1/tokens/revoke", {"name": name})
     print_found({"name": name, "revoked": True}, as_json, f"token {name}: revoked")
 
 
@@ -91,13 +85,3 @@ def _new(path: Path) -> TextIO:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
     except OSError as error:
         raise ValueError(f"--to {path}: {error.strerror}") from error
-
-
-def _file(state: Path) -> Path:
-    from rollpacker.rollmux.service.http.tokens import FILE
-
-    if not state.is_dir():
-        raise ValueError(
-            f"--state {state}: no such folder; a daemon makes it: rollpacker mux serve"
-        )
-    return state / FILE

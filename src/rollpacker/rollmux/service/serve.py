@@ -158,11 +158,11 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
     writer = Writer(partial(_open, options), poll, crash)
     metrics = Metrics()
     writer.stats.observe = metrics.commit
-    daemon = DaemonParts(writer, metrics, Logs(options.state / "logs"))
+    tokens = Tokens(options.state / TOKENS, token)
+    daemon = DaemonParts(writer, metrics, Logs(options.state / "logs"), tokens)
     audit = Audit(options.state / "audit.jsonl")
-    who = Tokens(options.state / TOKENS, token).principal
     allow_files(STRANGERS + _KNOWN)
-    server = _Server(_config(options, App(daemon, who, metrics.request, audit.note)))
+    server = _Server(_config(options, App(daemon, tokens.principal, metrics.request, audit.note)))
     writer.start(asyncio.get_running_loop())
     try:
         ready(_url(options, listener))

@@ -9,6 +9,7 @@ from rollpacker.core.codec import says
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.api.bodies import NewJob, NewNode
+from rollpacker.rollmux.service.api.roles import Role
 from rollpacker.rollmux.service.state.attempts import Outcome
 from rollpacker.rollmux.service.state.records import JobOutcome, JobState, NodeStatus, PhaseOutcome
 
@@ -300,6 +301,28 @@ class Drained(TypedDict):
 
     draining: bool
     jobs: Annotated[int, says("Live ones.")]
+
+
+class TokenView(TypedDict):
+    """Whose a token is."""
+
+    name: str
+    role: Role
+    team: str
+    made_s: Annotated[float, says("Of the wall clock.")]
+
+
+class TokenList(TypedDict):
+    """Those besides the operator's."""
+
+    tokens: list[TokenView]
+
+
+class TokenMade(TypedDict):
+    """A new token."""
+
+    name: str
+    token: Annotated[str, says("It is kept nowhere, and told once.")]
 
 
 class Health(TypedDict):

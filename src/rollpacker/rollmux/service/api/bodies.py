@@ -14,7 +14,7 @@ from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.inventory import NAME, Machine
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
-from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
+from rollpacker.rollmux.service.api.roles import OPERATOR, Principal, Role
 
 _LARGEST = 2**63 - 1
 _Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
@@ -127,6 +127,20 @@ class Drain(Struct, frozen=True):
     """Turn new jobs away, or no longer."""
 
     draining: bool = True
+
+
+class NewToken(Struct, frozen=True):
+    """Whose token is made."""
+
+    name: str
+    role: Role
+    team: Annotated[str, says("of `submit`: whose jobs it may touch; empty for everybody's")] = ""
+
+
+class RevokedToken(Struct, frozen=True):
+    """Whose token counts no more."""
+
+    name: str
 
 
 class Window(Struct, frozen=True):

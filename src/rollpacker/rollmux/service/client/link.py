@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 import threading
 import time
@@ -27,9 +26,9 @@ _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
 """The request did not arrive whole, or nobody knows what became of it."""
 _PAUSE_S = (0.05, 1.0)
-_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
-"""What OpenSSL calls an answer that is none of TLS."""
-_HTTP, _PROBE_S = 80, 2.0
+_NO_HTTP = (ssl.SSLError, http.client.BadStatusLine, ConnectionResetError)
+"""What comes of plain HTTP to a daemon with TLS, or the other way round."""
+_SCHEME = "; does --url (mux.url) say http:// where it speaks TLS, or https:// where it does not?"
 _KEPT_S = 60.0
 """Of a connection between two requests: less than the daemon has patience."""
 
@@ -48,8 +47,8 @@ class UnreachableError(ConnectionError):
     """No answer came in time; what was asked for may or may not have happened."""
 
 
-class WrongSchemeError(UnreachableError):
-    """Somebody answers at the address, but TLS where http:// was said, or none at https://."""
+class AilingDaemonError(UnreachableError):
+    """The daemon answered, but could not do it in time: its disk may be full."""
 
 
 def new_key() -> str:
@@ -118,6 +117,7 @@ class DaemonLink:
         patience = self._patience_s if patience_s is None else patience_s
         give_up = time.monotonic() + patience
         pause, longest = _PAUSE_S
+        kind, problem = UnreachableError, ""
         while True:
             sent = time.monotonic()
             left = give_up - sent
@@ -130,42 +130,27 @@ class DaemonLink:
                     f"{error.verify_message}"
                 ) from error
             except (OSError, http.client.HTTPException) as error:
-                last, problem = error, f"{type(error).__name__}: {error}"
+                if kind is UnreachableError:
+                    problem = f"{type(error).__name__}: {error}"
+                if not self._answered and isinstance(error, _NO_HTTP):
+                    problem += _SCHEME
             else:
                 self._answered = True
                 if status < 300:
                     return sent, answer
-                if status == _UNAUTHORIZED:
-                    text = f"{self._token_file}: the daemon does not take this token"
-                    raise MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
                 if status not in _AGAIN:
-                    raise MuxError(status, answer)
-                last, problem = None, str(MuxError(status, answer))
+                    raise self._refusal(status, answer)
+                kind, problem = AilingDaemonError, str(MuxError(status, answer))
             if time.monotonic() + pause >= give_up:
-                if other := self._other_scheme(last):
-                    raise WrongSchemeError(other)
-                raise UnreachableError(f"{self.address}{path}: {problem}")
+                raise kind(f"{self.address}{path}: {problem}")
             time.sleep(pause)
             pause = min(longest, 2 * pause)
 
-    def _other_scheme(self, error: Exception | None) -> str:
-        """What to say where the address begins with the wrong one of http:// and https://."""
-        if self._answered:
-            return ""
-        where = f"mux.url (--url) {self.address}: what answers there"
-        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-            return (
-                f"{where} does not speak TLS: say http://{self.address}, or start the daemon with "
-                "--tls-cert and --tls-key"
-            )
-        hangs_up = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError)
-        plain = self._connect is http.client.HTTPConnection
-        if plain and hangs_up and _speaks_tls(self._host, self._port or _HTTP):
-            return (
-                f"{where} speaks TLS: say https://{self.address}, with its certificate as "
-                "mux.cafile (--cafile)"
-            )
-        return ""
+    def _refusal(self, status: int, answer: Mapping[str, Any]) -> MuxError:
+        if status != _UNAUTHORIZED:
+            return MuxError(status, answer)
+        text = f"{self._token_file}: the daemon does not take this token"
+        return MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
 
     def _once(
         self, method: str, path: str, body: object, key: str | None, timeout: float
@@ -221,17 +206,6 @@ def _parse(data: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise http.client.HTTPException(f"not a JSON object: {data[:80]!r}")
     return answer
-
-
-def _speaks_tls(host: str, port: int) -> bool:
-    """Whether a handshake comes about there, with whomever: nothing is sent."""
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    try:
-        with socket.create_connection((host, port), _PROBE_S) as way, anybody.wrap_socket(way):
-            return True
-    except OSError:
-        return False
 
 
 def _token(path: str | Path) -> bytes:

@@ -96,6 +96,7 @@ class Phases:
         client, state = self._client, self._states.get(name)
         permit = acquire(client, self._job, name, self._on_move)
         lease = self._lease = HeldLease(client, permit)
+        there = state is not None
         try:
             if state is not None:
                 state.load()
@@ -105,11 +106,12 @@ class Phases:
             seconds = time.monotonic() - begun
             lease.check()
             if state is not None:
+                there = False
                 state.offload()
             client.finish(permit, seconds, new_key())
         except BaseException as error:
-            # Off the devices, whatever state the phase was left in.
-            if state is not None:
+            # Off the devices, whatever state the phase was left in; once, as buffers move with it.
+            if state is not None and there:
                 state.offload()
             if not isinstance(error, LeaseLostError):
                 client.abandon(permit)

@@ -30,6 +30,7 @@ from rollpacker.rollmux.service.api.roles import Refused, Role
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.commands.writer import Outcome, Writer
 from rollpacker.rollmux.service.http.logs import MOST, Logs
+from rollpacker.rollmux.service.http.tokens import Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import history, views
 from rollpacker.rollmux.service.views.metrics import Metrics
@@ -59,6 +60,7 @@ class DaemonParts:
     writer: Writer
     metrics: Metrics
     logs: Logs
+    tokens: Tokens
     gates: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -241,6 +243,37 @@ async def _log(daemon: DaemonParts, asked: Asked) -> HttpReply:
     return replied(200, told)
 
 
+async def _tokens(daemon: DaemonParts, _: Asked) -> HttpReply:
+    """Whose tokens there are, besides the operator's."""
+    told = [
+        to.TokenView(name=each.name, role=each.role, team=each.team, made_s=each.made_s)
+        for each in daemon.tokens.listed
+    ]
+    return replied(200, to.TokenList(tokens=told))
+
+
+async def _new_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Make a token; it counts at once. Asked again with the same key it is refused."""
+    name, team = asked.body.name, asked.body.team
+    teams = await daemon.writer.read(lambda core: [team.name for team in core.settings.teams])
+    if team and teams and team not in teams:
+        raise Refused(400, f"team: there is no team {team[:64]!r}, but {', '.join(teams)}")
+    try:
+        text = await asyncio.to_thread(daemon.tokens.add, name, asked.body.role, team)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    return replied(201, to.TokenMade(name=name, token=text))
+
+
+async def _revoke_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    """Let nobody in with a token any more, from now on."""
+    try:
+        await asyncio.to_thread(daemon.tokens.revoke, asked.body.name)
+    except ValueError as error:
+        raise Refused(404, str(error), code="unknown") from error
+    return replied(200, {})
+
+
 async def _health(daemon: DaemonParts, _: Asked) -> HttpReply:
     """Whether the daemon can work; needs no token."""
     if not daemon.writer.alive:
@@ -408,6 +441,14 @@ ROUTES: Final[Mapping[str, Route]] = {
         _once(node_commands.node_removed), _OPERATORS, "", Empty, to.NodeRemovedAnswer,
         {404: _NO_NODE, 409: "`used`: jobs are on it"}, audited=True,
     ),
+    "GET /v1/tokens": Route(_tokens, _OPERATORS, "", Empty, to.TokenList, audited=True),
+    "POST /v1/tokens": Route(
+        _new_token, _OPERATORS, "", bodies.NewToken, to.TokenMade, audited=True, status=201
+    ),
+    "POST /v1/tokens/revoke": Route(
+        _revoke_token, _OPERATORS, "", bodies.RevokedToken, to.Nothing,
+        {404: "`unknown`: no such token"}, audited=True,
+    ),
     "POST /v1/drain": Route(
         _once(commands.drain), _OPERATORS, "", bodies.Drain, to.Drained, audited=True
     ),
@@ -421,7 +462,7 @@ _COMMON = (
     "500 `poisoned`: the scheduler failed on it and nothing was changed; 503 `unavailable`: "
     "nothing is known about the outcome, send the same request with the same key again"
 )
-_TAGS = ("jobs", "permits", "nodes")
+_TAGS = ("jobs", "permits", "nodes", "tokens")
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",

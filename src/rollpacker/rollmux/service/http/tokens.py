@@ -1,25 +1,20 @@
-"""Bearer tokens besides the operator's: a file of their hashes, read again when it changes."""
+"""Bearer tokens besides the operator's: the daemon keeps a file of their hashes."""
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
 import re
 import secrets
-import stat
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from rollpacker.core.codec import dumps, load, loads
-from rollpacker.rollmux.service.api.roles import OPERATOR, ROLES, Principal, Role
+from rollpacker.rollmux.service.api.roles import OPERATOR, Principal, Role
 from rollpacker.rollmux.service.http.token_file import is_authorized
 
-_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 FILE = "tokens.json"
 """In the daemon's folder."""
@@ -36,36 +31,31 @@ class Token:
 
     name: str
     role: Role
-    team: str = ""
-    sha256: str = ""
-    made_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ``ValueError``."""
-        if not _NAME.fullmatch(self.name) or self.name == OPERATOR.name:
-            raise ValueError(
-                f"token {self.name!r}: a name is 1 to 64 characters out of A-Z a-z 0-9 . _ @ - "
-                f"and not {OPERATOR.name!r}"
-            )
-        if self.role not in ROLES:
-            raise ValueError(f"token {self.name}: --role is one of {', '.join(ROLES)}")
-        if self.team and self.role != "submit":
-            raise ValueError(f"token {self.name}: --team is for the role submit")
+    team: str
+    sha256: str
+    made_s: float
 
 
 class Tokens:
-    """Finds out whose token a request carries.
+    """All tokens of a daemon. Others than the daemon do not change the file.
 
     Args:
         path: of the file; it may be missing.
         operator: the token that may do all.
+
+    Raises ``ValueError`` where the file cannot be read.
     """
 
     def __init__(self, path: Path, operator: bytes) -> None:
         self._path = path
         self._operator = operator
-        self._stamp: tuple[int, ...] | None = None
-        self._known: dict[str, Principal] = {}
+        self._changing = threading.Lock()
+        self.listed: tuple[Token, ...] = ()
+        if path.exists():
+            try:
+                self.listed = tuple(load(each, Token) for each in loads(path.read_bytes()))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} holds no tokens: {error}") from error
 
     def principal(self, header: bytes) -> Principal | None:
         """Of an ``Authorization`` header; None where nobody's token is in it."""
@@ -74,87 +64,45 @@ class Tokens:
         scheme, _, given = header.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
-        self._look()
-        return self._known.get(sha256(given).hexdigest())
+        hashed = sha256(given).hexdigest()
+        found = next((each for each in self.listed if each.sha256 == hashed), None)
+        return (
+            None if found is None else Principal(name=found.name, role=found.role, team=found.team)
+        )
 
-    def _look(self) -> None:
-        """Read the file again where it changed."""
-        try:
-            status = self._path.stat()
-            # The time of a change of owner or mode too: then it may be readable.
-            stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-        except FileNotFoundError:
-            stamp = None
-        if stamp == self._stamp:
-            return
-        self._stamp, self._known = stamp, {}
-        try:
-            tokens = read_tokens(self._path)
-        except (OSError, TypeError, ValueError) as error:
-            _log.error("only the operator's token counts: %s cannot be read: %s", FILE, error)
-            return
-        self._known = {
-            each.sha256: Principal(name=each.name, role=each.role, team=each.team)
-            for each in tokens
-        }
+    def add(self, name: str, role: Role, team: str = "") -> str:
+        """Make a token; its text, which is kept nowhere. Raises ``ValueError``."""
+        if not _NAME.fullmatch(name) or name == OPERATOR.name:
+            raise ValueError(
+                f"token {name!r}: a name is 1 to 64 characters out of A-Z a-z 0-9 . _ @ - "
+                f"and not {OPERATOR.name!r}"
+            )
+        if team and role != "submit":
+            raise ValueError(f"token {name}: a team (--team) is for the role submit")
+        with self._changing:
+            if any(each.name == name for each in self.listed):
+                raise ValueError(f"token {name}: there is one already; revoke it first")
+            text = secrets.token_urlsafe(32)
+            hashed = sha256(text.encode()).hexdigest()
+            made = Token(name=name, role=role, team=team, sha256=hashed, made_s=time.time())
+            self._write((*self.listed, made))
+        return text
 
+    def revoke(self, name: str) -> None:
+        """Nobody gets in with it any more. Raises ``ValueError`` on an unknown name."""
+        with self._changing:
+            left = tuple(each for each in self.listed if each.name != name)
+            if len(left) == len(self.listed):
+                raise ValueError(f"token {name}: there is none")
+            self._write(left)
 
-def read_tokens(path: Path) -> list[Token]:
-    """Those of a file; none where it is missing. Raises ``ValueError``."""
-    if not path.exists():
-        return []
-    return [load(each, Token) for each in loads(path.read_bytes())]
-
-
-def add_token(path: Path, token: Token) -> str:
-    """Make a token; its text, which is kept nowhere. Raises ``ValueError`` on a known name."""
-    with _changing(path) as tokens:
-        if any(each.name == token.name for each in tokens):
-            raise ValueError(f"token {token.name}: there is one already; revoke it first")
-        text = secrets.token_urlsafe(32)
-        made = replace(token, sha256=sha256(text.encode()).hexdigest(), made_s=time.time())
-        tokens.append(made)
-    return text
-
-
-def revoke_token(path: Path, name: str) -> None:
-    """Nobody gets in with it any more. Raises ``ValueError`` on an unknown name."""
-    with _changing(path) as tokens:
-        left = [each for each in tokens if each.name != name]
-        if len(left) == len(tokens):
-            raise ValueError(f"token {name}: there is none")
-        tokens[:] = left
-
-
-@contextmanager
-def _changing(path: Path) -> Iterator[list[Token]]:
-    """One at a time changes the file, and readers see it before or after."""
-    beside = path.with_name(f"{path.name}.lock")
-    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        _give_to_owner(beside, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        tokens = read_tokens(path)
-        yield tokens
-        new = path.with_name(f"{path.name}.new")
+    def _write(self, tokens: tuple[Token, ...]) -> None:
+        """Durable before it counts: a revoked token stays revoked."""
+        new = self._path.with_name(f"{self._path.name}.new")
         new.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(new, flags, 0o600), "wb") as file:
-            _give_to_owner(new, file.fileno())
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(dumps(tokens))
-        new.replace(path)
-    finally:
-        os.close(lock)
-
-
-def _give_to_owner(path: Path, made: int) -> None:
-    """What root makes for a daemon of another user has to be that user's, or it cannot read it.
-
-    Raises ``ValueError`` on what that user has put there to get a file of somebody else's.
-    """
-    if os.geteuid() != 0:
-        return
-    found, folder = os.fstat(made), path.parent.stat()
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise ValueError(f"{path} is a link, or no plain file: remove it")
-    os.fchown(made, folder.st_uid, folder.st_gid)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+        self.listed = tokens

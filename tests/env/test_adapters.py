@@ -9,11 +9,16 @@ import other_trainers
 import pytest
 from tool_replies import call, reply
 
-from rollpacker.env.adapters.gym import GymEnvironment
-from rollpacker.env.adapters.openenv import OpenenvEnvironment, action_class
-from rollpacker.env.adapters.rows import prompt_of, seed_of
-from rollpacker.env.adapters.skyrl import SkyrlEnvironment
-from rollpacker.env.adapters.trl import TrlEnvironment, schemas
+from rollpacker.env.adapters import (
+    GymEnvironment,
+    OpenenvEnvironment,
+    SkyrlEnvironment,
+    TrlEnvironment,
+    action_class,
+    prompt_of,
+    schemas,
+    seed_of,
+)
 from rollpacker.env.base import EpisodeError, Opening, Turn
 
 PROMPT = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Go."}]

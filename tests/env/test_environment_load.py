@@ -1,18 +1,19 @@
 """What ``environment.path`` names, and whose environment it is."""
 
 import asyncio
-import sys
 from typing import Any
 
 import other_trainers
 import pytest
 
 from rollpacker.config import ConfigError, EnvironmentConfig, parse
-from rollpacker.env.adapters.gym import GymEnvironment
-from rollpacker.env.adapters.kinds import kind_of
-from rollpacker.env.adapters.openenv import OpenenvEnvironment
-from rollpacker.env.adapters.skyrl import SkyrlEnvironment
-from rollpacker.env.adapters.trl import TrlEnvironment
+from rollpacker.env.adapters import (
+    GymEnvironment,
+    OpenenvEnvironment,
+    SkyrlEnvironment,
+    TrlEnvironment,
+    kind_of,
+)
 from rollpacker.env.base import EpisodeError, Factory
 from rollpacker.env.load import PythonFactory, load
 from rollpacker.env.tools import ToolsFactory
@@ -146,13 +147,6 @@ def test_a_tool_that_lacks_a_docstring_is_named(monkeypatch: pytest.MonkeyPatch)
         ValueError, match=r"_trainers:Counter': look cannot be a tool: .* docstring"
     ):
         load(config("Counter"))
-
-
-def test_adapters_are_imported_where_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "rollpacker.env.adapters.skyrl"
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    load(config("Guess")).make()
-    assert module not in sys.modules
 
 
 @pytest.mark.parametrize("made", [ToolsFactory, PythonFactory])

@@ -71,7 +71,7 @@ TIMEOUT_S = 60.0
 
 
 def reply(text: str, *calls: tuple[str, dict[str, Any]], bad: int = 0) -> Message:
-    """What the model said, as ``env/conversation.py`` makes it."""
+    """What the model said, as ``env/messages.py`` makes it."""
     message: Message = {"role": "assistant", "content": text}
     if calls or bad:
         message["text"] = f"{text}{calls}{bad}"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.env.agent.server.conversation import behind, named, read, same
 from rollpacker.env.agent.server.http import RefusedError
+from rollpacker.env.agent.server.session import behind, named, read, same
 
 
 def call(name: str, key: str = "k", **arguments: Any) -> dict[str, Any]:

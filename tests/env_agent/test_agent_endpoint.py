@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 
 from fuzzing import amiss, torn
-from rollpacker.env.agent.server import connection
 from rollpacker.env.agent.server import endpoint as endpoint_module
+from rollpacker.env.agent.server import http
 from rollpacker.env.agent.server.endpoint import Endpoint
-from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.children import allow_files
 
 
 async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]:
@@ -114,7 +114,7 @@ def test_strangers_keep_no_program_out() -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HEAD_S", 0.05)
+    monkeypatch.setattr(http, "_HEAD_S", 0.05)
 
     async def talk() -> None:
         endpoint = Endpoint()

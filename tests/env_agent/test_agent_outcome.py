@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollpacker.env.agent.outcome import verdict
+from rollpacker.env.agent.environment import verdict
 from rollpacker.env.agent.program import Ending
 from rollpacker.env.base import EpisodeError
 

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from rollpacker.processes import fork_server
-from rollpacker.processes.children import Child, kill_child
+from rollpacker.processes.children import OUTSIDE, Child, kill_child
 from rollpacker.processes.fork_server import fork_child
-from rollpacker.processes.shield import OUTSIDE
 
 PRELOAD = ("numpy", "numpy.random")
 PROBE = """

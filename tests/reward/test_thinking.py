@@ -1,6 +1,6 @@
 import pytest
 
-from rollpacker.reward.thinking import after_thinking
+from rollpacker.reward.base import after_thinking
 
 
 @pytest.mark.parametrize(

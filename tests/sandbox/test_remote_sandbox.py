@@ -25,8 +25,7 @@ from rollpacker.sandbox import (
 )
 from rollpacker.sandbox.grading.grade import encode_job, job_of
 from rollpacker.sandbox.remote import RemoteSandbox
-from rollpacker.sandbox.running.execution import execute
-from rollpacker.sandbox.running.zygote import Zygote
+from rollpacker.sandbox.running import Zygote, execute
 
 ADD = "def add(a, b): return a + b\n"
 CALL = CallTest(call="add", args=[1, 2], expected=3)

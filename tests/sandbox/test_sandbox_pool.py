@@ -16,8 +16,7 @@ import pytest
 from rollpacker.sandbox import LEVELS, Level, Sandbox, SandboxUnavailableError, StdinTest
 from rollpacker.sandbox import sandbox as pool
 from rollpacker.sandbox.grading.grade import judge
-from rollpacker.sandbox.running.execution import execute
-from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
+from rollpacker.sandbox.running import Zygote, ZygoteDiedError, execute
 from rollpacker.sandbox.types import Limits
 
 ADD = "print(sum(map(int, input().split())))"

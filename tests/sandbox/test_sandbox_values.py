@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sandbox.grading.compare import same_output, same_value
 from rollpacker.sandbox.grading.decode import (
     BadResultError,
     Pairs,
@@ -19,6 +18,7 @@ from rollpacker.sandbox.grading.decode import (
     read_report,
     shorten,
 )
+from rollpacker.sandbox.grading.grade import same_output, same_value
 from rollpacker.sandbox.guest.values import encode
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -14,7 +14,7 @@ from rollpacker.sandbox import (
     Verdict,
     parse_test,
 )
-from rollpacker.sandbox.grading.reveal import reveal
+from rollpacker.sandbox.grading.decode import reveal
 
 ADD = StdinTest(stdin="20 22\n", stdout="42\n")
 

@@ -20,15 +20,17 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import read, replay
 from rollpacker.core.types import AttemptId, Prompt, PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.verl.reports import (
+from rollpacker.verl.round_driver import (
     AttemptStopped,
     Broken,
     InOrder,
     Report,
     ResponseFinished,
+    RoundDriver,
+    RoundError,
+    Speed,
     Stored,
 )
-from rollpacker.verl.round_driver import RoundDriver, RoundError, Speed
 from rollpacker.verl.settings import VerlConfig, rollout_settings
 
 pytestmark = pytest.mark.verl

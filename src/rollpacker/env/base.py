@@ -62,13 +62,7 @@ class ToolFaults:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An episode that calls tools, and records what comes of it.
-
-    Args:
-        faults: of the tools.
-        episode: its number.
-        row: of the data.
-    """
+    """An episode that calls tools, and records what comes of it."""
 
     faults: ToolFaults
     episode: int

@@ -10,7 +10,7 @@ from rollpacker.env.base import EpisodeError
 from rollpacker.sandbox import Limits, Sandbox, SandboxUnavailableError, StdinTest
 from rollpacker.sandbox.grading.decode import BadResultError, read_report
 from rollpacker.sandbox.grading.grade import encode_job
-from rollpacker.sandbox.running.execution import Execution, Stop
+from rollpacker.sandbox.running import Execution, Stop
 
 _MOST_AT_ONCE = 16
 _SHARE = 12.0
@@ -48,9 +48,6 @@ class Interpreter(Sandbox):
 
 class CodeTool:
     """Runs programs for one process; they are not told of each other.
-
-    Args:
-        step_timeout_s: in which an environment must answer.
 
     Raises ``ValueError`` when the sandbox does not work on this machine.
     """

@@ -18,8 +18,7 @@ import numpy as np
 from rollpacker.chat import NotTextError, text_of
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Factory, Message, Opening, Turn, call
-from rollpacker.env.conversation import count_calls
-from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied
+from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, count_calls
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
 
@@ -33,14 +32,7 @@ _CHARACTERS = 64
 
 
 class Episode:
-    """Asks an environment, and answers the driver in tokens.
-
-    Args:
-        config: limits, and what counts as the reward.
-        factory: makes the environment.
-        template: between messages and tokens.
-        begin: the driver's command.
-    """
+    """Asks an environment, and answers the driver in tokens."""
 
     def __init__(
         self, config: EnvironmentConfig, factory: Factory, template: Template, begin: Begin

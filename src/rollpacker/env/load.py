@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollpacker.config import EnvironmentConfig
-from rollpacker.env.adapters.kinds import Kind, kind_of
+from rollpacker.env.adapters import (
+    GymEnvironment,
+    Kind,
+    OpenenvEnvironment,
+    SkyrlEnvironment,
+    TrlEnvironment,
+    kind_of,
+    schemas,
+)
 from rollpacker.env.base import KEY, EpisodeError, Factory, ToolFaults
 from rollpacker.env.tools import ToolsFactory
 from rollpacker.errors import told
@@ -86,11 +94,9 @@ class PythonFactory:
     def _look_at(self, kind: Kind) -> None:
         """Find the tools of kinds that have some."""
         if kind == "trl":
-            from rollpacker.env.adapters import trl
-
             made = type(self._spare[0]) if self._spare else self._target
             assert inspect.isclass(made)
-            self.tools = trl.schemas(made, f"{KEY}: '{self._path}'")
+            self.tools = schemas(made, f"{KEY}: '{self._path}'")
 
     def _made(self) -> Any:
         try:
@@ -133,20 +139,12 @@ class PythonFactory:
             case "ours":
                 return instance
             case "trl":
-                from rollpacker.env.adapters.trl import TrlEnvironment
-
                 return TrlEnvironment(instance, self.tools, self.faults)
             case "gym":
-                from rollpacker.env.adapters.gym import GymEnvironment
-
                 return GymEnvironment(instance, self._alone)
             case "openenv":
-                from rollpacker.env.adapters.openenv import OpenenvEnvironment
-
                 return OpenenvEnvironment(instance)
             case "skyrl":
-                from rollpacker.env.adapters.skyrl import SkyrlEnvironment
-
                 return SkyrlEnvironment(self._skyrl, self._extras)
 
     def _skyrl(self, **extras: Any) -> Any:

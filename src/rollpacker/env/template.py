@@ -5,6 +5,7 @@ A reply stays in the tokens in which it was sampled: only what follows it is ren
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,286 @@ from typing import Any, Literal
 from rollpacker.chat import Complete
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import EpisodeError, Message
-from rollpacker.env.calls.calls import FORMATS, opens_reasoning, parse
-from rollpacker.env.conversation import to_message
-from rollpacker.env.rendering import ANSWER, ASKED, PROBE_TOOL, Rendering, Tools
+from rollpacker.env.calls.call import Call, as_json
+from rollpacker.env.calls.calls import FORMATS, opens_reasoning, parse, written
+from rollpacker.env.messages import arguments_of, to_message, whole
 from rollpacker.errors import words_of
+
+# A template's text behind a reply is found by rendering a short conversation whose reply is a
+# mark, and taking the text behind the mark.
+
+Tools = Sequence[Mapping[str, Any]]
+Results = Literal["tool", "calls", "user"]
+
+ASKED: Message = {"role": "user", "content": "Hello"}
+PROBE = Call("look_up", {"key": "capital"})
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE.name,
+        "description": "Look something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "What."}},
+            "required": ["key"],
+        },
+    },
+}
+ANSWER: Message = {
+    "role": "tool",
+    "name": PROBE.name,
+    "content": "Brasilia",
+    "tool_call_id": "000000000",
+}
+"""Of a tool."""
+_REPLY = "rollpacker-reply-5d41402a"
+"""Stands for the reply; nothing that a template looks for."""
+_WAYS: tuple[Results, ...] = ("tool", "calls", "user")
+_NAMELESS = "unknown"
+"""A tool that was called in a way that nobody understood."""
+
+
+class Rendering:
+    """The chat template of a model.
+
+    Args:
+        tokenizer: of transformers.
+        kwargs: the template's own arguments (``model.chat_template_kwargs``).
+        call_format: how the model writes calls; ``auto``: as the template does.
+
+    Raises ``ValueError`` where conversations of several turns cannot be rendered.
+    """
+
+    def __init__(
+        self, tokenizer: Any, kwargs: Mapping[str, Any], call_format: CallFormat | Literal["auto"]
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "environment: the tokenizer of model.path has no chat template: take an instruct "
+                "model, or leave environment out"
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
+        # Llama 3's <|eom_id|> and the like have no name of their own.
+        added = {id_: str(t) for id_, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self.special = sorted(
+            {*tokenizer.all_special_tokens, *added.values()}, key=len, reverse=True
+        )
+        """Tokens that are no text."""
+        self._pattern = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
+        self._as_text = False
+        self.last: tuple[str, str] | None = None
+        """A token that ends a conversation in place of the one that ends a turn inside of it."""
+        self.closing = self._closing()
+        """What the template writes behind a reply, whatever follows."""
+        self.writes: str = ""
+        """How it writes a call; empty where it does not."""
+        self._own: CallFormat | None = self._format_found()
+        self.guessed = call_format == "auto" and not self.writes
+        """Whether nothing says how calls are written."""
+        self.call_format: CallFormat | None = self._own if call_format == "auto" else call_format
+        """Of the model's calls; None where the template writes them in one that is unknown."""
+        self.results: Results = self._results_as()
+        """How messages of role tool are rendered: as they are, only behind calls, or as the
+        user's."""
+
+    def render(self, messages: Sequence[Message], tools: Tools, *, goes_on: bool) -> str:
+        """The text of a conversation; ``goes_on``: with the beginning of the next reply."""
+        text = self._tokenizer.apply_chat_template(
+            [_plain(message, self._as_text) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=goes_on,
+            **self._kwargs,
+        )
+        return whole(text)
+
+    def behind(self, messages: Sequence[Message], tools: Tools) -> str:
+        """The text behind a reply that ``messages`` follow. Raises what the template raises."""
+        messages = self.fit(messages)
+        answered = [message for message in messages if message["role"] == "tool"]
+        if answered and self.results == "calls":
+            return self._behind_calls(messages, answered, tools)
+        said: Message = {"role": "assistant", "content": _REPLY}
+        return self._after_mark([ASKED, said, *messages], tools)
+
+    def fit(self, messages: Sequence[Message]) -> list[Message]:
+        """With what tools answer as the user's, where the template has no other place for it."""
+        if self.results == "calls":
+            return [
+                {"name": _NAMELESS, **message} if message["role"] == "tool" else message
+                for message in messages
+            ]
+        if self.results != "user":
+            return list(messages)
+        fitted: list[Message] = []
+        answering = False
+        for message in messages:
+            if message["role"] != "tool":
+                fitted.append(message)
+                answering = False
+                continue
+            text = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+            if answering:
+                text = f"{fitted.pop()['content']}\n{text}"
+            fitted.append({"role": "user", "content": text})
+            answering = True
+        return fitted
+
+    def _behind_calls(
+        self, messages: Sequence[Message], answered: Sequence[Message], tools: Tools
+    ) -> str:
+        """Of a template that renders what tools answer only where they were called."""
+        calls = [_called(message) for message in answered]
+        said = {"role": "assistant", "content": "", "tool_calls": calls}
+        text = self._after_mark([ASKED, said, *messages], tools)
+        if (rest := self._behind_end(text, answered[-1])) is not None:
+            return rest
+        alone = self._after_mark([ASKED, said], tools, goes_on=False)
+        if not text.startswith(alone):
+            raise ValueError("what comes behind a call depends on what follows")
+        return self.closing + text[len(alone.rstrip()) :]
+
+    def _behind_end(self, text: str, answer: Message) -> str | None:
+        """What comes behind the end of a call, of text behind a mark in it; None where the call
+        ends in another way than the model's."""
+        if self._own is None or self.call_format != self._own or not self.writes:
+            return None
+        call = written(answer["name"], "key", _REPLY, self._own)
+        place = _past(text, call.rpartition(_REPLY)[2])
+        if place is None:
+            return None
+        rest = text[place:]
+        closes = self.closing and rest.lstrip().startswith(self.closing)
+        return rest.lstrip() if closes else rest
+
+    def _after_mark(self, messages: Sequence[Message], tools: Tools, goes_on: bool = True) -> str:
+        _, found, behind = self.render(messages, tools, goes_on=goes_on).rpartition(_REPLY)
+        if not found:
+            raise ValueError("it leaves out what the assistant says")
+        return behind
+
+    # What it is found to be --------------------------------------------------------------------
+
+    def _closing(self) -> str:
+        said: Message = {"role": "assistant", "content": _REPLY}
+        try:
+            alone = self._after_mark([ASKED, said], (), goes_on=False).rstrip()
+            followed = self._after_mark([ASKED, said, ASKED], ())
+        except Exception as error:
+            raise ValueError(
+                "environment: the chat template of model.path cannot render a conversation of "
+                f"several turns: {words_of(error)}"
+            ) from error
+        if followed.startswith(alone):
+            return alone
+        # Some end the conversation in another way than a turn.
+        shared = re.match(f"(?:{self._pattern.pattern})*", _shared(alone, followed))
+        if shared and shared[0]:
+            return shared[0]
+        ends = self._pattern.match(alone), self._pattern.match(followed)
+        if ends[0] and ends[1]:
+            self.last = ends[0][0], ends[1][0]
+        return ""
+
+    def _results_as(self) -> Results:
+        """Raises ``ValueError`` where the template has no way at all."""
+        error: Exception | None = None
+        for way in _WAYS:
+            self.results = way
+            try:
+                behind = self.behind([ANSWER], [PROBE_TOOL])
+                if ANSWER["content"] in behind:
+                    return "calls" if way == "tool" and self._differs(behind) else way
+                error = None
+            except Exception as raised:  # templates are programs with errors of their own
+                error = raised
+        raise ValueError(
+            "environment: the chat template of model.path cannot render what an environment "
+            f"answers: {'it leaves it out' if error is None else words_of(error)}"
+        )
+
+    def _differs(self, plain: str) -> bool:
+        """Whether a tool's answer is another behind a call than behind a reply without one."""
+        said = {"role": "assistant", "content": "", "tool_calls": [_called(ANSWER)]}
+        try:
+            text = self._after_mark([ASKED, said, ANSWER], [PROBE_TOOL])
+        except Exception:
+            return False
+        rest = self._behind_end(text, ANSWER)
+        return rest is not None and rest != plain
+
+    def _format_found(self) -> CallFormat | None:
+        """The format in which the template writes calls; the first where it writes none."""
+        writes: list[str] = []
+        for self._as_text in (False, True):  # a few templates want arguments as text of JSON
+            turn = self._call_turn()
+            writes += [turn] if PROBE.name in turn else []
+            for form in FORMATS if PROBE.name in turn else ():
+                if parse(turn, form).calls == (PROBE,):
+                    self.writes = turn
+                    return form
+        self._as_text = False
+        self.writes = writes[0] if writes else ""
+        return None if writes else FORMATS[0]
+
+    def _call_turn(self) -> str:
+        """A reply that calls a tool, as the template writes it; empty where it refuses."""
+        said = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [_called({}, PROBE)],
+        }
+        try:
+            before = self.render([ASKED], [PROBE_TOOL], goes_on=True)
+            text = self.render([ASKED, said], [PROBE_TOOL], goes_on=False)
+            if not text.startswith(before):
+                before = self.render([ASKED], [PROBE_TOOL], goes_on=False)
+        except Exception:
+            return ""
+        return text[len(before) :].rstrip().removesuffix(self.closing)
+
+
+def _called(answer: Message, call: Call | None = None) -> dict[str, Any]:
+    """A call that a tool's answer is for; its last argument is the mark."""
+    made = call or Call(str(answer.get("name") or _NAMELESS), {"key": _REPLY})
+    function = {"name": made.name, "arguments": made.arguments}
+    key = answer.get("tool_call_id") or "000000000"
+    return {"id": key, "type": "function", "function": function}
+
+
+def _plain(message: Message, as_text: bool) -> Message:
+    """As templates want it: the arguments of calls are objects, with a few text of them."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call, as_text)}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _arguments(call: Mapping[str, Any], as_text: bool) -> Any:
+    arguments = arguments_of(call["function"])
+    return as_json(arguments) if as_text else arguments
+
+
+def _shared(one: str, other: str) -> str:
+    """The beginning that two texts have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
+def _past(text: str, ending: str) -> int | None:
+    """Where text goes on behind ``ending``, with which it begins but for white space."""
+    place = 0
+    for char in "".join(ending.split()):
+        place += len(text[place:]) - len(text[place:].lstrip())
+        if not text.startswith(char, place):
+            return None
+        place += 1
+    return place
+
 
 _MOST = 4096
 """Texts behind replies that are kept: those of a group are often the same."""
@@ -33,11 +310,6 @@ class Reply:
 
 class Template(Rendering):
     """The chat template of a model, between messages and tokens.
-
-    Args:
-        tokenizer: of transformers.
-        kwargs: the template's own arguments (``model.chat_template_kwargs``).
-        call_format: how the model writes calls; ``auto``: as the template does.
 
     Raises ``ValueError`` where conversations of several turns cannot be rendered.
     """

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.calls import FORMATS, written
-from rollpacker.env.rendering import Tools
-from rollpacker.env.template import Template
+from rollpacker.env.template import Template, Tools
 from rollpacker.errors import words_of
 
 _QUESTION: Message = {"role": "user", "content": "How much is 2 + 3?"}
@@ -32,14 +31,7 @@ _END = "the conversation is kept as it was sampled"
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A reply and what follows it.
-
-    Args:
-        what: of the conversation it is about, for the warning.
-        content: of the reply, behind reasoning.
-        call: whether it makes one behind it.
-        reasons: whether it begins with reasoning.
-    """
+    """A reply and what follows it."""
 
     what: str
     content: str

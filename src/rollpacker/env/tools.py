@@ -14,7 +14,7 @@ from rollpacker.env.base import KEY, Caller, EpisodeError, Message, ToolFaults, 
 from rollpacker.env.calls.call import BadCall, Call, short
 from rollpacker.env.calls.values import NoTextError, as_text, wanted
 from rollpacker.env.code_tool import CodeTool
-from rollpacker.env.conversation import ToolRequest, calls_of, whole
+from rollpacker.env.messages import ToolRequest, calls_of, whole
 from rollpacker.errors import one_line, words_of
 from rollpacker.user_code import find
 
@@ -64,12 +64,7 @@ BUILT_IN = "python"
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that can be called.
-
-    Args:
-        function: plain or async; called by name of its arguments.
-        schema: JSON schema for the chat template.
-    """
+    """A function that can be called."""
 
     function: Callable[..., Any]
     schema: Schema
@@ -142,12 +137,7 @@ def _message(asked: ToolRequest, text: str) -> Message:
 
 
 class ToolsEnvironment:
-    """One episode with tools.
-
-    Args:
-        tools: by their names.
-        faults: of the process's tools.
-    """
+    """One episode with tools."""
 
     def __init__(self, tools: Mapping[str, Tool], faults: ToolFaults | None = None) -> None:
         self._tools = tools

@@ -10,13 +10,85 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from rollpacker.processes.shield import shielded
+# A driver has an open file for each worker, an agent some.
+
+_OTHERS = 256
+"""That it opens besides, at most."""
+
+
+def allow_files(count: int) -> None:
+    """Let this process open so many more, if the system lets it open fewer by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/dev/fd")) + count + _OTHERS
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+# Slurm and Kubernetes send their signals to every process of a job. The driver answers them; a
+# child that died of one would look like a fault, and a program that died of one like a wrong
+# answer.
+
+OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What comes from outside; between driver and children messages count, and SIGKILL."""
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Processes started inside have these signals blocked from their first moment on.
+
+    The driver gets those that come meanwhile when it is over, or at once by another of its threads.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_no_notice() -> None:
+    """For a shielded process that runs a user's code: what that starts takes signals as usual.
+
+    Blocked and ignored signals would be inherited, and ``terminate`` of a helper do nothing.
+    """
+    for number in OUTSIDE:
+        signal.signal(number, _nothing)
+    # Held over a fork: what hits the child before it is as usual must not be taken for nothing.
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_usual)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """A handler, not ``SIG_IGN``: ``exec`` puts the default back."""
+
+
+_held: list[set[int]] = []
+
+
+def _hold() -> None:
+    _held.append({int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)})
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+
+
+def _as_usual() -> None:
+    for number in OUTSIDE:
+        if signal.getsignal(number) is _nothing:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    _let_go()
+
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 
-from rollpacker.processes.children import Child, open_as, start_child
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import Child, open_as, shielded, start_child
 
 _ANSWER_S = 60.0
 """After which a child that was killed counts as ended, whatever its server says."""

@@ -31,14 +31,7 @@ _APART_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class SupervisedProcess(ABC):
-    """One process.
-
-    Args:
-        popen: the process.
-        channel: its socket.
-        started: when it was started, monotonic seconds.
-        ready: whether it has loaded the user's code.
-    """
+    """One process."""
 
     popen: Child
     channel: Channel

@@ -17,13 +17,7 @@ from rollpacker.user_code import Parameters
 
 
 class Classifier:
-    """Scores responses.
-
-    Args:
-        model: returns ``logits`` of shape (B, labels) for token ids and their mask.
-        tokenizer: with a chat template where prompts are messages.
-        device: where the model is.
-    """
+    """Scores responses."""
 
     def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
         self._tokenizer = tokenizer

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.errors import defined, told
-from rollpacker.reward.base import GradeRequest, GradingError, Scored
-from rollpacker.reward.logged import LoggedValues, brief, plain, verl_extras
+from rollpacker.reward.base import GradeRequest, GradingError, Scored, after_thinking
 from rollpacker.user_code import BUILT_IN, Parameters, find
 
 if TYPE_CHECKING:
@@ -25,6 +24,122 @@ if TYPE_CHECKING:
 
     from rollpacker.config import RewardConfig
     from rollpacker.reward.code import GraderHost
+
+
+# Values that a reward function logs beside its scores: TRL's ``log_extra`` and ``log_metric``,
+# and the other keys of verl's result.
+
+_LONGEST = 10_000
+"""Characters of one value, so that a reply stays a message and no file."""
+
+
+class LoggedValues:
+    """Collects what one call logs."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._columns: dict[str, list[str]] = {}
+        self._metrics: dict[str, list[float]] = {}
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """TRL's: a column of the samples table, one value for each response of the call."""
+        self._columns.setdefault(str(column), []).extend(str(v)[:_LONGEST] for v in values)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """TRL's: a metric of the step, the mean of all calls. As there, a NaN counts for nothing.
+
+        Raises ``TypeError`` on what is no number.
+        """
+        number = plain(value)
+        if not isinstance(number, bool | int | float):
+            raise TypeError(f"log_metric('{name}') takes a number, not {brief(value)}")
+        if math.isfinite(number):
+            self._metrics.setdefault(str(name), []).append(float(number))
+
+    def attach(self, scores: Sequence[float | None]) -> list[float | Scored | None]:
+        """The scores with what was logged; those of a call in which nothing was stay as they are.
+
+        Raises ``GradingError`` when a column has not one value for each response.
+        """
+        for column, values in self._columns.items():
+            if len(values) != self._count:
+                raise GradingError(
+                    f"log_extra('{column}') got {len(values)} values for {self._count} responses"
+                )
+        if not self._columns and not self._metrics:
+            return list(scores)
+        metrics = {name: sum(values) / len(values) for name, values in self._metrics.items()}
+        return [
+            Scored(
+                score=score,
+                extra={column: values[place] for column, values in self._columns.items()},
+                metrics=metrics,
+            )
+            for place, score in enumerate(scores)
+        ]
+
+
+def verl_extras(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
+    """Columns and metrics from the keys beside ``score``: what is no number is a column."""
+    extra: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    for key, value in result.items():
+        number = plain(value)
+        if key == "score" or value is None:
+            continue
+        if not isinstance(number, bool | int | float):
+            extra[str(key)] = str(value)[:_LONGEST]
+        elif math.isfinite(number):
+            metrics[f"reward_extra/{key}/mean"] = float(number)
+    return extra, metrics
+
+
+def plain(value: Any) -> Any:
+    """A NumPy or torch scalar as Python's; anything else as it is."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (TypeError, ValueError, RuntimeError):  # more than one element
+        return value
+
+
+def brief(value: Any) -> str:
+    """A value for an error: its type and its beginning."""
+    return f"{type(value).__name__} {value!r}"[:120]
+
+
+# Majority votes: texts that count as the same answer.
+
+
+def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
+    """By what responses to these rewards are counted, in words and as a function of the text.
+
+    The first reward with an answer of its own decides: ``math`` or ``rg``. Without one, only
+    equal texts are equal answers.
+    """
+    for reward in rewards:
+        if reward.function == "math":
+            return "the final answer, as it is read", _math_votes
+        if reward.function == "rg":
+            return "the text after </think>", _after_thinking
+    return "the whole text", str.strip
+
+
+def _after_thinking(text: str) -> str:
+    return after_thinking(text).strip()
+
+
+def _math_votes(text: str) -> str:
+    """The final answer in one spelling; a text without one, whole."""
+    # Here, so that votes on other rewards don't import math-verify.
+    from rollpacker.reward.math.answer import read
+    from rollpacker.reward.math.extract import extract
+
+    found = extract(text)
+    if found is None:
+        return _after_thinking(text)
+    answer = read(found.answer)
+    return answer.choice or (str(answer.value) if answer.value is not None else answer.text)
+
 
 Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
 """Scores of some responses, one each; None where the function is not applicable."""

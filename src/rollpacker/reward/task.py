@@ -11,8 +11,7 @@ from typing import Any
 
 import reasoning_gym
 
-from rollpacker.reward.base import GradingError
-from rollpacker.reward.thinking import CLOSE, after_thinking
+from rollpacker.reward.base import CLOSE, GradingError, after_thinking
 
 _EVALUATED = {"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"}
 _PARSED = {

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Literal, Self, TypeVar
 
-from rollpacker.sandbox.running.execution import Stop
+from rollpacker.sandbox.running import Stop
 from rollpacker.sandbox.types import Level, Outcome, Test, TestResult, Verdict
 
 LONGEST_S = 86_400.0

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from rollpacker.sandbox.base import ProgramRunner
 from rollpacker.sandbox.grading.grade import job_of, judge
-from rollpacker.sandbox.running.execution import Execution, Stop
+from rollpacker.sandbox.running import Execution, Stop
 from rollpacker.sandbox.types import (
     Limits,
     SandboxUnavailableError,

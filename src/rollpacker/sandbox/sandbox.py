@@ -13,10 +13,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from rollpacker.sandbox.base import ProgramRunner
+from rollpacker.sandbox.grading.decode import reveal
 from rollpacker.sandbox.grading.grade import encode_job, judge
-from rollpacker.sandbox.grading.reveal import reveal
-from rollpacker.sandbox.running.execution import Execution, Stop, execute
-from rollpacker.sandbox.running.zygote import Zygote, ZygoteDiedError
+from rollpacker.sandbox.running import Execution, Stop, Zygote, ZygoteDiedError, execute
 from rollpacker.sandbox.selftest import quick_check
 from rollpacker.sandbox.types import (
     LEVELS,

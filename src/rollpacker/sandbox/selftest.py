@@ -33,14 +33,7 @@ _HONEST_PROGRAM = "print(sum(map(int, input().split())))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """What a self-test found.
-
-    Args:
-        level: of the sandbox.
-        contained: hostile programs that were.
-        total: hostile programs.
-        escaped: what got through or was harmed, in words.
-    """
+    """What a self-test found."""
 
     level: Level
     contained: int

@@ -65,7 +65,7 @@ class CallTest:
 class AssertTest:
     """Statements with asserts, or pytest-style ``test_*`` functions, run beside the program.
 
-    What they expect of the program stays outside where it is a literal (``grading.reveal``). A
+    What they expect of the program stays outside where it is a literal (``grading.decode``). A
     hostile program can forge the success of the others, as they are checked where it is.
 
     Args:

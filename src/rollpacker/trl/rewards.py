@@ -22,13 +22,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 @dataclass(frozen=True, slots=True)
 class TrainerReward:
-    """A reward function of the trainer's.
-
-    Args:
-        name: in the metrics.
-        call: the function, with TRL's signature.
-        weight: in the sum.
-    """
+    """A reward function of the trainer's."""
 
     name: str
     call: Callable[..., Any]
@@ -281,11 +275,7 @@ class TrainerRewards:
 
 
 class TrainerLog:
-    """What one call logs: TRL's ``log_extra`` and ``log_metric``.
-
-    Args:
-        count: responses of the call.
-    """
+    """What one call logs: TRL's ``log_extra`` and ``log_metric``."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -30,8 +30,8 @@ from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.base import Update
 from rollpacker.train.model.adapters import has_adapters
-from rollpacker.trl.loop_thread import LoopThread
 from rollpacker.trl.parts import (
+    LoopThread,
     decode,
     decoded_model,
     early_functions,
@@ -45,8 +45,6 @@ from rollpacker.trl.rewards import Logged, TrainerRewards
 from rollpacker.trl.settings import in_names_of_trl, run_config, sampling_params
 
 _LOG = logging.getLogger("rollpacker")
-_PARSED = ("response_schema", "response_template")
-"""Attributes of tokenizers whose completions the trainer parses."""
 _SIGNALS = (
     "reward functions are called in a thread, beside the decoding: one that needs the main thread, "
     "such as math-verify with its own timeouts, takes GRPOTrainer(reward_threads=0)"
@@ -85,14 +83,7 @@ class RoundTimes:
 
 
 class Rounds:
-    """Samples a trainer's rounds; its methods are called by the trainer's thread.
-
-    Args:
-        trainer: TRL's.
-        tail: what becomes of the tail.
-        engine: which one decodes, and its settings.
-        reward_threads: for reward functions that are not coroutines; 0: the trainer calls all.
-    """
+    """Samples a trainer's rounds; its methods are called by the trainer's thread."""
 
     def __init__(
         self,

@@ -16,8 +16,7 @@ from rollpacker.core import decisions as do
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.verl.host import PlainManager
-from rollpacker.verl.reports import InOrder, Report
-from rollpacker.verl.round_driver import HostedRound, RoundDriver
+from rollpacker.verl.round_driver import HostedRound, InOrder, Report, RoundDriver
 from rollpacker.verl.worker import Worker
 
 

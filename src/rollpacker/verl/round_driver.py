@@ -6,10 +6,10 @@ It knows nothing of Ray; the actor that holds it gives it a way to send.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,12 +17,86 @@ from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.pump import Pump
-from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
+from rollpacker.core.types import (
+    AttemptId,
+    EngineId,
+    FinishReason,
+    Prompt,
+    PromptId,
+    ReplicaId,
+    RoundKind,
+)
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.verl.reports import AttemptStopped, Broken, Report, ResponseFinished, Stored
 from rollpacker.verl.settings import DOMAIN
+
+# Reports of workers to the policy, besides events; all of them arrive in order.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFinished:
+    """A response is complete after ``seconds``; ``tokens`` of it were generated."""
+
+    attempt: AttemptId
+    tokens: int
+    finish_reason: FinishReason
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStopped:
+    """An attempt that was told to stop ``seconds`` after it was begun has stopped.
+
+    verl's servers don't say how many tokens they had: ``tokens`` is None where it still decoded.
+    """
+
+    attempt: AttemptId
+    tokens: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """All kept responses of a prompt are in the transfer queue."""
+
+    prompt: PromptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A worker cannot go on; ``error`` says why."""
+
+    error: str
+
+
+Report = (
+    ResponseFinished
+    | AttemptStopped
+    | Stored
+    | Broken
+    | ev.AttemptFailed
+    | ev.AttemptGraded
+    | ev.GradingFailed
+)
+
+
+class InOrder(Generic[T]):
+    """Batches as they were sent: calls of an actor's coroutines may overtake each other."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._early: dict[int, T] = {}
+
+    def take(self, number: int, batch: T) -> Iterator[T]:
+        """Batch ``number``, counted from 0, has come: those whose turn it is now."""
+        self._early[number] = batch
+        while self._next in self._early:
+            self._next += 1
+            yield self._early.pop(self._next - 1)
+
 
 _ENGINE, _REPLICA = EngineId(0), ReplicaId(0)
 """verl places requests and gradients itself: the policy sees all of its servers as one engine."""

@@ -102,13 +102,7 @@ def check_supported(config: Any) -> None:
 
 
 def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSettings:
-    """What the policy is told, from verl's configuration.
-
-    Args:
-        ours: our options.
-        config: verl's whole configuration.
-        prompts: rows of the training data.
-    """
+    """What the policy is told, from verl's configuration."""
     rollout = config.actor_rollout_ref.rollout
     section = RolloutConfig(
         prompts_per_step=config.data.train_batch_size,

@@ -16,7 +16,7 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.verl.cancelling import Cancelling
 from rollpacker.verl.host import PlainWorker
-from rollpacker.verl.reports import (
+from rollpacker.verl.round_driver import (
     AttemptStopped,
     Broken,
     InOrder,

@@ -120,6 +120,21 @@ def test_a_call_without_arguments(form: CallFormat) -> None:
     assert parse(written(Call("take", {}), form), form).calls == (Call("take", {}),)
 
 
+ALIKE = [{"hermes", "qwen3_coder", "glm"}, {"mistral", "mistral_v11"}]
+ALIKE += [{"deepseek_v3", "deepseek_v31"}]
+"""Formats that begin in the same way: a call of the one is a mistake in the other."""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_call_of_another_format_is_none(form: CallFormat) -> None:
+    for other in set(FORMATS) - {form}:
+        calls = read(ONE[other], form).calls
+        if any({form, other} <= alike for alike in ALIKE):
+            assert [type(call) for call in calls] == [BadCall], other
+        else:
+            assert calls == (), other
+
+
 # Round trips -----------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

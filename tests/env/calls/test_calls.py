@@ -11,7 +11,7 @@ from rollpacker.config.environment import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import BadCall, Call, Parsed
 from rollpacker.env.calls.calls import FORMATS, parse, written
-from rollpacker.env.conversation import calls_of, to_message
+from rollpacker.env.messages import calls_of, to_message
 
 ADD = Call("add", {"a": 2, "b": 3})
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'

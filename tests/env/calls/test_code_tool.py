@@ -12,10 +12,10 @@ from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError
 from rollpacker.env.calls.call import Call, Parsed
 from rollpacker.env.code_tool import CodeTool, shown
-from rollpacker.env.conversation import to_message
+from rollpacker.env.messages import to_message
 from rollpacker.env.tools import ToolsFactory
 from rollpacker.sandbox import StoppedError
-from rollpacker.sandbox.running.execution import Execution
+from rollpacker.sandbox.running import Execution
 
 
 @pytest.fixture(scope="module")

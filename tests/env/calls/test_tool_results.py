@@ -17,8 +17,7 @@ from pool_driving import Driver, pool_of
 from pydantic import BaseModel
 from tool_replies import call, reply
 
-from rollpacker.env.adapters.gym import observed
-from rollpacker.env.adapters.trl import TrlEnvironment, schemas
+from rollpacker.env.adapters import TrlEnvironment, observed, schemas
 from rollpacker.env.base import ToolFaults, Turn
 from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.tools import ToolsEnvironment, tools_of

@@ -128,15 +128,6 @@ def test_plain_functions_run_beside_the_loop() -> None:
     assert threads[0] is not threading.main_thread()
 
 
-def test_results_that_are_no_text_are_json() -> None:
-    def table() -> dict[str, Any]:
-        """Give a table."""
-        return {"é": [1, None, True]}
-
-    turn = asyncio.run(ToolsEnvironment(tools_of([table], "")).step(reply(call("table"))))
-    assert texts(turn) == ['{"é": [1, null, true]}']
-
-
 # Schemas ---------------------------------------------------------------------------------------
 
 

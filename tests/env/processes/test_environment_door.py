@@ -21,8 +21,7 @@ from fuzzing import Child, amiss, kill, torn
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.messages import Begin, EnvironmentAnswer, EnvironmentReady, ModelReplied
 from rollpacker.env.processes import pool as pool_module
-from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
-from rollpacker.env.processes.process import LARGEST, EnvironmentProcess
+from rollpacker.env.processes.pool import LARGEST, EnvironmentPool, EnvironmentProcess, EpisodeReply
 from rollpacker.processes.frames import DEEPEST, MOST_VALUES, Channel, check_values
 
 TOKENIZER = make_tokenizer("qwen2_5")

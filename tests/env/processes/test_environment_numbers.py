@@ -13,7 +13,7 @@ from one_episode import Says, talk
 from rollpacker.config import EnvironmentConfig, RewardConfig
 from rollpacker.config.rewards import GradingConfig
 from rollpacker.core.types import AttemptId, EngineId, PromptId
-from rollpacker.env.adapters.rows import number
+from rollpacker.env.adapters import number
 from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Trajectory

@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker.config.environment import CallFormat
 from rollpacker.env.calls.call import Call, Parsed
 from rollpacker.env.calls.calls import parse
-from rollpacker.env.conversation import to_message
+from rollpacker.env.messages import to_message
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 
 QUOTE = '<|"|>'

@@ -5,7 +5,7 @@ from typing import Any
 
 from rollpacker.env.base import Message
 from rollpacker.env.calls.calls import parse
-from rollpacker.env.conversation import to_message
+from rollpacker.env.messages import to_message
 
 
 def call(name: str, **arguments: Any) -> str:

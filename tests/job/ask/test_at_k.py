@@ -6,7 +6,7 @@ import pytest
 
 from rollpacker.config import RewardConfig
 from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
-from rollpacker.reward.votes import voting
+from rollpacker.reward.functions import voting
 
 
 def test_the_ks_are_powers_of_two_and_all():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.cli import main
-from rollpacker.processes.shield import OUTSIDE, shielded
+from rollpacker.processes.children import OUTSIDE, shielded
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.client import MuxClient
 from rollpacker.rollmux.service.client.phase import Phases

@@ -18,7 +18,7 @@ from mux_fleet import Daemon, Link
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
-from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.children import allow_files
 from rollpacker.rollmux.service.http.token_file import (
     is_authorized,
     make_token,

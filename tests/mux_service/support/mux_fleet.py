@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollpacker.processes.shield import OUTSIDE, shielded
+from rollpacker.processes.children import OUTSIDE, shielded
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service import serve as serve_module
 from rollpacker.rollmux.service.http.app import App

@@ -16,9 +16,9 @@ from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.processes.frames import WireError
 from rollpacker.reward.base import Grade, GradeRequest
+from rollpacker.reward.processes.ledger import read_reply
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingJob
-from rollpacker.reward.processes.replies import read_reply
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 

@@ -12,9 +12,9 @@ from pool_helpers import CODE, collect, processes_of, requests, wait_until
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.processes.frames import WireError
+from rollpacker.reward.processes.ledger import read_reply
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingJob, start
-from rollpacker.reward.processes.replies import read_reply
 
 TIMEOUT_S = 0.5
 FAULTS = {

@@ -9,10 +9,9 @@ from pool_helpers import requests
 
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
-from rollpacker.reward.processes.ledger import ScoreLedger
+from rollpacker.reward.processes.ledger import GraderReply, ScoreLedger
 from rollpacker.reward.processes.process import GradingJob
 from rollpacker.reward.processes.queue import Waiting
-from rollpacker.reward.processes.replies import GraderReply
 
 REWARDS = [
     RewardConfig(function="math", name="a"),

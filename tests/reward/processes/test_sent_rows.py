@@ -14,8 +14,7 @@ from pool_helpers import collect, requests
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.reward.processes.process import GradingJob, GradingProcess
-from rollpacker.reward.processes.rows import LARGE, RowFiles
+from rollpacker.reward.processes.process import LARGE, GradingJob, GradingProcess, RowFiles
 
 REWARDS = """
 import os, signal

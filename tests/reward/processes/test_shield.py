@@ -9,9 +9,9 @@ from pool_helpers import requests
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
-from rollpacker.processes.shield import OUTSIDE, shielded
+from rollpacker.processes.children import OUTSIDE, shielded
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.sandbox.running.zygote import Zygote
+from rollpacker.sandbox.running import Zygote
 
 REWARD = """
 import multiprocessing, os, signal, subprocess, time

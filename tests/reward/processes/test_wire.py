@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.processes.frames import LARGEST_REPLY, Channel, PeerState, frame
-from rollpacker.reward.processes.driver import Driver
+from rollpacker.reward.processes.worker import Driver
 
 
 @given(

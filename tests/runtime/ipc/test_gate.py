@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.children import allow_files
 from rollpacker.runtime.ipc import rendezvous as gates
 from rollpacker.runtime.ipc.rendezvous import Rendezvous, enter
 from rollpacker.runtime.ipc.wire import HEAD, encode

@@ -5,7 +5,7 @@ from threading import Event
 
 from rollpacker.config import parse
 from rollpacker.core.types import EngineId, ReplicaId
-from rollpacker.processes.shield import OUTSIDE
+from rollpacker.processes.children import OUTSIDE
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.runtime.worker.worker_process import main

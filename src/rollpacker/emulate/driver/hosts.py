@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.worker.process import End, Orders, main
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import shielded
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 

@@ -20,7 +20,7 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Punctual
 from rollpacker.emulate.worker.responses import EmulatedResponses
 from rollpacker.emulate.worker.workers import NO_WEIGHTS, EmulatedEngine, EmulatedReplica
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import shielded
 from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg

@@ -2,37 +2,159 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
+import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from rollpacker.env.agent.function import AgentFunction
-from rollpacker.env.agent.outcome import verdict
 from rollpacker.env.agent.program import AgentProgram, Ending
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.env.agent.server.session import ProgramRequest, Session
-from rollpacker.env.base import EpisodeError, Message, Opening, Turn
-from rollpacker.env.conversation import count_calls
-from rollpacker.errors import one_line
+from rollpacker.env.base import EpisodeError, Message, Opening, Turn, call
+from rollpacker.env.calls.values import number
+from rollpacker.env.messages import count_calls
+from rollpacker.errors import one_line, told
+
+# An episode's worth: how its program ended, and the last thing that it printed.
+
+_KEYS = ("reward", "score")
+_LONGEST = 10_000
+"""Bytes of a line that is read as Python."""
+_LAST_LINES = 3
+_SHOWN = 300
+"""Characters of them."""
+
+
+def verdict(ending: Ending, name: str) -> tuple[float | None, dict[str, float]]:
+    """The reward that a program printed, None where it printed none, and its other numbers by name.
+
+    That is the last line of its output which is JSON: an object with ``reward`` (or ``score``), or
+    a number; a function returns the same. Raises ``EpisodeError`` where it failed, or where what
+    was meant as a reward is no finite number; ``name`` is its.
+    """
+    if ending.code:
+        said = _last_lines(ending.stderr)
+        raise EpisodeError(f"{name} {ending.how}{f': {said}' if said else ''}")
+    if ending.result is not None:
+        return _worth(ending.result, f"{name}: it returned {type(ending.result).__name__},")
+    said = _printed(ending.stdout)
+    return (None, {}) if said is None else _worth(said, f"{name} printed")
+
+
+def _worth(said: Any, whose: str) -> tuple[float | None, dict[str, float]]:
+    """Raises ``EpisodeError``."""
+    if not isinstance(said, Mapping):
+        return _reward(said, whose), {}
+    key = _key(said)
+    if key is None:
+        raise EpisodeError(
+            f"{whose} no reward: its keys are {', '.join(map(repr, said)):.200}, and none of them "
+            "is 'reward'"
+        )
+    numbers = {str(name): number(value) for name, value in said.items() if name != key}
+    finite = {name: value for name, value in numbers.items() if value is not None}
+    return _reward(said[key], whose), finite
+
+
+def _key(said: Mapping[Any, Any]) -> str | None:
+    return next((key for key in _KEYS if key in said), None)
+
+
+def _reward(said: Any, whose: str) -> float | None:
+    reward = number(said)
+    if said is not None and reward is None:
+        raise EpisodeError(f"{whose} a reward that is no finite number: {said!r:.40}")
+    return reward
+
+
+def _printed(text: bytes) -> Any:
+    """What a program printed as its reward; None where it meant none."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        said = _decoded(line)
+        if isinstance(said, dict) and _key(said) is not None:
+            return said
+        if isinstance(said, int | float) and not isinstance(said, bool):
+            return said
+    return _meant(lines[-1]) if lines else None
+
+
+def _meant(line: bytes) -> Any:
+    """The last line where it looks like a reward, as JSON or as Python writes it."""
+    said = _decoded(line)
+    if said is None and len(line) <= _LONGEST:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            said = ast.literal_eval(line.decode())
+    first = said[0] if isinstance(said, list | tuple) and said else said
+    if isinstance(first, Mapping):
+        return said if _key(first) is not None else None
+    if isinstance(first, str):
+        with contextlib.suppress(ValueError):
+            return said if math.isfinite(float(first)) else None
+        return None
+    return said if isinstance(first, int | float) else None
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _last_lines(text: bytes) -> str:
+    lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-_LAST_LINES:])[-_SHOWN:]
+
+
+# One run of a Python function that is the program: no process is started for it.
+
+
+class AgentFunction:
+    """Calls ``function(row, base_url=..., api_key=...)``; what it returns is what a program prints
+    last.
+
+    Attributes:
+        ended: how, once it is over.
+
+    Made in an event loop. A coroutine is cancelled when it is stopped; a plain function, which has
+    a thread of its own, is left to find out that nobody answers it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], row: Mapping[str, Any], *, base_url: str, api_key: str
+    ) -> None:
+        work = call(function, dict(row), base_url=base_url, api_key=api_key)
+        self.ended = asyncio.get_running_loop().create_task(_live(work))
+
+    async def stop(self, patience: float) -> None:
+        """End it: it may do so itself for so many seconds."""
+        await asyncio.wait({self.ended}, timeout=patience)
+        self.ended.cancel()
+        await asyncio.wait({self.ended})
+
+
+async def _live(work: Any) -> Ending:
+    try:
+        result = await work
+    except Exception as error:  # whatever a user's function raises
+        return Ending(code=1, how="failed", stdout=b"", stderr=told(error).encode())
+    return Ending(code=0, how="returned", stdout=b"", stderr=b"", result=result)
+
 
 _PATIENCE_S = 0.5
 """For which a program that was told that its episode is over may clean up behind itself."""
 
 
 class AgentEnvironment:
-    """Runs a program, whose first request is the prompt, and whose later ones are turns.
-
-    Args:
-        argv: the program and its arguments.
-        variables: of its environment, besides what leads it to the model.
-        name: how the user calls it.
-        endpoint: where it reaches the model.
-        reaper: ends it if this process cannot.
-        function: called in the place of a program; None: there is one.
-    """
+    """Runs a program, whose first request is the prompt, and whose later ones are turns."""
 
     def __init__(
         self,

@@ -39,9 +39,6 @@ class AgentFactory:
     ``tool_choice``, ``response_format`` and the like of a request change nothing. Tokens are not
     counted for it: ``usage`` is zero.
 
-    Args:
-        config: whose ``path`` is the program and its arguments.
-
     Raises ``ValueError`` where there is no such program.
     """
 

@@ -30,12 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """What was meant as a call and is none.
-
-    Args:
-        error: one line for the model.
-        name: of the tool, where that much was understood.
-    """
+    """What was meant as a call and is none."""
 
     error: str
     name: str | None = field(default=None, compare=False)
@@ -43,12 +38,7 @@ class BadCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A reply.
-
-    Args:
-        content: the text without its calls.
-        calls: in the order of the text.
-    """
+    """A reply."""
 
     content: str
     calls: tuple[Call | BadCall, ...] = ()

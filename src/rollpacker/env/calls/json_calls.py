@@ -107,8 +107,8 @@ def _objects(text: str, start: int) -> tuple[Calls, int]:
     return tuple(calls), start
 
 
-# DeepSeek: V3 and R1 have JSON in a fence, V3.1 the JSON alone. V3.2 and later write tags, and have
-# no chat template that says so.
+# DeepSeek: V3 and R1 have JSON in a fence, V3.1 the JSON alone. V3.2 and later write tags, and
+# have no chat template that says so.
 
 _DS_ALL, _DS_ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DS_OPEN, _DS_CLOSE, _DS_SEPARATOR = (

@@ -73,14 +73,7 @@ class NoCallError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A call as it was written.
-
-    Args:
-        name: of the tool.
-        arguments: by name.
-        end: of the call in the text.
-        ended: whether the model has ended it.
-    """
+    """A call as it was written."""
 
     name: str
     arguments: dict[str, Any]

@@ -19,7 +19,6 @@ import msgspec
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import Factory
-from rollpacker.env.conversation import whole
 from rollpacker.env.episode import Episode
 from rollpacker.env.load import load
 from rollpacker.env.messages import (
@@ -30,15 +29,14 @@ from rollpacker.env.messages import (
     EnvironmentReady,
     Fatal,
     ModelReplied,
+    whole,
 )
-from rollpacker.env.processes.process import LARGEST
+from rollpacker.env.processes.pool import LARGEST
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 from rollpacker.errors import one_line, told
-from rollpacker.processes.children import die_with, keep_to_itself
+from rollpacker.processes.children import allow_files, die_with, keep_to_itself, take_no_notice
 from rollpacker.processes.frames import HEADER, check_values, frame
-from rollpacker.processes.open_files import allow_files
-from rollpacker.processes.shield import take_no_notice
 
 _THREADS = 10_000
 """In which plain functions of environments run, at most: as many as there are episodes. One that
@@ -105,14 +103,7 @@ async def _next(reader: asyncio.StreamReader) -> bytes:
 
 
 class EpisodeHost:
-    """The episodes of a process.
-
-    Args:
-        config: of the environment.
-        factory: makes one for each episode.
-        template: between messages and tokens.
-        writer: takes answers.
-    """
+    """The episodes of a process."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from rollpacker.job.plan.environments import Environments, environments_of
 from rollpacker.job.plan.gpu_job import with_gpu_defaults
 from rollpacker.job.plan.nodes import nodes_of
 from rollpacker.job.plan.problems import load_held_out
-from rollpacker.reward.votes import voting
+from rollpacker.reward.functions import voting
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock

@@ -3,11 +3,12 @@
 It knows the sandbox, and nothing of grading processes but the ``GraderHost`` that it tells things.
 """
 
-from rollpacker.reward.code.report import CodeReport, TestReport
 from rollpacker.reward.code.reward import (
     CodeOptions,
+    CodeReport,
     CodeReward,
     GraderHost,
+    TestReport,
     read_options,
     row_tests,
 )

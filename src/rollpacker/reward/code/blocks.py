@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rollpacker.reward.thinking import after_thinking
+from rollpacker.reward.base import after_thinking
 
 _MARKER = r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+|>\s?)*"
 """Indentation, and what begins an item of a list or a quotation."""
@@ -74,12 +74,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundProgram:
-    """The program of a response.
-
-    Args:
-        code: Python source.
-        rule: why it is this block, in a few words.
-    """
+    """The program of a response."""
 
     code: str
     rule: str

@@ -21,7 +21,7 @@ from rollpacker.response_text import ResponseText
 from rollpacker.reward.judge.options import JudgeOptions, JudgePrompt, Planner, capped, make_parser
 from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedModel, WholeModel
 
-# --- decode: Token ids in, answers out: differences of two logits, or greedy text.
+# Token ids in, answers out: differences of two logits, or greedy text.
 
 
 def logit_differences(
@@ -73,19 +73,14 @@ def _padded(
     return ids.to(model.device), mask.to(model.device)
 
 
-# --- measure: What a judge needs in bytes and seconds, measured when it starts.
+# Bytes and seconds that a judge needs, measured when it starts.
 
 _PROBE_TOKENS = 512
 _REPEATS = 3
 
 
 def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
-    """The numbers of ``JudgeBudget``, from a few hundred tokens in one layer and a layer's copy.
-
-    Args:
-        model: the judge.
-        cached: whether it keeps keys and values of all layers (mode ``generate``).
-    """
+    """The numbers of ``JudgeBudget``, from a few hundred tokens in one layer and a layer's copy."""
     limit = getattr(model.config, "max_position_embeddings", _PROBE_TOKENS)
     tokens = min(_PROBE_TOKENS, limit)
     ids = torch.zeros((1, tokens), dtype=torch.long, device=model.device)
@@ -151,17 +146,11 @@ def _cache_bytes(model: StreamedModel) -> float:
     return 2 * model.layers * config.num_key_value_heads * head * model.dtype.itemsize
 
 
-# --- model
-
 _GB = 1e9
 
 
 class ModelAsker:
     """Scores prompts with a model of its own.
-
-    Args:
-        options: which model, and how it is asked.
-        template: tells whether prompts are chat turns, and the answers that are compared.
 
     Raises ``ValueError``, in one line, when the model cannot be loaded or used as asked.
     """

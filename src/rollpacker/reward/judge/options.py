@@ -81,8 +81,7 @@ class JudgeOptions(Config):
         return self
 
 
-# --- template: What the judge is asked: prompt templates with the fields prompt, completion and
-# reference.
+# The judge's prompts: templates with the fields prompt, completion and reference.
 
 FIELDS = ("prompt", "completion", "reference")
 
@@ -224,7 +223,7 @@ def prompt_text(prompt: str | list[dict[str, str]]) -> str:
     return "\n".join(f"{turn['role']}: {turn.get('content') or ''}" for turn in prompt)
 
 
-# --- parse: From the judge's text to a score in [0, 1], or None: then the text holds no grade.
+# From the judge's text to a score in [0, 1], or None: then the text holds no grade.
 
 Parser = Callable[[str], float | None]
 
@@ -310,8 +309,7 @@ def _scaled(value: float, low: float, high: float) -> float | None:
     return (value - low) / (high - low)
 
 
-# --- plan: How many of the waiting responses are judged together, and how many layers stay
-# resident.
+# The number of waiting responses that are judged together, and of layers that stay resident.
 
 Planner = Callable[[Sequence[int]], JudgePlan | None]
 """Takes waiting lengths in tokens, ascending; None when not even the shortest fits."""

@@ -17,7 +17,10 @@ from torch.func import functional_call
 from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
-# --- layers: Decoder layers in host memory, brought to the device just in time.
+# Decoder layers in host memory, brought to the device just in time (RollPacker, section 4.3): a
+# few layers stay on the device, the others are copied into two buffers in turn, each while the
+# layer before it computes. On CUDA the host memory is pinned and copies have a stream of their
+# own; elsewhere a copy is done when it is asked for.
 
 BUFFERS = 2
 """One layer in use and one on its way."""
@@ -205,8 +208,6 @@ def spread(layers: int) -> list[int]:
     bits = max(1, (layers - 1).bit_length())
     return sorted(range(layers), key=lambda layer: int(f"{layer:0{bits}b}"[::-1], 2))
 
-
-# --- streamed
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose forward is: embed, layers, norm, head; compared with the original in tests."""

@@ -8,12 +8,122 @@ from fractions import Fraction
 from functools import lru_cache
 from math import gcd
 
-from rollpacker.reward.math import relations, units
-from rollpacker.reward.math.grammar import readable
-from rollpacker.reward.math.latex import DOLLAR, closing, tidy, unwrapped
-from rollpacker.reward.math.numerals import MAGNITUDE, PLAIN, number
+from rollpacker.reward.math import units
+from rollpacker.reward.math.latex import DOLLAR, MAGNITUDE, PLAIN, closing, number, tidy, unwrapped
 from rollpacker.reward.math.prose import counted, without_reasons
 from rollpacker.reward.math.units import Unit
+
+# Inequalities in one variable as the intervals that they describe.
+
+_BOUNDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge|\\leq|\\geq|<=|>=)\s*([^<>=a-zA-Z]+)")
+_EXCEPT = re.compile(r"([a-z])\s*\\ne\s*([^<>=a-zA-Z,\\]+)")
+_DOWNWARDS = re.compile(r"([^<>=\\]+?)\s*(>|\\ge)\s*([a-zA-Z])\s*(>|\\ge)\s*([^<>=\\]+)")
+_EITHER = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或")
+
+
+def of_one(text: str) -> str | None:
+    """``x \\ne 2`` as intervals, ``3 > x > 1`` the usual way round; None of other texts."""
+    if match := _EXCEPT.fullmatch(text):
+        return rf"(-\infty, {match[2]}) \cup ({match[2]}, \infty)"
+    if match := _DOWNWARDS.fullmatch(text):
+        upper, first, variable, second, lower = match.groups()
+        return f"{lower} {_turned(second)} {variable} {_turned(first)} {upper}"
+    return None
+
+
+def of_list(parts: list[str], text: str) -> str | None:
+    """``x < 1 or x > 3`` and ``x > 1, x < 3`` as intervals; None of other lists.
+
+    Args:
+        parts: the list's items.
+        text: all of it, which says how they are joined.
+    """
+    matches = [match for part in parts if (match := _BOUNDED.fullmatch(part))]
+    if len(matches) < len(parts) or len({match[1] for match in matches}) != 1:
+        return None
+    above = [match for match in matches if match[2] in (">", ">=", r"\ge")]
+    below = [match for match in matches if match not in above]
+    lefts = [("(" if match[2] == ">" else "[") + match[3].strip() for match in above]
+    rights = [match[3].strip() + (")" if match[2] == "<" else "]") for match in below]
+    if _EITHER.search(text):
+        intervals = [rf"(-\infty, {right}" for right in rights]
+        intervals += [rf"{left}, \infty)" for left in lefts]
+        return r" \cup ".join(intervals)
+    return f"{lefts[0]}, {rights[0]}" if len(lefts) == len(rights) == 1 else None
+
+
+def _turned(sign: str) -> str:
+    return "<" if sign == ">" else r"\le"
+
+
+# Whether a text is one expression that math-verify reads whole. It drops what it does not
+# understand and evaluates the rest: ``5 \ne x`` would be 5. Other texts are compared as they are.
+
+_COMMANDS = """frac sqrt pi theta alpha beta gamma delta epsilon varepsilon lambda mu nu xi phi
+    varphi omega sigma rho tau psi chi eta zeta Gamma Delta Omega Phi Psi Sigma Theta
+    Lambda sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lg
+    infty cdot times div le ge cup cap setminus emptyset pm mp binom mathbb begin end
+    overline bar lfloor rfloor lceil rceil gcd lcm max min det angle triangle prime
+    sum prod int partial over"""
+_KNOWN = frozenset(_COMMANDS.split())
+_NAMES = (
+    """sqrt sinh cosh tanh coth arcsin arccos arctan asin acos atan frac cdot times floor ceil"""
+)
+_FUNCTIONS = frozenset(_NAMES.split())
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_CONDITIONAL = re.compile(
+    r"\\(?:sum|prod|int)(?!\s*_)|(?:^|[^)\]}\s])\s*\\(?:cup|cap|setminus)|\\(?:cup|cap|setminus)(?!\s*[(\[\\])"
+)
+_LATEX_MATRIX = re.compile(r"\\begin\s*\{([bpvBV]?matrix|array)\}.*?\\end\s*\{\1\}", re.DOTALL)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}(?![A-Za-z])")
+_NOT = re.compile(r"(?<![A-Za-z\\])(?:not|no|nor)(?![A-Za-z])", re.IGNORECASE)
+_LATEX_TEXT = re.compile(r"\\text\s*\{\s*[^{}\s]")
+_STRANGE = re.compile(r"[^\x20-\x7e]|\.\.|[$;?\"#@`~]|\\\\|!=|:=|&")
+_SEPARATE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d|\d\s*\|\s*\d|\d\s*\\[{}]\s*\d")
+_ENDS = re.compile(r"^(?:[*/^=_&|]+(?!.*\|)|[<>]|\\(?:le|ge|in|times|cdot|cup|cap)(?![A-Za-z]))")
+_OPEN_END = re.compile(
+    r"[-+*/^=<>_]$|\\(?:le|ge|in|times|cdot|cup|cap|pm|frac)$|\\sqrt(?!\s*(?:\[\w+\]\s*)?\{)"
+    r"|\\(?:(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc|log|ln|lg|exp)(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*"
+    r"\s*(?:$|[-+*/=,)\]}&])"
+)
+_TWICE = re.compile(r"\\pm\s*\\pm|[-+*/]\s*[*/]|[*/^=<>]\s*=?\s*[+*/^=>]")
+_BRACKET = re.compile(r"[(\[{}\])]")
+_DEEPEST = 24
+_HUGE = re.compile(
+    r"\^\s*\{?\s*[\d\s]*\^|\^\s*\{[^{}]*\^|\^\s*\{?\s*\d{6,}|\)\s*\^\s*\{?\s*\d{3,}|\d{5,}\s*!"
+    r"|!\s*!|\\(?:sum|prod)|\\binom\s*\{\s*\d{5,}"
+)
+
+
+def readable(text: str) -> bool:
+    """Whether math-verify reads all of ``text``, as ``latex.tidy`` leaves it."""
+    if _LATEX_TEXT.search(text) or _NOT.search(text) or _CONDITIONAL.search(text):
+        return False
+    bare = _LATEX_MATRIX.sub(" ", text)
+    if any(name not in _KNOWN for name in _COMMAND.findall(bare)):
+        return False
+    if any(word not in _FUNCTIONS for word in _WORD.findall(_COMMAND.sub(" ", bare))):
+        return False
+    for wrong in (_STRANGE, _SEPARATE, _ENDS, _OPEN_END, _TWICE):
+        if wrong.search(bare.strip()):
+            return False
+    return bare.count("|") % 2 == 0 and _balanced(bare)
+
+
+def _balanced(text: str) -> bool:
+    """As many brackets are closed as are opened, of any kind: ``[2, 5)`` is an interval."""
+    depth = 0
+    for bracket in _BRACKET.findall(text):
+        depth += 1 if bracket in "([{" else -1
+        if not 0 <= depth <= _DEEPEST:
+            return False
+    return depth == 0
+
+
+def huge(text: str) -> bool:
+    """Whether its value may have more digits or terms than there is time for."""
+    return bool(_HUGE.search(text))
+
 
 _LONGEST = 2000
 """Characters of an answer that is read; a longer one is compared as it is."""
@@ -342,7 +452,7 @@ def _list(text: str, letters: bool) -> MathAnswer | None:
             parts[0] = inside.replace(r"\pm", "+", 1)
     if len(parts) < 2 or not all(parts):
         return None
-    if not braced and (bounds := relations.of_list(parts, inside)):
+    if not braced and (bounds := of_list(parts, inside)):
         return MathAnswer(bounds)
     labels = [_VARIABLE.match(part) for part in parts]
     if all(labels) and len({label[1][:1] for label in labels if label}) == 1:
@@ -378,7 +488,7 @@ def _other(text: str) -> MathAnswer:
     for form, said in _SETS:
         if form.fullmatch(bare):
             return MathAnswer(said, literal=said == _NOWHERE)
-    if said := relations.of_one(text):
+    if said := of_one(text):
         return MathAnswer(said)
     if _RATIOS.fullmatch(text):
         parts = [int(part) for part in text.split(":")]

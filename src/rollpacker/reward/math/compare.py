@@ -13,8 +13,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from rollpacker.reward.math import exact, units
-from rollpacker.reward.math.answer import MathAnswer, read
-from rollpacker.reward.math.grammar import huge
+from rollpacker.reward.math.answer import MathAnswer, huge, read
 from rollpacker.reward.math.units import PERCENT
 
 _EXTRACTION = (

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rollpacker.reward.base import after_thinking
 from rollpacker.reward.math import prose
 from rollpacker.reward.math.latex import braces, without_markup
-from rollpacker.reward.thinking import after_thinking
 
 BOX, TAG, MARK, JSON, SENTENCE, BOLD, LAST = (
     r"\boxed{}",

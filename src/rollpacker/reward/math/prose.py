@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from rollpacker.reward.math.latex import without_emphasis
-from rollpacker.reward.math.numerals import SPOKEN
+from rollpacker.reward.math.latex import SPOKEN, without_emphasis
 
 NOT = (
     r"\b(?:nicht|keine?|nie|niemals|weder|ungleich|pas|jamais|aucune?|différente? de|tampoco|nunca"
@@ -148,7 +147,7 @@ _PLACED = re.compile(
     re.IGNORECASE,
 )
 """Before a number that only says where or when."""
-_NUMBERED = re.compile(
+_NUMBERED_PROSE = re.compile(
     r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December"
     r"|equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
     r"\s*\(?$",
@@ -184,7 +183,7 @@ _CUT = re.compile(
     re.IGNORECASE,
 )
 """The end of a text that was cut off."""
-_GOES_ON = re.compile(r"[^,;]*[,;]\s*[a-z]", re.IGNORECASE)
+_PROSE_GOES_ON = re.compile(r"[^,;]*[,;]\s*[a-z]", re.IGNORECASE)
 _ENDED = re.compile(r"[.!?。！？…:)\]}$*_`\"'|%]\s*$")
 _ANY_WORD = re.compile(r"[^\W\d_]{2,}")
 _ENGLISH = re.compile(
@@ -212,7 +211,7 @@ _LEADING = re.compile(
 _HAN, _KANA = re.compile("[一-鿿]"), re.compile("[぀-ヿ]")
 _JOINT = re.compile("[=，]")
 """In a text of several parts, of which the last may be the answer."""
-_FEW_WORDS = 4
+_FEW_PROSE_WORDS = 4
 _SHORT = 80
 _NEAR_END = 200
 _LOOKED_AT = 4000
@@ -274,7 +273,7 @@ def _exact(said: str) -> str:
     if formulas:
         if _NEVER.search(said[: formulas[-1].start()]) and not _RATHER.search(said):
             return said
-        if words(_FORMULA.sub(" ", said)) <= _FEW_WORDS:
+        if words(_FORMULA.sub(" ", said)) <= _FEW_PROSE_WORDS:
             return said
         first = formulas[0] if formulas[0].start() == 0 else formulas[-1]
         return result(_inside(first))
@@ -288,7 +287,7 @@ def _exact(said: str) -> str:
         return said
     if not numbers and (word := _LAST_WORD.search(said)) and word[2]:
         return word[2]
-    if not numbers or not (_LEADING.match(said) or len(said.split()) > _FEW_WORDS + 2):
+    if not numbers or not (_LEADING.match(said) or len(said.split()) > _FEW_PROSE_WORDS + 2):
         return said
     chosen = numbers[-1] if said.lower().startswith("that ") else numbers[0]
     return said if _WORKED.search(said[: chosen.start()]) else _with_unit(chosen)
@@ -308,7 +307,7 @@ def bold(text: str) -> str | None:
         said, after = match[2].strip(), text[match.end() :]
         if "=" in after or len(after) > _NEAR_END or "\n\n" in after.strip():
             return None
-        few = len(said.split()) <= _FEW_WORDS and not said.endswith((":", ".", ")"))
+        few = len(said.split()) <= _FEW_PROSE_WORDS and not said.endswith((":", ".", ")"))
         one = _LETTER.fullmatch(said) or _FORMULA.fullmatch(said) or _VERDICT.fullmatch(said)
         if FALSE.match(after):
             return None
@@ -359,7 +358,7 @@ def _cut_off(sentence: str) -> bool:
     if not places:
         return not _LAST_WORD.search(sentence)
     end = max(place.end() for place in places)
-    return words(sentence[end:]) > _FEW_WORDS + 1 or bool(_GOES_ON.match(sentence, end))
+    return words(sentence[end:]) > _FEW_PROSE_WORDS + 1 or bool(_PROSE_GOES_ON.match(sentence, end))
 
 
 def _foreign(sentence: str) -> bool:
@@ -401,7 +400,7 @@ def _places(sentence: str) -> list[re.Match[str]]:
             for match in pattern.finditer(sentence)
             if not any(start < match.end() and match.start() < end for start, end in taken)
         ]
-    places = [match for match in places if not _NUMBERED.search(sentence[: match.start()])]
+    places = [match for match in places if not _NUMBERED_PROSE.search(sentence[: match.start()])]
     return sorted(places, key=lambda match: match.start())
 
 

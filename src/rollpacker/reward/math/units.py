@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rollpacker.reward.math.latex import DOLLAR
-from rollpacker.reward.math.numerals import number
+from rollpacker.reward.math.latex import DOLLAR, number
 
 _SPELLINGS = {
     "mm": "millimeter millimetre",

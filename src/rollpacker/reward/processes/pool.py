@@ -19,10 +19,9 @@ from rollpacker.core.types import AttemptId
 from rollpacker.processes.supervised import CHECK_S, SupervisedPool
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest
-from rollpacker.reward.processes.ledger import ScoreLedger
+from rollpacker.reward.processes.ledger import GraderReply, ScoreLedger, read_reply
 from rollpacker.reward.processes.process import GradingJob, GradingProcess, Loaded, start
 from rollpacker.reward.processes.queue import TIMED_OUT, Waiting
-from rollpacker.reward.processes.replies import GraderReply, read_reply
 
 OnGrades = Callable[[list[Grade]], None]
 

@@ -17,8 +17,7 @@ from rollpacker.errors import one_line
 from rollpacker.policy.grading import RewardFaults
 from rollpacker.reward.base import GradeRequest
 from rollpacker.reward.processes.ledger import ScoreLedger
-from rollpacker.reward.processes.process import GradingJob
-from rollpacker.reward.processes.rows import RowFiles
+from rollpacker.reward.processes.process import GradingJob, RowFiles
 
 _BATCH_S = 0.05
 """Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
@@ -30,14 +29,7 @@ TIMED_OUT = "timed out"
 
 
 class Waiting:
-    """The queue of a pool.
-
-    Args:
-        rewards: the functions.
-        ledger: who waits for which calls; told of responses that come and of those given up.
-        retries: how often a call that failed is repeated.
-        join: whether responses may share calls; false gives each its own.
-    """
+    """The queue of a pool."""
 
     def __init__(
         self, rewards: Sequence[RewardConfig], ledger: ScoreLedger, retries: int, *, join: bool

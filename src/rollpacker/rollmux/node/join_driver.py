@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import shielded
 from rollpacker.rollmux.service.client.client import DriverGate, MuxClient
 from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
 from rollpacker.runtime.cluster.agent import Agent

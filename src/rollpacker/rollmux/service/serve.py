@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from rollpacker.connection_limits import Places
-from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.children import allow_files
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.commands import poll

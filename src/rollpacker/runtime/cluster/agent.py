@@ -17,8 +17,7 @@ from typing import Any
 
 import psutil
 
-from rollpacker.processes.open_files import allow_files
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import allow_files, shielded
 from rollpacker.runtime.cluster import node_messages as node
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.local import StartedWorker

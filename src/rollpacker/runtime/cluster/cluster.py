@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
-from rollpacker.processes.open_files import allow_files
+from rollpacker.processes.children import allow_files
 from rollpacker.runtime.cluster import node_messages as messages
 from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
 from rollpacker.runtime.cluster.local import Start, start_processes

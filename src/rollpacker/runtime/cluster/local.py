@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from typing import Protocol
 
-from rollpacker.processes.open_files import allow_files
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import allow_files, shielded
 from rollpacker.runtime.ipc.link import Link
 from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.worker.worker import WorkerSpec

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.processes.shield import OUTSIDE
+from rollpacker.processes.children import OUTSIDE
 from rollpacker.runtime.cluster.agent_process import start_agent
 from rollpacker.runtime.messages.faults import NoRoomError
 

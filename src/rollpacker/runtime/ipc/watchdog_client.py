@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import shielded
 from rollpacker.runtime.ipc import watchdog
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from rollpacker.processes.children import keep_to_itself
-from rollpacker.processes.shield import shielded
+from rollpacker.processes.children import keep_to_itself, shielded
 from rollpacker.runtime.ipc.channel import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault

@@ -25,14 +25,7 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True, slots=True)
 class Lockdown:
-    """How a child gives everything up, step by step.
-
-    Args:
-        die_with_parent: has it killed when the zygote ends.
-        restrict: holds it to the files of the library.
-        first: descriptors from here on are closed.
-        filter: takes the system calls from it that only the zygote needs.
-    """
+    """How a child gives everything up, step by step."""
 
     die_with_parent: Callable[[], None]
     restrict: Callable[[], None]

@@ -1,7 +1,5 @@
-"""OpenAI's chat API on this machine, for programs.
+"""OpenAI's chat API on this machine, for programs. Nothing here starts a program.
 
-Nothing here starts a program.
-
-``endpoint``, over ``connection`` and ``http``, finds a program's ``session`` by its key;
-``conversation`` compares what it says with what was said, ``replies`` writes what it reads.
+``endpoint``, over ``http``, finds a program's ``session`` by its key; the session compares what the
+program says with what was said.
 """

@@ -10,9 +10,14 @@ from typing import Any
 import msgspec
 
 from rollpacker.connection_limits import Places
-from rollpacker.env.agent.server.connection import ClientConnection
-from rollpacker.env.agent.server.http import HttpRequest, HttpResponse, RefusedError
-from rollpacker.env.agent.server.replies import completion, models
+from rollpacker.env.agent.server.http import (
+    ClientConnection,
+    HttpRequest,
+    HttpResponse,
+    RefusedError,
+    completion,
+    models,
+)
 from rollpacker.env.agent.server.session import Session
 
 _HOST = "127.0.0.1"

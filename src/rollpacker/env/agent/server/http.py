@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
+
+from rollpacker.connection_limits import ConnectionPlace, Places
+from rollpacker.env.base import Message
+from rollpacker.env.messages import said
 
 _LONGEST_HEAD = 64 << 10
 _LONGEST_BODY = 8 << 20
@@ -205,3 +214,195 @@ def _malformed(why: str) -> RefusedError:
 
 def _too_large() -> RefusedError:
     return RefusedError(413, f"a request has more than {_LONGEST_BODY >> 20} MiB", "too_large")
+
+
+# A client's connection in the event loop: its requests one after the other.
+
+_log = logging.getLogger(__name__)
+_HEAD_S = 10.0
+"""In which a stranger has to send the headers of a request."""
+_AHEAD = 1 << 20
+"""Bytes of further requests that are kept while one is answered."""
+Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
+"""Answers a request; cancelled when the client has gone."""
+Check = Callable[[Mapping[str, str]], Hashable]
+"""Whose request has these headers; raises ``RefusedError`` where they are enough to refuse it."""
+
+
+_FAILED = RefusedError(400, "this request could not be answered: see the run's log", "failed")
+"""A status that clients do not ask again on: it would fail again."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, handle: Handle, check: Check, places: Places) -> None:
+        self._handle = handle
+        self._check = check
+        self._places = places
+        self._reader = RequestReader(self._look)
+        self._task: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._place: ConnectionPlace
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._place = self._places.take(self.abort)
+        self._patience = asyncio.get_running_loop().call_later(_HEAD_S, self.abort)
+
+    def _look(self, headers: Mapping[str, str]) -> None:
+        who = self._check(headers)
+        self._wait_no_longer()
+        self._places.know(self._place, who)
+
+    def data_received(self, data: bytes) -> None:
+        """It says something: a part of a request, or some."""
+        if self._task is not None and self._reader.unread > _AHEAD:
+            self.abort()
+        else:
+            self._guarded(lambda: self._reader.feed(data))
+
+    def _guarded(self, first: Callable[[], None] = lambda: None) -> None:
+        """Go on; where that cannot be, this connection ends, and no other."""
+        try:
+            first()
+            self._go_on()
+        except RefusedError as error:
+            self._end(error.response())
+        except Exception:
+            _log.exception("a connection to the agents' endpoint failed")
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """It is closed, by whomever; the client may still have been waiting for a response."""
+        self._give_up()
+        self._wait_no_longer()
+        self._places.leave(self._place)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._give_up()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _go_on(self) -> None:
+        if self._task is not None:
+            return
+        request = self._reader.next()
+        if request is not None:
+            self._task = asyncio.get_running_loop().create_task(self._answer(request))
+        elif self._reader.waited_for:
+            self._reader.waited_for = False
+            self._write(CONTINUE)
+
+    async def _answer(self, request: HttpRequest) -> None:
+        self._places.answering(self._place, True)
+        try:
+            response = await self._handle(request)
+        except Exception:
+            _log.exception("a request to the agents' endpoint failed")
+            response = _FAILED.response()
+        self._places.answering(self._place, False)
+        self._task = None
+        if request.last:
+            self._end(response)
+            return
+        self._write(response.encoded(last=False))
+        self._guarded()
+
+    def _end(self, response: HttpResponse) -> None:
+        self._write(response.encoded(last=True))
+        self._give_up()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _give_up(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def _wait_no_longer(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+# A model's reply as OpenAI's chat API gives it, whole or as a stream.
+
+MODEL = "policy"
+"""The name of the model that is trained; requests may use any other."""
+
+_OURS = ("tool_calls", "bad_calls", "text")
+"""Not for programs as they are."""
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""Tokens are counted where they are sampled, not here."""
+
+
+def shown(reply: Message, *, calling: bool) -> Message:
+    """A reply as its program sees it.
+
+    Where it has given no tools (``calling``), or no call was understood, calls are text, as the
+    model wrote them.
+    """
+    more = {key: value for key, value in reply.items() if key not in _OURS}
+    calls = reply.get("tool_calls") if calling else None
+    return more | ({"tool_calls": calls} if calls else {"content": said(reply)})
+
+
+def completion(reply: Message, body: Mapping[str, Any]) -> HttpResponse:
+    """The response to a request's body: as a stream, in one piece, where it asks for one."""
+    message = _message(reply)
+    calls = message.get("tool_calls", ())
+    finish = "tool_calls" if calls else "stop"
+    if not body.get("stream"):
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        whole = _object("chat.completion", body) | {"choices": [choice], "usage": _USAGE}
+        return HttpResponse(body=msgspec.json.encode(whole))
+    if calls:
+        numbers = enumerate(calls)
+        message["tool_calls"] = [{"index": number} | call for number, call in numbers]
+    chunks = [msgspec.json.encode(chunk) for chunk in _chunks(message, finish, body)]
+    events = b"".join(b"data: " + chunk + b"\n\n" for chunk in (*chunks, b"[DONE]"))
+    return HttpResponse(body=events, kind="text/event-stream")
+
+
+def models(name: str = "") -> HttpResponse:
+    """The one model, or a list of it."""
+    model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "rollpacker"}
+    return HttpResponse(
+        body=msgspec.json.encode(model if name else {"object": "list", "data": [model]})
+    )
+
+
+def _chunks(message: Message, finish: str, body: Mapping[str, Any]) -> Iterator[Any]:
+    common = _object("chat.completion.chunk", body)
+    for delta, end in ((message, None), ({}, finish)):
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}
+        yield common | {"choices": [choice]}
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage"):
+        yield common | {"choices": [], "usage": _USAGE}
+
+
+def _object(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    model = body.get("model")
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model if isinstance(model, str) else MODEL,
+    }
+
+
+def _message(reply: Message) -> Message:
+    message = {**reply, "role": "assistant", "refusal": None}
+    if reply.get("tool_calls"):
+        message["content"] = reply.get("content") or None
+    return message

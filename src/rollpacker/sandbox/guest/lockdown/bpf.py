@@ -49,10 +49,6 @@ def build_filters(machine: str, files: bool) -> tuple[bytes, bytes]:
     The zygote's is the list of what is allowed, and its children inherit it: the kernel takes
     a tenth of a millisecond to install it. A child's own takes away what the zygote alone needs.
 
-    Args:
-        machine: as of ``os.uname``.
-        files: whether files may be opened for reading.
-
     Raises:
         ValueError: the machine has no table.
     """

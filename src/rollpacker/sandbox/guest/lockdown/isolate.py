@@ -16,12 +16,7 @@ _NAMESPACES = (
 
 
 def isolate(level: str, uid: int | None) -> None:
-    """Change the uid, enter namespaces and drop capabilities. Raises ``OSError``.
-
-    Args:
-        level: ``strong`` asks for namespaces.
-        uid: to run as; None keeps it.
-    """
+    """Change the uid, enter namespaces and drop capabilities. Raises ``OSError``."""
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -1,4 +1,0 @@
-"""One execution of an untrusted program, from outside.
-
-Nothing here knows tests.
-"""

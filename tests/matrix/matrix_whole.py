@@ -83,7 +83,7 @@ ELSEWHERE = {
         "tests/runtime/step/test_planner_runs.py::"
         "test_pressure_puts_devices_together_and_a_resume_forgets_none_of_it"
     ),
-    "environment.kind=tools": ("tests/examples/test_tools_example.py::test_the_run"),
+    "environment.kind=tools": ("tests/examples/test_learned_examples.py::test_the_run"),
     "environment.kind=agent": (
         "tests/runtime/attempts/test_episode_runs.py::test_an_agent_is_trained_as_it_is"
     ),

@@ -1,3 +1,6 @@
+"""The examples that train a model of 0.2M parameters, examples/code and examples/tools: their
+problems, what the model has read, tools and rewards, and a short run of each."""
+
 import asyncio
 import random
 import subprocess
@@ -16,15 +19,24 @@ from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 from rollpacker.env.tools import ToolsEnvironment, tools_of
 from rollpacker.job import train
+from rollpacker.reward.code.blocks import find_program
+from rollpacker.sandbox import Limits, Sandbox, read_tests
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "tools"
+CODE, TOOLS = ROOT / "examples" / "code", ROOT / "examples" / "tools"
+RIGHT = {"short": False, "inverted": False, "backwards": False}
 GOOD = {"at_once": 0.0, "other": 0.0, "broken": 0.0, "unknown": 0.0}
 
 
 @pytest.fixture(scope="module")
+def code() -> Iterator[Any]:
+    with imported(CODE, "problems", "corpus", "prepare") as modules:
+        yield modules
+
+
+@pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
-    with imported(EXAMPLE, "tasks", "tools", "reward", "corpus", "prepare") as modules:
+    with imported(TOOLS, "tasks", "tools", "reward", "corpus", "prepare") as modules:
         yield modules
 
 
@@ -33,10 +45,91 @@ def tokenizer(example: Any) -> Any:
     return example.prepare.build_tokenizer()
 
 
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.mark.parametrize(("folder", "trained", "heldout"), [(CODE, 640, 256), (TOOLS, 960, 200)])
+def test_training_and_evaluation_share_no_question(
+    folder: Path, trained: int, heldout: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    return load(EXAMPLE / "train.yaml")
+    config = load(folder / "train.yaml")
+    assert config.eval is not None
+    ours, theirs = ([r.prompt for r in load_rows(d).rows] for d in (config.data, config.eval.data))
+    assert (len({*ours}), len({*theirs})) == (len(ours), len(theirs)) == (trained, heldout)
+    assert not {*ours} & {*theirs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "steps", "size", "column"),
+    [(CODE, 2, 2, "code_verdict"), (TOOLS, 60, 4, "rewards/right")],
+)
+def test_the_run(
+    folder: Path,
+    steps: int,
+    size: int,
+    column: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = f"from prepare import *; prepare(Path(sys.argv[1]), steps={steps})"
+    model = tmp_path / "model"
+    subprocess.run([sys.executable, "-c", command, str(model)], cwd=folder, check=True)
+    monkeypatch.chdir(ROOT)
+    small = [f"rollout.prompts_per_step={size}", f"rollout.num_generations={size}"]
+    own = [f"model.path={model}", f"output={tmp_path / 'run'}", "steps=1", "eval=null"]
+    one = ["devices.per_node=1", "devices.pin=false", "grading.workers=1"]
+    train(load(folder / "train.yaml", [*small, *own, *one]))
+    samples = pl.read_parquet(tmp_path / "run" / "samples" / "*.parquet")
+    assert samples.height == size**2
+    assert samples[column].null_count() == 0
+    assert folder is CODE or samples["tool_calls"].sum() > 0
+
+
+# examples/code
+
+
+@pytest.mark.parametrize(
+    ("loop", "mistake", "verdict"),
+    [
+        (False, None, "pass"),
+        (True, None, "pass"),
+        (False, "short", "fail"),
+        (True, "short", "fail"),
+        (False, "inverted", "fail"),
+        (True, "inverted", "fail"),
+        (True, "backwards", "tle_cpu"),
+    ],
+)
+def test_programs(code: Any, loop: bool, mistake: str | None, verdict: str) -> None:
+    mistakes = RIGHT | ({mistake: True} if mistake else {})
+    # Loops that do not end are worth no long wait.
+    limit_s = 0.02 if verdict == "tle_cpu" else 0.1
+    found: list[str] = []
+    with Sandbox("standard", check=False, limits=Limits(memory_mb=256)) as sandbox:
+        for problem in code.problems.train_problems(24, 5):
+            if mistake == "inverted" and not problem.divisor:
+                continue
+            response = code.corpus.program(problem, loop=loop, **mistakes)
+            tests = read_tests({"tests": problem.tests()})
+            program = find_program(response)
+            assert program is not None
+            found.append(sandbox.run(program.code, tests, limit_s, stop_early=True).verdict)
+    assert found == [verdict] * len(found)
+
+
+def test_every_text_is_spelled_by_the_tokenizer(code: Any) -> None:
+    tokenizer = code.prepare.build_tokenizer()
+    rng = random.Random(0)
+    for problem in code.problems.train_problems(300, 0):
+        for text in (
+            problem.question(),
+            code.corpus.sample(problem, rng, code.corpus.Habits()),
+        ):
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.decode(ids) == text
+            assert len(ids) < 48
+
+
+# examples/tools
 
 
 def crowd(example: Any, count: int, **habits: float) -> list[tuple[Any, list[dict[str, str]]]]:
@@ -45,21 +138,6 @@ def crowd(example: Any, count: int, **habits: float) -> list[tuple[Any, list[dic
     chosen = example.corpus.Habits(**habits)
     tasks = example.tasks.train_tasks(count, 0)
     return [(task, example.corpus.sample(task, rng, chosen)) for task in tasks]
-
-
-def test_training_and_evaluation_share_no_question(config: Any) -> None:
-    trained = load_rows(config.data).rows
-    heldout = load_rows(config.eval.data).rows
-    assert len({row.prompt for row in trained}) == len(trained) == 960
-    assert len({row.prompt for row in heldout}) == len(heldout) == 200
-    assert not {row.prompt for row in trained} & {row.prompt for row in heldout}
-
-
-def test_no_seed_draws_what_is_held_out(example: Any) -> None:
-    trained = {row["question"] for row in example.tasks.train_rows(600, 0)}
-    heldout = {row["question"] for row in example.tasks.heldout_rows(200, 0)}
-    assert (len(trained), len(heldout)) == (600, 200)
-    assert not trained & heldout
 
 
 def test_more_rows_than_there_are_draws_of_are_refused(
@@ -237,23 +315,3 @@ def test_the_reward(
     given: dict[str, Any] = {"prompts": ["?"], "answer": ["-12"], "log_metric": log_metric}
     assert example.reward.right(completions=[messages], **given) == [score]
     assert logged == ([] if calls is None else [("tools/right_calls", calls)])
-
-
-@pytest.mark.slow
-def test_the_run(config: Any, tmp_path: Path) -> None:
-    command = "from prepare import *; prepare(Path(sys.argv[1]), steps=60)"
-    folder = tmp_path / "model"
-    subprocess.run([sys.executable, "-c", command, str(folder)], cwd=EXAMPLE, check=True)
-    changes = {
-        "model": config.model.model_copy(update={"path": str(folder)}),
-        "output": str(tmp_path / "run"),
-        "steps": 1,
-        "eval": None,
-        "devices": config.devices.model_copy(update={"per_node": 1, "pin": False}),
-        "rollout": config.rollout.model_copy(update={"prompts_per_step": 4, "num_generations": 4}),
-    }
-    train(config.model_copy(update=changes))
-    samples = pl.read_parquet(tmp_path / "run" / "samples" / "*.parquet")
-    assert samples.height == 16
-    assert samples["rewards/right"].null_count() == 0
-    assert samples["tool_calls"].sum() > 0

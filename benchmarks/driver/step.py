@@ -8,26 +8,21 @@ are stand-ins in this process: they answer the real messages (pickled and read a
 responses of forced lengths (lognormal, about 2,000 tokens, at most 16,384) in simulated time, and
 their own CPU is taken out. All figures are CPU seconds, so they hold on a machine that is busy with
 other things; those of the grading processes and of the thread that writes samples are apart.
-`longest` is the longest callback of the event loop; the shares of parts are sampled once a
-millisecond of CPU.
+`longest` is the longest callback of the event loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import itertools
 import json
 import os
-import signal
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -47,90 +42,34 @@ from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 
 GROUP = 16
-STAND_INS = stand_ins.__file__
-PARTS = {
-    "policy/": "policy",
-    "core/journal": "journal",
-    "runtime/pool": "messages",
-    "runtime/texts": "texts",
-    "runtime/samples": "samples",
-    "runtime/sample_table": "samples",
-    "runtime/run_log": "samples",
-    "runtime/metrics": "metrics",
-    "runtime/progress": "metrics",
-    "runtime/trackers": "metrics",
-    "runtime/bubble": "metrics",
-    "runtime/step": "metrics",
-    "runtime/grading": "grading's path",
-    "runtime/rewards": "grading's path",
-    "reward/": "grading's path",
-}
-SHOWN = (*dict.fromkeys(PARTS.values()), "the rest")
 
 
 class Meter:
-    """CPU seconds of this thread without the stand-ins', in total, by callback and by part."""
+    """CPU seconds of this thread without the stand-ins', in total and by callback."""
 
     def __init__(self) -> None:
-        self._hidden = False
         self.reset()
 
     def reset(self) -> None:
         """Begin to count."""
         self.apart_s = self.longest_s = 0.0
-        self.longest: dict[str, float] = {}
-        self.parts: dict[str, float] = defaultdict(float)
-        self._callback: dict[str, float] = defaultdict(float)
-        self._last = self._apart_since = time.thread_time()
+        self._apart_since = time.thread_time()
 
     def __enter__(self) -> None:
         """What is done inside is not the driver's."""
-        self._hidden = True
         self._apart_since = time.thread_time()
 
     def __exit__(self, *_error: object) -> None:
         self.apart_s += time.thread_time() - self._apart_since
-        self._hidden = False
 
     def timed(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run one callback of the event loop."""
-        self._callback.clear()
         began, apart = time.thread_time(), self.apart_s
         try:
             return call(*args)
         finally:
             spent = time.thread_time() - began - (self.apart_s - apart)
-            if spent > self.longest_s:
-                self.longest_s, self.longest = spent, dict(self._callback)
-
-    def sample(self, _signal: int, frame: FrameType | None) -> None:
-        """Charge the CPU since the last sample to the part that is running."""
-        now = time.thread_time()
-        part = "apart" if self._hidden else part_of(frame)
-        self.parts[part] += now - self._last
-        self._callback[part] += now - self._last
-        self._last = now
-
-    @contextlib.contextmanager
-    def sampling(self) -> Iterator[None]:
-        signal.signal(signal.SIGPROF, self.sample)
-        signal.setitimer(signal.ITIMER_PROF, 1e-3, 1e-3)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def part_of(frame: FrameType | None) -> str:
-    while frame is not None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if file == STAND_INS:
-            return "messages" if name in ("serve", "_send") else "the rest"
-        _, ours, place = file.rpartition("/rollpacker/")
-        if ours:
-            return next((part for at, part in PARTS.items() if place.startswith(at)), "the rest")
-        frame = frame.f_back
-    return "the rest"
+            self.longest_s = max(self.longest_s, spent)
 
 
 class TimedLoop(asyncio.SelectorEventLoop):
@@ -158,7 +97,7 @@ def config_of(folder: Path, mode: str, args: argparse.Namespace, attempts: int) 
             "steps": 1,
             "model": {"path": "stand-in"},
             "data": {"path": "stand-in"},
-            "rewards": [{"function": f"{STAND_INS}:score"}],
+            "rewards": [{"function": f"{stand_ins.__file__}:score"}],
             "devices": {"per_node": args.workers, "kind": "cpu"},
             "grading": {"workers": args.graders},
             "rollout": {
@@ -205,26 +144,25 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     meter.reset()
     began, whole, wall = time.thread_time(), time.process_time(), time.monotonic()
     loading_s = children_s()
-    with meter.sampling():
-        with parts.rollout.step(0):
-            asyncio.get_running_loop().call_soon(gc.collect)
-            await parts.rollout.generate()
-            await parts.rollout.train()
-            await parts.rollout.publish()
-        record = parts.rollout.record
-        await log.step(
-            record,
-            parts.updates.groups,
-            policy=parts.policy,
-            counters=Counters(),
-            epoch=0.0,
-            extra={},
-        )
-        log.flush()
+    with parts.rollout.step(0):
+        asyncio.get_running_loop().call_soon(gc.collect)
+        await parts.rollout.generate()
+        await parts.rollout.train()
+        await parts.rollout.publish()
+    record = parts.rollout.record
+    await log.step(
+        record,
+        parts.updates.groups,
+        policy=parts.policy,
+        counters=Counters(),
+        epoch=0.0,
+        extra={},
+    )
+    log.flush()
     spent = time.thread_time() - began
     out["driver_s"], out["writer_s"] = spent - meter.apart_s, time.process_time() - whole - spent
     await asyncio.sleep(0)
-    out |= {"longest_ms": 1e3 * meter.longest_s, "longest": meter.longest}
+    out["longest_ms"] = 1e3 * meter.longest_s
     out["wall_s"], out["grading_s"] = time.monotonic() - wall, children_s() - loading_s
     out["attempts"], out["responses"] = len(record.attempts), pool.responses
     out["tokens"], out["sent_mb"] = pool.tokens, pool.sent / 1e6
@@ -246,7 +184,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ):
         config = config_of(Path(name), args.modes[0], args, args.attempts[0])
         runner.run(run_step(meter, config, Path(name), out))
-    out["parts"] = {part: meter.parts[part] for part in SHOWN}
     return out
 
 
@@ -268,16 +205,10 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
                 f"{row['longest_ms']:.0f}",
                 f"{row['grading_s']:.1f}",
                 f"{row['writer_s']:.1f}",
-                *(f"{row['parts'][part] * each:.0f}" for part in SHOWN),
             ]
         )
         before = row
-    table([*head, *SHOWN], cells)
-    print("\nparts are in CPU us a response; where the longest callbacks are, in CPU ms:")
-    for row in rows:
-        most = sorted(row["longest"].items(), key=lambda item: -item[1])[:3]
-        spent = ", ".join(f"{part} {1e3 * seconds:.0f}" for part, seconds in most)
-        print(f"  {row['mode']} {row['attempts']:,}: {spent}")
+    table(head, cells)
 
 
 def main() -> None:

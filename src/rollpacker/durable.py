@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import deque
 from pathlib import Path
 
 
@@ -59,20 +60,21 @@ class AppendFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._good = self._file.seek(0, os.SEEK_END)
-        self._pending = b""
+        self._pending: deque[bytes] = deque()
 
     def write(self, record: bytes) -> None:
-        """Write a record and those that failed before it. Raises ``OSError``; none is lost."""
-        self._pending += record
-        try:
-            written = self._file.write(self._pending)
-            if written != len(self._pending):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            self._file.truncate(self._good)
-            raise
-        self._good += len(self._pending)
-        self._pending = b""
+        """Write a record behind those that failed before it. Raises ``OSError``; none is lost."""
+        self._pending.append(record)
+        while self._pending:
+            try:
+                written = self._file.write(self._pending[0])
+                if written != len(self._pending[0]):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                self._file.truncate(self._good)
+                raise
+            self._good += written
+            self._pending.popleft()
 
     def close(self) -> None:
         """Close the file; records that never fitted are given up."""

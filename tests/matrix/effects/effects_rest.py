@@ -179,43 +179,36 @@ def known(ran: Ran) -> dict[str, Any]:
     return jobs[0]
 
 
-# --- trackers: what accelerate hands to packages of these names ----------------------------------
+# --- trackers: what packages of these names are told ---------------------------------------------
 
 STAND_IN = """
-import json, pathlib, types
+import json, pathlib
 
 def note(kind, *values):
     with open(pathlib.Path(__file__).with_suffix(".log"), "a") as file:
         file.write(json.dumps([kind, *values], default=str) + "\\n")
 
-class Run:
-    def log(self, values, step=None, **_):
-        note("log", step, values)
-    def finish(self):
-        note("finish")
-
-config = types.SimpleNamespace(update=lambda values, **_: note("config", values))
-def init(**options):
+def init(config, **options):
     note("init", options)
-    return Run()
+    note("config", config)
+def log(values, step=None):
+    note("log", step, values)
+def finish():
+    note("finish")
 
-limits = types.SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100)
-utils = types.SimpleNamespace(validation=limits)
-def search_experiments(**_):
-    return []
-def create_experiment(**_):
-    return "1"
+def set_experiment(name):
+    assert name == "rollpacker"
 def start_run(**options):
     note("init", options)
 def log_params(values):
-    note("config", values)
+    note("config", {k: json.loads(v) if v.isdigit() else v for k, v in values.items()})
 def log_metrics(values, step=None):
     note("log", step, values)
 def end_run():
     note("finish")
 """
-"""The calls of wandb, trackio and mlflow that accelerate makes, into a file. None of the packages
-is installed for tests: they want an account, a server or a database."""
+"""Of wandb and trackio, then of mlflow, into a file. None of the packages is installed for tests:
+they want an account, a server or a database."""
 
 TRACKERS = ("wandb", "trackio", "mlflow")
 

@@ -19,7 +19,7 @@ from rollpacker.core.codec import dumps
 from rollpacker.report.reading.conversations import Message, ShownCall, conversation, says, turns_of
 from rollpacker.report.reading.responses import find
 from rollpacker.report.run_report import write_report
-from rollpacker.report.sections.browser import LONGEST
+from rollpacker.report.sections import LONGEST
 
 EVIL = "</script><img src=x onerror=\"document.title = 'pwned'\">\x1b[2J"
 TEXT, TURNS, MESSAGES = 10, 11, 12

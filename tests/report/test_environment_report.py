@@ -20,7 +20,7 @@ from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading import bubbles
 from rollpacker.report.reading.run_folder import WAIT_COLUMNS, load_run
 from rollpacker.report.run_report import write_report
-from rollpacker.report.sections.environments import environment_facts
+from rollpacker.report.sections import environment_facts
 from rollpacker.report.timeline import write_timeline
 
 TOOLS_0, TOOLS_1 = [(0.0, 1.0), (4.0, 5.0), (5.5, 6.0)], [(0.0, 1.0), (2.0, 5.0)]

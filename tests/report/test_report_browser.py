@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 from report_runs import page_data
 
+from rollpacker.report import sections as module
 from rollpacker.report.run_report import write_report
-from rollpacker.report.sections import browser as module
 
 EVIL = (
     "</script><script>document.title = 'pwned'</script>"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +12,12 @@ import polars as pl
 import pytest
 from report_runs import MODES, page_data
 
-from rollpacker.report.reading.run_folder import load_run
+from rollpacker.core.sample_table import PROGRAM
+from rollpacker.report.compare import write_comparison
+from rollpacker.report.reading.run_folder import ReportError, load_run
 from rollpacker.report.run_report import write_report
-from rollpacker.report.sections.agreement import agreement_section
+from rollpacker.report.sections import SHOWN, agreement_section, program_section
+from rollpacker.report.sections import test_times as times_of
 from rollpacker.report.timeline import write_timeline
 
 
@@ -187,3 +191,137 @@ def test_a_report_of_a_run_that_trained_nothing(copy):
     assert data["facts"]["prompts_trained"] == data["facts"]["kept_tokens"] == 0
     assert data["facts"]["lost_share"] == 1.0
     assert "lengths" not in data["figures"]
+
+
+RESULT = {
+    "sampled_accuracy": 0.813,
+    "greedy_accuracy": 0.86,
+    "train_wall_s": 9.2,
+    "rollout_wall_s": 7.1,
+    "rollout_cpu_s": 12.0,
+    "decode_steps": 43210,
+    "decoded_tokens": 123456,
+    "kept_tokens": 111222,
+    "kept_vs_true_len": 1.0,
+    "clipped_ratio": 0.0123,
+    "prompts_trained": 192,
+}
+
+
+def summary() -> dict:
+    return {
+        "before": {"sampled_accuracy": 0.556, "greedy_accuracy": 0.6},
+        "modes": {
+            "off": RESULT,
+            "exact": RESULT | {"train_wall_s": 6.8},
+            "race": RESULT | {"kept_vs_true_len": 0.712},
+        },
+        "speedup": {"wall": 1.353, "decode_steps": 1.0},
+        "recommended_mode": "exact",
+    }
+
+
+def test_modes_stand_beside_each_other(made, tmp_path):
+    out = write_comparison(
+        {m: made[m] for m in ("race", "off", "exact")}, summary(), tmp_path / "demo.html"
+    )
+    text, data = out.read_text(encoding="utf-8"), page_data(out)
+    assert out.stat().st_size < 8e6
+    for shown in ("1.35×", "0.712", "43,210", "123,456", "0.556 → 0.813", "6.80 s"):
+        assert shown in text
+    charts = data["gantts"]["gantt"]["charts"]
+    assert [chart["name"] for chart in charts] == ["off", "race", "exact"]
+    assert {chart["step"] for chart in charts} == {1}
+    for figure in data["figures"].values():
+        go.Figure(figure)
+    assert len(data["figures"]["learning"]["data"]) == 2 * len(MODES)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_steps_of_an_emulation_are_drawn_where_it_kept_up(made, tmp_path, honest) -> None:
+    cluster = {
+        "off": {"run": str(made["off"]), "honest": True},
+        "exact": {"run": str(made["exact"]), "honest": honest},
+    }
+    runs = {mode: made[mode] for mode in ("off", "exact")}
+    out = write_comparison(runs, summary() | {"cluster": cluster}, tmp_path / "demo.html")
+    assert ("cluster" in page_data(out)["gantts"]) == honest
+
+
+def test_reports_of_the_runs_are_linked_where_they_are(made, tmp_path):
+    beside = shutil.copytree(made["exact"], tmp_path / "exact")
+    (beside / "report.html").touch()
+    runs = {"off": made["off"], "exact": beside}
+    out = write_comparison(runs, summary(), tmp_path / "demo.html")
+    text = out.read_text(encoding="utf-8")
+    assert '<a href="exact/report.html">report of exact</a>' in text
+
+
+@pytest.mark.parametrize("drop", ["off", "race"])
+def test_a_mode_without_results_is_named(made, tmp_path, drop):
+    lacking = summary()
+    del lacking["modes"][drop]
+    with pytest.raises(ReportError, match=f"no results of mode '{drop}'"):
+        write_comparison(made, lacking, tmp_path / "demo.html")
+
+
+# --- test report programs: The report's section on tests, from a samples table.
+
+
+def table(*rows: tuple[str, str | None, list[str], list[float], bool]) -> pl.DataFrame:
+    schema = {"prompt": pl.String} | PROGRAM
+    level = "standard"
+    return pl.DataFrame(
+        [(p, v, t, s, level if v else None, f if v else None) for p, v, t, s, f in rows],
+        schema=schema,
+        orient="row",
+    )
+
+
+SOME = table(
+    ("a", "pass", ["pass", "pass"], [0.25, 0.5], False),
+    ("a", "tle_cpu", ["pass", "tle_cpu"], [0.125, 4.0], False),
+    ("b", "no_code", [], [], False),
+    ("b", "fail", ["fail"], [0.0625], True),
+    ("c", None, [], [], False),
+)
+
+
+def test_times_are_by_prompt_and_test() -> None:
+    assert times_of(SOME.drop_nulls("code_verdict")).rows() == [
+        ("a", 0, 2, 1.0, 0.0, 0.25, 0.25, 0.375),
+        ("a", 1, 2, 0.5, 0.5, 4.0, 0.5, 4.5),
+        ("b", 0, 1, 0.0, 0.0, 0.0625, None, 0.0625),
+    ]
+
+
+def test_the_slowest_and_the_most_failing_are_listed_once() -> None:
+    section = program_section(SOME)
+    assert section is not None
+    assert section.text.startswith(
+        "4 responses were graded by their programs: 25.0% passed all tests, 25.0% ran into a "
+        "timeout, 0.0% crashed and 25.0% had no program. They took 4.94 s of CPU time at sandbox "
+        "level standard. 1 of them have asserts"
+    )
+    assert section.table is not None
+    listed = [(row[0], row[1]) for row in section.table.rows]
+    assert listed == [("a", "1"), ("a", "0"), ("b", "0")]
+
+
+def test_tables_are_short() -> None:
+    slow = [(f"s{i}", "pass", ["pass"], [9.0 + i], False) for i in range(50)]
+    bad = [(f"f{i}", "fail", ["fail"], [0.1], False) for i in range(50)]
+    section = program_section(table(*slow, *bad))
+    assert section is not None
+    assert section.table is not None
+    names = [row[0] for row in section.table.rows]
+    assert names[:SHOWN] == [f"s{i}" for i in range(49, 39, -1)]
+    assert len(names) == 2 * SHOWN
+    assert all(name.startswith("f") for name in names[SHOWN:])
+
+
+def test_runs_without_programs_have_no_section() -> None:
+    assert program_section(SOME.select("prompt")) is None
+    section = program_section(SOME.filter(pl.col("prompt") == "c"))
+    assert section is not None
+    assert section.text == "No program was graded."

@@ -12,16 +12,25 @@ import yaml
 
 from rollpacker.config.reading.secrets import masked
 from rollpacker.report.drawing import figures, page
-from rollpacker.report.drawing.figures import number, present
+from rollpacker.report.drawing.figures import (
+    LengthCurves,
+    length_curves,
+    length_facts,
+    number,
+    present,
+)
 from rollpacker.report.drawing.gantt_data import Gantt
-from rollpacker.report.drawing.length_curves import LengthCurves, length_curves, length_facts
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, plain, seconds, share
 from rollpacker.report.reading.run_folder import RunFolder, load_run
-from rollpacker.report.sections.agreement import agreement_section
-from rollpacker.report.sections.browser import browser_section
-from rollpacker.report.sections.environments import environment_facts, environment_section
-from rollpacker.report.sections.programs import program_section
-from rollpacker.report.sections.tail_costs import aborted_section, stale_tiles
+from rollpacker.report.sections import (
+    aborted_section,
+    agreement_section,
+    browser_section,
+    environment_facts,
+    environment_section,
+    program_section,
+    stale_tiles,
+)
 
 _REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500

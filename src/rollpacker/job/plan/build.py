@@ -47,8 +47,7 @@ from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.record.run_log import RunLog, save_config
-from rollpacker.runtime.record.trackers import Tracker, open_trackers
+from rollpacker.runtime.record.run_log import RunLog, Tracker, open_trackers, save_config
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout

@@ -16,8 +16,8 @@ from rollpacker.policy.engines.hardware import LatencyCurve
 from rollpacker.polytrace.statistics.numerics import least_squares
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import DriverCosts
+from rollpacker.sim.recorded.run_reader import First, GradientTask, Interval, RunStep
 from rollpacker.sim.recorded.run_record import RunRecord
-from rollpacker.sim.recorded.run_steps import First, GradientTask, Interval, RunStep
 from rollpacker.sim.world.result import mean
 
 Floats = NDArray[np.float64]

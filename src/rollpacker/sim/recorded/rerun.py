@@ -12,9 +12,8 @@ from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.describe.compare import METRICS, STEP, Comparison, TimedSteps, compare
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
-from rollpacker.sim.recorded.run_lanes import Tried
+from rollpacker.sim.recorded.run_reader import RunStep, Tried
 from rollpacker.sim.recorded.run_record import RunRecord
-from rollpacker.sim.recorded.run_steps import RunStep
 from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.result import StepResult, mean

@@ -2,13 +2,241 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollpacker.core import journal
-from rollpacker.core.types import Drafted, Prompt, PromptId
-from rollpacker.sim.recorded.run_lanes import NONE, Handled, Lane, Mark, Tried
-from rollpacker.sim.recorded.run_steps import First, GradientTask, Interval, RunStep
+from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
+from rollpacker.sim.workload.turn_script import ScriptedTurn
+
+# --- run lanes ------------------------------------------------------------------------------------
+
+
+class Handled(NamedTuple):
+    """Responses that the driver dealt with while the workers left it no core."""
+
+    ended: int = 0
+    graded: int = 0
+
+    def since(self, earlier: Handled) -> Handled:
+        """Those after an earlier count."""
+        return Handled(self.ended - earlier.ended, self.graded - earlier.graded)
+
+
+NONE = Handled()
+
+
+class Mark(NamedTuple):
+    """A moment of an engine.
+
+    Args:
+        at_s: when it was.
+        sequence_s: seconds that sequences had run by then, added up.
+        prefilled: tokens that turns had brought by then.
+        handled: by the driver, by then.
+    """
+
+    at_s: float = 0.0
+    sequence_s: float = 0.0
+    prefilled: int = 0
+    handled: Handled = NONE
+
+
+START = Mark()
+
+
+@dataclass(slots=True, eq=False)
+class Tried:
+    """An attempt: ``tokens`` is a lower bound until it has ended."""
+
+    prompt: PromptId
+    index: int
+    engine: int
+    base: int = 0
+    """Tokens that it had when it came to its engine, or began its turn there."""
+    added: int = 0
+    """Put in by its environment so far."""
+    held: int = 0
+    """Of both, what its engine has when a turn has ended."""
+    clock: Hashable = None
+    """Whose decode steps are counted: of two with one clock it is known which step was when."""
+    offset: int = 0
+    """Steps on that clock before its first one."""
+    entered: Mark = START
+    """When it began to run."""
+    lag: float | None = None
+    """Steps that its turn then waited for the one in flight to end, on average; None where it came
+    with the others."""
+    tokens: int = 0
+    end_s: float | None = None
+    graded_s: float | None = None
+    reward: float | None = None
+    decoding: bool = True
+    """It has not ended."""
+    acting_s: float | None = None
+    """Since when its environment is at work; None where it is not."""
+    waited_s: float | None = None
+    """How long its environment had been at work when it was stopped; None where it was not."""
+    turns: list[ScriptedTurn] = field(default_factory=list[ScriptedTurn])
+    """Those that its environment has had, begun with its beginning; empty where it has none."""
+
+    @property
+    def step(self) -> int:
+        """The one on its clock that gave its last known token."""
+        return self.offset + self.tokens - self.base
+
+    def end_turn(self, now: float, tokens: int) -> None:
+        """Its environment is next."""
+        self.turns.append(ScriptedTurn(tokens - sum(turn.tokens for turn in self.turns)))
+        self.tokens, self.acting_s, self.held = tokens, now, tokens + self.added
+
+    def answer(self, seconds: float, added: int) -> None:
+        """Its environment has answered."""
+        turn = self.turns.pop() if self.turns else ScriptedTurn(0)
+        self.turns.append(ScriptedTurn(turn.tokens, seconds, added))
+        self.added += added
+
+    def stop(self, now: float, tokens: int) -> None:
+        """It is not wanted any more."""
+        if self.acting_s is not None:
+            self.waited_s = now - self.acting_s
+        self.tokens, self.decoding, self.acting_s = max(self.tokens, tokens), False, None
+
+    def end(self, now: float, tokens: int) -> None:
+        """Its response is there."""
+        if self.acting_s is not None:
+            if self.turns:
+                self.answer(now - self.acting_s, 0)
+        elif self.turns:
+            self.turns.append(ScriptedTurn(tokens - sum(turn.tokens for turn in self.turns)))
+        self.tokens, self.decoding, self.acting_s = tokens, False, None
+
+
+@dataclass(slots=True)
+class Lane:
+    """An engine that decodes at most ``most`` together; the others wait in the order in which they
+    came."""
+
+    most: int
+    running: list[Tried] = field(default_factory=list[Tried])
+    waiting: deque[Tried] = field(default_factory=deque[Tried])
+    prompts: set[PromptId] = field(default_factory=set[PromptId])
+    """That turns have brought."""
+    prefilled: int = 0
+    """Tokens that turns have brought."""
+    _sequence_s: float = 0.0
+    _since: float = 0.0
+
+    def mark(self, now: float, handled: Handled) -> Mark:
+        """This moment."""
+        self._sequence_s += len(self.running) * (now - self._since)
+        self._since = now
+        return Mark(now, self._sequence_s, self.prefilled, handled)
+
+    def join(self, tried: Tried, clock: Hashable, mark: Mark) -> None:
+        """One has come."""
+        tried.clock, tried.offset = clock, 0
+        if len(self.running) < self.most:
+            tried.entered = mark
+            self.running.append(tried)
+        else:
+            self.waiting.append(tried)
+
+    def leave(self, tried: Tried, clock: Hashable, step: int, mark: Mark) -> None:
+        """One has gone, at ``step`` of ``clock``: the next one takes its place."""
+        if tried in self.waiting:
+            self.waiting.remove(tried)
+            return
+        self.running.remove(tried)
+        if self.waiting:
+            following = self.waiting.popleft()
+            following.clock, following.offset, following.entered = clock, step, mark
+            if following.lag is not None:
+                following.lag = 0.0
+            self.running.append(following)
+
+    def bring(self, tried: Tried, prompt_tokens: int) -> None:
+        """A turn comes, with what the engine does not have of it."""
+        self.prefilled += tried.tokens + tried.added - tried.held
+        if tried.prompt not in self.prompts:
+            self.prompts.add(tried.prompt)
+            self.prefilled += prompt_tokens
+
+
+# --- run steps ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """``steps`` decode steps of one engine between two ends of its responses or their turns, or
+    from a turn's begin to its end.
+
+    ``batch`` sequences of ``context`` tokens in all, on average over the steps; ``seconds``, in
+    which turns brought ``prefill`` tokens.
+    Where it decoded ``ahead`` these are tokens of a sequence, not steps.
+    """
+
+    batch: float
+    context: float
+    steps: float
+    seconds: float
+    handled: Handled = NONE
+    ahead: bool = False
+    prefill: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first end on an engine in a round: ``seconds`` after the round began, without those in
+    which its environment did."""
+
+    batch: int
+    context: float
+    steps: int
+    prefill: int
+    seconds: float
+    handled: Handled = NONE
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTask:
+    """Gradients of responses with these lengths, prompts included; ``seconds`` with messages."""
+
+    lengths: tuple[int, ...]
+    seconds: float
+    handled: Handled = NONE
+
+
+@dataclass(slots=True)
+class RunStep:
+    """One step of a run; times are seconds of its clock."""
+
+    number: int
+    start_s: float
+    engines: tuple[int, ...]
+    remaining: dict[str, int]
+    drawn: list[Prompt] = field(default_factory=list[Prompt])
+    attempts: dict[int, Tried] = field(default_factory=dict[int, Tried])
+    groups: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
+    trained: set[PromptId] = field(default_factory=set[PromptId])
+    """Kept groups that have gradients."""
+    intervals: list[Interval] = field(default_factory=list[Interval])
+    firsts: list[First] = field(default_factory=list[First])
+    tasks: list[GradientTask] = field(default_factory=list[GradientTask])
+    last_end_s: float = 0.0
+    rollout_end_s: float = 0.0
+    drafts: Drafted = NO_DRAFTS
+    """What decoding ahead brought."""
+    last_gradient_s: float | None = None
+    end_s: float | None = None
+    measured: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each phase, by the run's own metrics."""
+
+
+# --- run reader -----------------------------------------------------------------------------------
 
 _WORK = ("AttemptFinished", "AttemptAborted", "AttemptMigrated", "AttemptGraded", "TurnFinished")
 """Events with work of the driver for one response, unless its environment was at work."""

@@ -13,8 +13,7 @@ import yaml
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.polytrace.describe.compare import METRICS
-from rollpacker.sim.recorded.run_reader import Reader
-from rollpacker.sim.recorded.run_steps import RunStep
+from rollpacker.sim.recorded.run_reader import Reader, RunStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ class RowFiles:
         self._most = most
         self._files: dict[int, RowFile] = {}
         self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
 
     def of(self, row: Row) -> RowFile | None:
         """A row's file, if it has one."""
@@ -127,8 +131,8 @@ class GradingJob:
         return b"".join((HEADER.pack(JOB.size + len(body)), JOB.pack(self.id), body))
 
     def _body(self, rows: RowFiles) -> bytes:
-        self.files = [rows.of(r.row) for r in self.requests]
-        plain = list(map(_plain, self.requests, self.files))
+        self.files = [rows.of(r.row) for r in self.requests] if rows else []
+        plain = list(map(_plain, self.requests, self.files or repeat(None)))
         return pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
 
     def cancellation(self) -> bytes:

@@ -25,7 +25,7 @@ from rollpacker.processes.frames import HEADER, LARGEST_REPLY, Inbox, frame
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import GradeRequest, GradingError, Scored, TrainerState
 from rollpacker.reward.functions import Scorer, resolve
-from rollpacker.reward.processes.process import JOB, Loaded, load_row
+from rollpacker.reward.processes.process import JOB, Loaded, Row, load_row
 
 # The driver as a grading process sees it: jobs come in, replies and signs of life go out.
 
@@ -165,7 +165,7 @@ def _encode(scored: Sequence[float | Scored | None]) -> dict[str, Any]:
 
 def _job(payload: bytes, read: ResponseText | None) -> tuple[Sequence[int], list[GradeRequest]]:
     functions, requests = pickle.loads(memoryview(payload)[JOB.size :])
-    loaded = cache(load_row)  # requests of a call share their row
+    loaded: dict[str, Row] = {}  # requests of a call share their row
     return functions, [
         GradeRequest(
             attempt=AttemptId(attempt),
@@ -173,7 +173,7 @@ def _job(payload: bytes, read: ResponseText | None) -> tuple[Sequence[int], list
             # Once, when a function asks for it: one that reads token ids never does.
             completion=cache(partial(read, ids)) if read else completion,
             completion_ids=ids,
-            row=loaded(row) if isinstance(row, str) else row,
+            row=_loaded(row, loaded) if isinstance(row, str) else row,
             timeouts_s=timeouts,
             state=TrainerState(*state),
             messages=messages,
@@ -181,3 +181,7 @@ def _job(payload: bytes, read: ResponseText | None) -> tuple[Sequence[int], list
         for attempt, prompt, completion, packed, row, timeouts, state, messages in requests
         for ids in [memoryview(packed).cast("i").tolist()]
     ]
+
+
+def _loaded(path: str, loaded: dict[str, Row]) -> Row:
+    return loaded.get(path) or loaded.setdefault(path, load_row(path))

@@ -1,5 +1,6 @@
 """Agents: one at a time of a node, heard in time whatever they do, never silent for ever."""
 
+import errno
 import subprocess
 import sys
 import threading
@@ -307,3 +308,23 @@ def test_an_agent_says_once_that_no_daemon_answers(
         threading.Event().wait(0.4)
     (text,) = said
     assert text.startswith("waiting for the daemon (--url) until it answers: 127.0.0.1:")
+
+
+def test_an_agent_lives_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    full = threading.Event()
+    renew = NodePrograms.renew
+
+    def renewed(programs: NodePrograms, stop_at: float) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        renew(programs, stop_at)
+
+    monkeypatch.setattr(NodePrograms, "renew", renewed)
+    full.set()
+    with running(Told("false"), tmp_path, say=said.append) as ended:
+        until(lambda: any("frozen until its lease can be written" in text for text in said))
+        assert ended() == []
+        full.clear()
+        until(lambda: said[-1] == "node node: its lease is written again")
+    assert ended() == [None]

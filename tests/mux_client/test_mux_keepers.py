@@ -1,5 +1,6 @@
 """What is left of programs whose agents or keepers were killed, or stood still."""
 
+import errno
 import json
 import os
 import signal
@@ -266,3 +267,33 @@ def test_an_end_that_cannot_be_written_for_a_moment_is_written_later(folder: Pat
     time.sleep(3 * keeper.POLL_S)
     taken.rmdir()
     until(lambda: codes(programs) == [0])
+
+
+def test_what_the_disk_has_no_room_for_has_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = NodePrograms(folder, {})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert programs.settle([wanted("true")]) == []
+    assert codes(programs) == [keeper.NOT_STARTED]
+    assert not programs.folder(FIRST).exists()
+    assert programs.settle([]) == []
+    assert codes(programs) == []
+
+
+def test_a_log_keeps_its_end_and_its_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOG_KEPT", 2**20)
+    (tmp_path / "program.json").write_text("{}")
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 3 * 2**20 + b"end")
+    keeper.ProgramSupervisor(str(tmp_path))._cap_log()
+    assert log.stat().st_size in (3 * 2**20 + 3, 0)  # zero on a file system without holes
+    assert log.stat().st_blocks * 512 < 2 * 2**20
+    assert log.read_bytes()[-3:] in (b"end", b"")

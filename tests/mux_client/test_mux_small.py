@@ -1,5 +1,6 @@
 """Settings that are refused, names that the daemon takes, agents of nodes that are not in use."""
 
+import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mux_real_daemon import Daemon
+from mux_real_daemon import Daemon, spec
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
@@ -163,3 +164,25 @@ def test_a_link_keeps_its_connection_and_notices_its_end(tmp_path: Path) -> None
         server.shutdown()
         # Its threads wait for the end of what is kept.
         del link, kept
+
+
+def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
+    words = ["--url", daemon.url, "--token-file", str(daemon.token_file)]
+
+    def told(*command: str) -> str:
+        done = CliRunner().invoke(app, ["mux", *command, *words])
+        assert done.exit_code == 0, done.exception
+        return done.stdout
+
+    for name, team in (("one", "art"), ("two", "art"), ("three", "music")):
+        daemon.client().submit(spec(name, team=team))
+    shown = told("show", "one")
+    assert "art, 0" in shown
+    assert '"phases": []' in told("show", "one", "--json")
+    rows = json.loads(told("history", "--json"))["team"]
+    assert (rows["art"]["jobs"], rows["music"]["ended"]) == (2, 0)
+    assert told("end", "--all", "--team", "art") == "job one: ended\njob two: ended\n"
+    assert told("end", "three") == "job three: ended\n"
+    assert json.loads(told("history", "--json"))["team"]["art"]["ended"] == 2
+    wrong = CliRunner().invoke(app, ["mux", "end", "three", "--all", *words])
+    assert "name jobs to end, or say --all" in str(wrong.exception)

@@ -16,7 +16,7 @@ from rollpacker.rollmux.service.client.client import SAFE_SHARE
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.serve import ServeOptions
 from rollpacker.rollmux.service.state import daemon_events
-from rollpacker.rollmux.service.state.attempts import RunningPrograms
+from rollpacker.rollmux.service.state.attempts import MOST_NODES_LOST, RunningPrograms
 from rollpacker.rollmux.service.views import views
 
 MACHINES = [
@@ -245,3 +245,22 @@ def test_texts_from_before_are_told_as_they_are(world: World) -> None:
     (wanted,) = told(world, node)
     assert json.loads(dumps_finite(wanted)) == wanted
     assert wanted["program"]["environment"] == {"A": "\ud800"}
+
+
+def test_a_job_that_breaks_its_nodes_one_after_the_other_ends(tmp_path: Path) -> None:
+    many = [Machine(name=f"rollout-{number}", pool="rollout") for number in range(2, 6)]
+    world = World(tmp_path, replace(SHARED, nodes="named"), [*MACHINES, *many])
+    assert world.submit("a", program=PROGRAM | {"restarts": 9})[0] == 201
+    for _ in range(MOST_NODES_LOST):
+        node = world.core.leased.lead("a")
+        assert node is not None
+        assert [each["job"] for each in told(world, node)] == ["a"]
+        assert world.post(node_commands.node_failed, node)[0] == 200
+    node = world.core.leased.lead("a")
+    assert node is not None
+    assert told(world, node) == []
+    found = views.job(world.core, "a")
+    assert (found["state"], found["outcome"]) == ("ended", "failed")
+    assert found["program"] is not None
+    assert found["program"]["nodes_lost"] == MOST_NODES_LOST
+    world.store.close()

@@ -11,17 +11,21 @@ import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
+from rich.table import Table
 
 from rollpacker.cli.mux.daemon import Daemon, of_daemon
-from rollpacker.cli.mux.words import missed
-from rollpacker.cli.output import Json, print_found, print_note
+from rollpacker.cli.mux.words import duration, missed
+from rollpacker.cli.output import Json, console, print_found, print_json, print_note, table_of
 from rollpacker.terminal import coloured
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
 _LOOK_S = 1.0
+_PHASES = 6
+"""Of a job, the last ones."""
+_HISTORY = ("jobs", "ended", "iterations", "node_hours", "missed")
 _TAIL = 64 * 1024
 """Bytes of the end of a log that are shown first when it is followed."""
 
@@ -131,15 +135,114 @@ def wait(
 @of_daemon
 def end(
     daemon: Daemon,
-    job: Job,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Their ids.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All live jobs.")] = False,
+    team: Annotated[str, typer.Option(help="With --all: of this team only.")] = "",
     as_json: Json = False,
 ) -> None:
-    """End a job: its program is stopped; its nodes are free when its permit is over.
+    """End jobs: their programs are stopped; nodes are free when their permits are over.
 
     Example: rollpacker mux end my-job
     """
-    found = daemon.post(f"/v1/jobs/{_quoted(job)}/end", {}, None)
-    print_found(found, as_json, f"job {job}: {found['state']}")
+    if every == bool(jobs) or (team and not every):
+        raise ValueError("name jobs to end, or say --all, with --team for those of one team only")
+    names = jobs or [
+        job["id"]
+        for job in daemon.get("/v1/status")["jobs"]
+        if not team or job["spec"]["team"] == team
+    ]
+    found = {name: daemon.post(f"/v1/jobs/{_quoted(name)}/end", {}, None) for name in names}
+    told = "\n".join(f"job {name}: {each['state']}" for name, each in found.items())
+    one = found[names[0]] if len(names) == 1 and not every else {"jobs": found}
+    print_found(one, as_json, told or "there are no such jobs")
+
+
+@of_daemon
+def show(daemon: Daemon, job: Job, as_json: Json = False) -> None:
+    """Show all that is known of a job: nodes, queue, promise, phases, program, what it waits for.
+
+    Example: rollpacker mux show my-job
+    """
+    found = daemon.get(f"/v1/jobs/{_quoted(job)}")
+    recent = daemon.get(f"/v1/timeline?window_s=86400&job={_quoted(job)}")["phases"][-_PHASES:]
+    if as_json:
+        print_json(found | {"phases": recent})
+        return
+    spec, now = found["spec"], found["arrived_s"] + found["elapsed_s"]
+    wanted = spec["iterations"] or spec["expected_iterations"]
+    rows = [
+        ("state", ", ".join(filter(None, (found["state"], found["outcome"])))),
+        ("team, priority", f"{spec['team'] or 'none'}, {spec['priority']}"),
+        ("submitted", f"{duration(found['elapsed_s'])} ago" if found["ended_s"] is None else ""),
+        ("iterations", f"{found['done']}{f' of {wanted}' if wanted else ''}"),
+        ("SLO", f"{spec['slo']:g}, {found['slo_state']}, {found['slo_slack_s']:.0f} s left"),
+        ("nodes", " ".join((*found["rollout_nodes"], *found["train_nodes"]))),
+        ("waits for", "; ".join(_waits_for(daemon, found))),
+    ]
+    rows += [
+        (f"{each['phase']}", f"{duration(now - each['start'])} ago, {each['outcome']}")
+        for each in recent
+    ]
+    attempts = (found["program"] or {"attempts": []})["attempts"]
+    for each in attempts:
+        code = "runs" if each["ended"] is None else f"ended with {each['code']}"
+        rows.append((f"attempt {each['number']}", f"{each['node']}: {code}"))
+    if found["program"] is not None and found["program"]["nodes_lost"]:
+        rows.append(("nodes lost", f"{found['program']['nodes_lost']} in a row, 3 end the job"))
+    view = Table(title=job, show_header=False)
+    for row in rows:
+        if row[1]:
+            view.add_row(*row)
+    console.print(view)
+
+
+def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
+    """Nodes, its turn, a move of its own, or an agent."""
+    found: list[str] = []
+    if (queue := job["queue"]) is not None:
+        found.append(f"nodes, {queue['position']} of {queue['of']}: {queue['reason']}")
+    if job["state"] == "waiting":
+        found.append(f"its turn to {job['next']}")
+    if job["move"] is not None:
+        found.append("its own move: " + " ".join((*job["move"]["rollout"], *job["move"]["train"])))
+    program = job["program"]
+    for node in (*job["rollout_nodes"], *job["train_nodes"]) if program is not None else ():
+        if daemon.get(f"/v1/nodes/{_quoted(node)}")["reported_s"] is None:
+            found.append(
+                f"an agent on {node}: rollpacker mux agent --node {node} --programs FOLDER"
+            )
+    return found
+
+
+@of_daemon
+def history(
+    daemon: Daemon,
+    by: Annotated[Literal["team", "day", "job"], typer.Option(help="What a row is.")] = "team",
+    as_json: Json = False,
+) -> None:
+    """Show what jobs have had: how many, iterations, node hours of phases alone, missed promises.
+
+    Example: rollpacker mux history --by day
+    """
+    jobs = daemon.get("/v1/jobs")["jobs"]
+    rows: dict[str, dict[str, float]] = {}
+    for job in jobs:
+        spec = job["spec"]
+        day = time.strftime("%Y-%m-%d", time.localtime(job["arrived_s"]))
+        row = {"team": spec["team"] or "none", "day": day, "job": job["id"]}[by]
+        told = rows.setdefault(row, dict.fromkeys(_HISTORY, 0.0))
+        hours = job["solo_s"] * max(spec["rollout_nodes"], spec["train_nodes"]) / 3600
+        ended = job["ended_s"] is not None
+        late = ended and job["slo_state"] == "missed"
+        for name, value in zip(_HISTORY, (1, ended, job["done"], hours, late), strict=True):
+            told[name] += value
+    if as_json:
+        print_json({by: rows})
+        return
+    view = table_of(by, "jobs", "ended", "iterations", "node hours", "SLO missed")
+    for name, told in sorted(rows.items()):
+        view.add_row(name, *(f"{value:.0f}" for value in told.values()))
+    console.print(view)
 
 
 def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[str, Any]:

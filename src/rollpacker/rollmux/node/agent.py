@@ -148,16 +148,25 @@ class NodeAgent:
             self._node, told, agent=self._identity, patience_s=self._ttl_s or _FIRST_S
         )
         self._ttl_s = ttl_s = answer["ttl_s"]
-        self._well()
+        if self._said != "disk":
+            self._well()
         if self._programs is None:
             return ttl_s / 3
         if time.monotonic() >= sent + SAFE_SHARE * ttl_s:
             return 0.0  # it stood still since: what was wanted then may be elsewhere by now
         assert "attempts" in answer
-        for name in self._programs.settle(answer["attempts"]):
-            self._say(f"job {name.job}: attempt {name.number} is started")
-        # Only now: what is not wanted any more does not go on.
-        self._programs.renew(sent + SAFE_SHARE * ttl_s)
+        try:
+            for name in self._programs.settle(answer["attempts"]):
+                self._say(f"job {name.job}: attempt {name.number} is started")
+            # Only now: what is not wanted any more does not go on.
+            self._programs.renew(sent + SAFE_SHARE * ttl_s)
+        except OSError as error:
+            # The keepers' lease runs out; the node itself is well.
+            frozen = "what runs here is frozen until its lease can be written"
+            self._tell("disk", f"node {self._node}: {frozen}: {error}")
+        else:
+            if self._said == "disk":
+                self._tell("", f"node {self._node}: its lease is written again")
         return min(ttl_s / 3, _REPORT_S)
 
     def _rejoined(self) -> bool:

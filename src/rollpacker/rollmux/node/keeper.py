@@ -26,11 +26,14 @@ from collections.abc import Iterable
 POLL_S = 0.1
 GIVE_UP_S = 3600.0
 """Frozen processes hold a node's memory."""
+LOG_KEPT = 256 * 2**20
+"""Bytes of the end of a log that stay on the disk; what is before becomes a hole."""
 NOT_STARTED = 127
 """The code of a program that could not be started, as shells have it."""
 MARK = "ROLLMUX_ATTEMPT"
 """The variable that holds an attempt's folder."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None)
 
 
@@ -45,6 +48,7 @@ class ProgramSupervisor:
         self._ours_until = 0.0
         """As the lease said when it could be read last."""
         self._asked_at: float | None = None
+        self._hole_end = 0
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
@@ -75,6 +79,7 @@ class ProgramSupervisor:
                 return
         while (status := _reap(program.pid)) is None:
             self._look(program.pid)
+            self._cap_log()
             time.sleep(POLL_S)
         while left := descendants():
             send(left, signal.SIGKILL)
@@ -107,6 +112,19 @@ class ProgramSupervisor:
         elif self._frozen:
             send(self._frozen, signal.SIGCONT)
             self._frozen.clear()
+
+    def _cap_log(self) -> None:
+        """Give back the disk of what a program printed long ago; positions in the log stay."""
+        with contextlib.suppress(OSError), open(self._path("log"), "r+b") as log:
+            end = os.fstat(log.fileno()).st_size - LOG_KEPT
+            if end - self._hole_end < LOG_KEPT:
+                return
+            length = ctypes.c_longlong(end)
+            how = _KEEP_SIZE | _PUNCH_HOLE
+            if _libc.fallocate(log.fileno(), how, ctypes.c_longlong(0), length):
+                os.ftruncate(log.fileno(), 0)  # a file system without holes
+                end = 0
+            self._hole_end = end
 
     def _lease(self) -> float:
         with (

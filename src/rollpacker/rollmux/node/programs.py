@@ -51,6 +51,8 @@ class NodePrograms:
         self._folder = folder.resolve()
         self._known = known
         self._keepers: dict[AttemptName, subprocess.Popen[bytes]] = {}
+        self._unstarted = set[AttemptName]()
+        """Those for which the disk had no room: they have failed, and their folders are gone."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def renew(self, stop_at: float) -> None:
@@ -67,6 +69,9 @@ class NodePrograms:
             asked = any((self.folder(name) / how).exists() for how in ("stop", "kill"))
             told = {"job": name.job, "number": name.number, "stopped": asked}
             found.append(told | {"code": self._code(name)})
+        for name in sorted(self._unstarted):
+            told = {"job": name.job, "number": name.number, "stopped": False}
+            found.append(told | {"code": keeper.NOT_STARTED})
         return found
 
     def settle(self, wanted: Sequence[Mapping[str, Any]]) -> list[AttemptName]:
@@ -74,8 +79,8 @@ class NodePrograms:
 
         Returns those that it started."""
         told = {AttemptName(each["job"], each["number"]): each for each in wanted}
-        here = self._names()
-        for name in here:
+        self._unstarted &= told.keys()
+        for name in self._names():
             if name not in told:
                 self._drop(name)
         for name, each in told.items():
@@ -88,7 +93,12 @@ class NodePrograms:
         started = list[AttemptName]()
         for name, each in told.items():
             if not each["stop"] and name.job not in left and self._waits(name):
-                self._start(name, load(each["program"], JobProgram), each)
+                try:
+                    self._start(name, load(each["program"], JobProgram), each)
+                except OSError:
+                    shutil.rmtree(self.folder(name), ignore_errors=True)
+                    self._unstarted.add(name)
+                    continue
                 started.append(name)
         return started
 
@@ -116,7 +126,12 @@ class NodePrograms:
 
     def _waits(self, name: AttemptName) -> bool:
         """Whether it is still to be started; an agent may have been killed just before it did."""
-        if name in self._keepers or self._begun(name) or self._written(name) is not None:
+        if (
+            name in self._keepers
+            or name in self._unstarted
+            or self._begun(name)
+            or self._written(name) is not None
+        ):
             return False
         with self._unkept(name) as unkept:
             return unkept

@@ -154,6 +154,9 @@ class StartedProgram(TypedDict):
     program: dict[str, Any]
     attempts: list[AttemptTold]
     used: Annotated[int, says("Restarts since the job last got on.")]
+    nodes_lost: Annotated[
+        int, says("Nodes that failed under it since then; after 3 it has failed.")
+    ]
     done: Annotated[int, says("Iterations at the last of them.")]
     outcome: Annotated[Outcome, says("Empty while it may run.")]
     lead: Annotated[str | None, says("The node where it belongs.")]

@@ -142,7 +142,11 @@ def settled(
             _seen_end(core, node, each, each.code)
     held = leased.scheduler.cluster.nodes.get(node)
     for job in sorted(held.pins) if held is not None else ():
-        started = leased.jobs[job].program
+        record, started = leased.jobs[job], leased.jobs[job].program
+        if started is not None and started.outcome == "failed" and not record.ending:
+            # The last node that it had has failed under it: nobody saw an end there.
+            core.record(the_end(record))
+            continue
         ready_at = None if started is None else started.ready_at()
         if started is None or ready_at is None or ready_at > core.now():
             continue

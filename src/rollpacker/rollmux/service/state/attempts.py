@@ -10,6 +10,8 @@ from rollpacker.rollmux.model.program import JobProgram
 
 _KEPT = 20
 """Attempts of a job that are remembered."""
+MOST_NODES_LOST = 3
+"""Nodes that may fail in a row under a program: a job that breaks its nodes ends."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Before a program that failed starts again: the first time, and at most; doubled in between."""
 
@@ -57,6 +59,7 @@ class ProgramRuns:
         attempts: the last ones.
         used: restarts since the job last got on.
         done: iterations of the job at the last of these restarts.
+        nodes_lost: that failed under it since the job last got on.
     """
 
     program: JobProgram
@@ -64,6 +67,7 @@ class ProgramRuns:
     used: int = 0
     done: int = 0
     outcome: Outcome = ""
+    nodes_lost: int = 0
 
     @property
     def running(self) -> ProgramRun | None:
@@ -95,15 +99,18 @@ class ProgramRuns:
         """
         last = self.attempts[-1]
         last.ended, last.code = now, code
-        if told or code is None:
+        if told and code is not None:
             return
         if code == 0:
             self.outcome = "done"
             return
         if done > self.done:
-            self.done, self.used = done, 0
-        self.used += 1
-        if self.used > self.program.restarts:
+            self.done, self.used, self.nodes_lost = done, 0, 0
+        if code is None:
+            self.nodes_lost += 1
+        else:
+            self.used += 1
+        if self.used > self.program.restarts or self.nodes_lost >= MOST_NODES_LOST:
             self.outcome = "failed"
 
     def job_ended(self) -> None:

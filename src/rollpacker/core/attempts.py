@@ -38,7 +38,7 @@ class RecordedAttempt:
     start_s: float
     engine: int
     """Where it was started or migrated to."""
-    stays: list[tuple[int, float]]
+    stays: tuple[tuple[int, float], ...]
     """Engines and since when: its start, and each time that it went on elsewhere."""
     state: str = "aborted"
     """``kept``, ``dropped``, ``aborted``, or ``carried``: another attempt goes on with it."""
@@ -46,10 +46,8 @@ class RecordedAttempt:
     """When it began to decode, or its environment to act."""
     opening_s: float = 0.0
     """Until its environment had begun."""
-    turns: list[RecordedTurn] = field(default_factory=list[RecordedTurn])
-    waits: list[tuple[float, float | None]] = field(
-        default_factory=list[tuple[float, float | None]]
-    )
+    turns: tuple[RecordedTurn, ...] = ()
+    waits: tuple[Wait, ...] = ()
     """When an environment had it: from its start and behind each turn, until it decoded again;
     nothing of one that has none."""
     acts: bool = False
@@ -67,9 +65,9 @@ class RecordedAttempt:
         """A turn has ended, with so many tokens sampled in all."""
         assert self.since_s is not None
         sampled = tokens - sum(turn.tokens for turn in self.turns)
-        self.turns.append(RecordedTurn(sampled, latency_s=now - self.since_s))
+        self.turns += (RecordedTurn(sampled, latency_s=now - self.since_s),)
         self.since_s, self.acts, self.acting = now, True, True
-        self.waits.append((now, None))
+        self.waits += ((now, None),)
 
     def answer(self, seconds: float, added: int) -> None:
         """The environment has answered."""
@@ -82,10 +80,10 @@ class RecordedAttempt:
     def go_on(self, now: float, engine: int) -> None:
         """It decodes again; what was to move it meanwhile may not have been heard yet."""
         self.since_s = now
-        began = self.waits.pop()[0] if self.waits else self.start_s
-        self.waits.append((began, now))
+        began = self.waits[-1][0] if self.waits else self.start_s
+        self.waits = (*self.waits[:-1], (began, now))
         if self.stays[-1][0] != engine:
-            self.stays.append((engine, now))
+            self.stays += ((engine, now),)
 
     def end(self, now: float, event: Line) -> None:
         """The response is there, or it was stopped."""
@@ -98,7 +96,7 @@ class RecordedAttempt:
             return
         if not self.acting and self.tokens > known:
             latency_s = now - self.since_s if finished else None
-            self.turns.append(RecordedTurn(self.tokens - known, latency_s=latency_s))
+            self.turns += (RecordedTurn(self.tokens - known, latency_s=latency_s),)
         elif self.acting and finished:
             self.answer(now - self.since_s, 0)
 
@@ -130,7 +128,8 @@ class JournalReader:
         self.steps: dict[int, RecordedStep] = {}
         self.prompts: dict[str, Line] = {}
         """All that were drawn, or that the policy held back."""
-        self._cap: int | None = None
+        self.cap: int | None = None
+        """Longest response, tokens."""
         self._step: RecordedStep | None = None
         self._carries = False
 
@@ -142,7 +141,7 @@ class JournalReader:
         now, event = float(line["t"]), line["event"]
         if event["kind"] == "StepStarted":
             kind = None if self._step is None else self._step.round_kind
-            self._step = RecordedStep(event["step"], now, self._cap, kind)
+            self._step = RecordedStep(event["step"], now, self.cap, kind)
             self.steps[event["step"]] = self._step
         elif event["kind"] == "PromptsDrawn":
             self.prompts |= {each["id"]: each for each in event["prompts"]}
@@ -154,7 +153,7 @@ class JournalReader:
 
     def _resume(self, meta: Line) -> None:
         """Deferred prompts come back from the policy's state; its attempts do not go on."""
-        self._cap = meta["settings"].get("cap")
+        self.cap = meta["settings"].get("cap")
         tail = meta["settings"].get("rollout", {}).get("tail_batching", {})
         self._carries = tail.get("mode") == "partial"
         self.prompts |= {each["id"]: each for each in prompts_in(meta["state"])}
@@ -175,7 +174,7 @@ class JournalReader:
             case "AttemptMigrated":
                 attempt = attempts[event["attempt"]]
                 attempt.engine = event["engine"]
-                attempt.stays.append((attempt.engine, now))
+                attempt.stays += ((attempt.engine, now),)
             case "TurnFinished":
                 attempts[event["attempt"]].end_turn(now, event["tokens"])
             case "EnvironmentReplied":
@@ -194,7 +193,7 @@ class JournalReader:
                     decision["index"],
                     now,
                     engine,
-                    [(engine, now)],
+                    ((engine, now),),
                     since_s=now,
                 )
             case "ContinueAttempt":

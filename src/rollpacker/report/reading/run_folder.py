@@ -276,8 +276,8 @@ def _journal_tables(
                 moves += [(number, step.number, *stay) for stay in attempt.stays]
             if acts:
                 # Of one that never went on: from its start, to its end.
-                spans = attempt.waits or [(attempt.start_s, None)]
-                waits += [(number, step.number, *span) for span in spans]
+                spans = attempt.waits or ((attempt.start_s, None),)
+                waits += [(number, step.number, begun, over) for begun, over in spans]
     return (
         pl.DataFrame(moves, schema=MOVE_COLUMNS, orient="row"),
         pl.DataFrame(formed, schema=FORMED_COLUMNS, orient="row"),

@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 
-from rollpacker.core.attempts import RecordedAttempt, RecordedTurn
-from rollpacker.core.journal import prompts_in, segments
+from rollpacker.core.attempts import JournalReader, RecordedAttempt, RecordedTurn
 from rollpacker.core.sample_table import REQUIRED
 from rollpacker.core.sample_table import files as table_files
 from rollpacker.polytrace.formats.files.columns import samples
@@ -65,11 +64,13 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
             raise TraceError(f"{path}: state: unknown {unknown.pop()!r}; known: {known}")
         given.append(frame)
     frame = pl.concat(given, how="diagonal_relaxed")
-    cap, domains = _from_journal(folder)
+    path = folder / "journal.jsonl"
+    told = journal.follow(path) if path.exists() else JournalReader()
+    domains = {prompt: each["domain"] for prompt, each in told.prompts.items()}
     ended = pl.when(pl.col("finish_reason").is_in(["stop", "length"])).then(
         pl.col("finish_reason") == "length"
     )
-    frame = _with_turns(frame, folder)
+    frame = _with_turns(frame, told)
     extra = pl.struct(pl.struct(*_EXTRA, *_times(frame)).alias(NAME)).struct.json_encode()
     frame = frame.with_columns(_extra=extra, _truncated=ended)
     frame = frame.with_columns(
@@ -77,7 +78,7 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
         index="sample_index",
         domain=pl.col("prompt").replace_strict(domains, default=None, return_dtype=pl.String()),
         response_tokens="tokens",
-        cap=pl.lit(cap),
+        cap=pl.lit(told.cap),
         truncated="_truncated",
         state=pl.col("state").replace_strict(_STATES, return_dtype=pl.String()),
         dp_rank="worker",
@@ -88,17 +89,16 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
     return frame.select(pl.col(name).cast(kind) for name, kind in SAMPLES.items())
 
 
-def _with_turns(frame: pl.DataFrame, folder: Path) -> pl.DataFrame:
+def _with_turns(frame: pl.DataFrame, told: JournalReader) -> pl.DataFrame:
     """With columns ``turns`` and ``tools``: null where no environment takes part."""
     kinds = {name: SAMPLES[name] for name in ("turns", "tools")}
     if not set(_TURNS).issubset(frame.columns):
         return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in kinds.items())
-    path = folder / "journal.jsonl"
-    told: dict[int, RecordedAttempt] = {}
-    for step in journal.follow(path).steps.values() if path.exists() else ():
-        told |= {number: each for number, each in step.attempts.items() if each.acts}
+    acts: dict[int, RecordedAttempt] = {}
+    for step in told.steps.values():
+        acts |= {number: each for number, each in step.attempts.items() if each.acts}
     rows = [
-        _episode(row, told.get(row["attempt"]))
+        _episode(row, acts.get(row["attempt"]))
         for row in frame.select(*_NEEDED, *_TURNS).iter_rows(named=True)
     ]
     kinds |= dict.fromkeys(_TIMES, pl.Float64())
@@ -127,39 +127,6 @@ def _episode(row: Record, told: RecordedAttempt | None) -> Record:
             turn.latency_s = other.latency_s
         extra["opening_s"] = told.opening_s
     return turn_columns(row["prompt_tokens"], turns, row["finish_reason"]) | extra
-
-
-def _from_journal(folder: Path) -> tuple[int | None, dict[str, str]]:
-    """The cap and each prompt's domain, as far as the run's journal tells."""
-    path = folder / "journal.jsonl"
-    cap: int | None = None
-    domains: dict[str, str] = {}
-    if not path.exists():
-        return cap, domains
-    for part in segments(path):
-        with part.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                # Few lines matter, and a journal has one for each attempt.
-                if "PromptsDrawn" not in text and not text.startswith('{"meta"'):
-                    continue
-                said, found = _cap_and_domains(text, f"{part}, line {number}")
-                cap = said or cap
-                domains |= found
-    return cap, domains
-
-
-def _cap_and_domains(text: str, where: str) -> tuple[int | None, dict[str, str]]:
-    """What a line tells: domains of prompts, a ``meta`` line the cap too; a torn one nothing."""
-    try:
-        line = json.loads(text)
-        meta = line.get("meta")
-        prompts = line["event"].get("prompts", ()) if meta is None else prompts_in(meta["state"])
-        cap = None if meta is None else meta["settings"].get("cap")
-        return cap, {each["id"]: each["domain"] for each in prompts}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if text.endswith("\n"):
-            raise TraceError(f"{where}: not a journal ({error})") from error
-        return None, {}
 
 
 def _reward_kind(folder: Path) -> str | None:

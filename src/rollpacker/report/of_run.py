@@ -15,6 +15,6 @@ def write_reports(folder: Path, note: Callable[[str], None]) -> None:
         from rollpacker.report.timeline import write_timeline
 
         write_timeline(folder)
-        write_report(folder)
+        write_report(folder, lambda line: note(f"WARNING {line}"))
     except (ImportError, OSError, ReportError) as error:
         note(f"no report: {error}")

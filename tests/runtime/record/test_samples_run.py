@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rollpacker.cli import app, main
-from rollpacker.core.sample_table import files, part
+from rollpacker.core.sample_table import files, part, query
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import Row
 from rollpacker.report.drawing.gantt_data import Gantt
@@ -111,7 +111,7 @@ def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
     again = shop.config("less", "off", steps=4, samples={"texts": False, "token_ids": True})
     _, said = run(again, resume=True)
     assert said.count("step-000002.parquet: not a whole parquet file") == 1
-    frame = table(made)
+    frame = query(made, lambda rows: rows, [].append)
     assert frame["step"].to_list() == [3] * 12
     assert frame["completion"].is_null().all()
     assert frame["completion_ids"].null_count() == 0

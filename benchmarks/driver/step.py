@@ -136,7 +136,7 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     settings = rollout_settings(config, problems, pool, CAP)
     parts = assemble(config, settings, pool, problems, rewards, params, log, clock, None)
     asyncio.get_running_loop().call_soon(pool.serve, rewards)
-    log.journal.meta(parts.journal_head())
+    log.journal.meta(parts.policy.journal_head())
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 1000)

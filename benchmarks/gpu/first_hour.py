@@ -47,7 +47,7 @@ Fact = dict[str, Any]
 
 def versions(device: str) -> Iterator[Fact]:
     """What there is."""
-    from rollpacker.job.ask.trial import versions as of_packages
+    from rollpacker.job.ask.doctor import versions as of_packages
 
     del device
     yield hardware() | of_packages()

@@ -20,7 +20,7 @@ from rollpacker.core import journal
 from rollpacker.emulate.driver import hosts
 from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
-from rollpacker.job.ask.fit import look
+from rollpacker.job.ask.doctor import look
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.reading.run_folder import load_run
 from rollpacker.runtime.cluster.local import PRELOADED

@@ -15,7 +15,7 @@ from one_episode import Says, talk_with
 from rollpacker.config import EnvironmentConfig, parse
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
-from rollpacker.job.plan.environments import check_call_ends
+from rollpacker.job.plan.problems import check_call_ends
 from rollpacker.train.model.card import Card
 
 MADE = {name: family_tokenizer(name) for name in FAMILIES}

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
 
 if TYPE_CHECKING:
-    from rollpacker.job.ask.fit import MemoryFit
+    from rollpacker.job.ask.doctor import MemoryFit
     from rollpacker.sim.memory.fitting_settings import Changes
     from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, Part
 
@@ -62,8 +62,8 @@ def doctor(
 def _try(path: Path, overrides: list[str], as_json: bool) -> None:
     """Try a job's parts here; what was found is kept as JSON, to attach to a report."""
     from rollpacker import config
-    from rollpacker.job.ask.trial import trial, versions
-    from rollpacker.job.plan.gpu_job import with_gpu_defaults
+    from rollpacker.job.ask.doctor import trial, versions
+    from rollpacker.job.plan.defaults import with_gpu_defaults
     from rollpacker.runtime.record.progress import Progress
 
     found: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def _job(path: Path, overrides: list[str], device: str | None, gpus: int, as_jso
     from rollpacker import config
 
     loaded = config.load(path, overrides)
-    from rollpacker.job.ask.fit import look
+    from rollpacker.job.ask.doctor import look
 
     found = look(loaded, device, gpus)
     if as_json:

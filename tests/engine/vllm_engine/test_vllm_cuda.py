@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from runtime_jobs import Workshop, write_wide_model
 
-from rollpacker.job.ask.trial import EngineTrial
+from rollpacker.job.ask.doctor import EngineTrial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

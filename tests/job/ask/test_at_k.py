@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollpacker.config import RewardConfig
-from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
+from rollpacker.job.ask.assess import GradedAnswer, ks, maj_at, pass_at
 from rollpacker.reward.functions import voting
 
 

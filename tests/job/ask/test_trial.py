@@ -14,8 +14,8 @@ from rollpacker.cli import app
 from rollpacker.config import RunConfig
 from rollpacker.engine.base import Speculation
 from rollpacker.engine.configured import build_engine
-from rollpacker.job.ask import trial
-from rollpacker.job.ask.trial import EngineTrial
+from rollpacker.job.ask import doctor
+from rollpacker.job.ask.doctor import EngineTrial
 from rollpacker.runtime.cluster.machine_checks import Check
 
 GOOD = dict.fromkeys(EngineTrial.STEPS, True)
@@ -85,7 +85,7 @@ def test_a_driver_without_a_device_is_named(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = Check(name="devices", ok=False, detail="torch cannot use it", fix="update the driver")
-    monkeypatch.setattr(trial, "devices", lambda: lacking)
+    monkeypatch.setattr(doctor, "devices", lambda: lacking)
     findings = [*EngineTrial(config).findings()]
     assert [each.ok for each in findings] == [False, *[None] * 6]
     assert "update the driver" in findings[0].detail
@@ -107,8 +107,8 @@ def die(_config: RunConfig, _answer: Any) -> None:
 def test_a_part_that_hangs_or_dies_is_named(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, part: Any, said: str
 ) -> None:
-    monkeypatch.setattr(trial, "_USUAL_S", 0.5 if part is hang else 60.0)
-    first, second = trial._apart(part, config, ("one", "two"))
+    monkeypatch.setattr(doctor, "_USUAL_S", 0.5 if part is hang else 60.0)
+    first, second = doctor._apart(part, config, ("one", "two"))
     assert (first.ok, second.ok) == (False, None)
     assert said in first.detail
 

@@ -11,7 +11,7 @@ import pytest
 
 from rollpacker import config
 from rollpacker.cli.convert import CommandLine, translate
-from rollpacker.job.ask.fit import MemoryFit, look
+from rollpacker.job.ask.doctor import MemoryFit, look
 from rollpacker.job.plan.checks import check
 from rollpacker.sim.memory.fitting_settings import with_changes
 

@@ -82,7 +82,7 @@ def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_model(tmp_path / "model")
-    monkeypatch.setattr("rollpacker.job.ask.fit.free_memory_gb", lambda: 16.0)
+    monkeypatch.setattr("rollpacker.job.ask.doctor.free_memory_gb", lambda: 16.0)
     words = ("doctor", FOUR, f"model.path={tmp_path / 'model'}", "rollout.max_completion_length=9")
     done = cli_here(*words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
         done.stdout
     )
     assert "ok  weights for the engines: 0.00 GB in /dev/shm, or in a file; " in done.stdout
-    monkeypatch.setattr("rollpacker.job.ask.fit.rooms", lambda: [(Path("/dev/shm"), 0)])
+    monkeypatch.setattr("rollpacker.job.ask.doctor.rooms", lambda: [(Path("/dev/shm"), 0)])
     done = cli_here(*words)
     assert done.returncode == 1
     assert "fix: make /dev/shm larger" in done.stdout
@@ -190,7 +190,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(tree))
-    monkeypatch.setattr("rollpacker.job.plan.gpu_job.free_memory_gb", lambda: 8.0)
+    monkeypatch.setattr("rollpacker.job.plan.defaults.free_memory_gb", lambda: 8.0)
     done = cli_here("doctor", path, "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -198,7 +198,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["memory_gb"] == pytest.approx(8 * 1.024**3)
     assert found["workers"] == found["workers_on_device"] == 2
     assert found["kv_tokens"] // found["sequences"] == 256
-    monkeypatch.setattr("rollpacker.job.plan.gpu_job.free_memory_gb", lambda: 0.5)
+    monkeypatch.setattr("rollpacker.job.plan.defaults.free_memory_gb", lambda: 0.5)
     assert cli_here("doctor", path).returncode == 1
 
 

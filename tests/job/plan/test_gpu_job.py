@@ -11,8 +11,8 @@ from rich.console import Console
 from runtime_jobs import Workshop
 
 from rollpacker.config import RunConfig
-from rollpacker.job.plan import gpu_job
-from rollpacker.job.plan.gpu_job import with_gpu_defaults
+from rollpacker.job.plan import defaults
+from rollpacker.job.plan.defaults import with_gpu_defaults
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.memory.needs import JobMachine
 
@@ -35,8 +35,8 @@ def on_a_gpu(
     machine = JobMachine(
         name="L4", cuda=True, devices=1, device_bytes=gb * 1e9, workers=1, on_device=1
     )
-    monkeypatch.setattr(gpu_job, "machine_here", lambda _config: machine)
-    monkeypatch.setattr(gpu_job, "_has_vllm", lambda: True)
+    monkeypatch.setattr(defaults, "machine_here", lambda _config: machine)
+    monkeypatch.setattr(defaults, "_has_vllm", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     said = StringIO()
     chosen = with_gpu_defaults(config, Progress(Console(file=said, width=999)), found)

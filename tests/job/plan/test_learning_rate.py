@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker import config, job
 from rollpacker.job.ask.draft import Wishes, draft
-from rollpacker.job.plan.model_size import count_model
+from rollpacker.job.plan.defaults import count_model
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.state.schedule import default_learning_rate
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from rollpacker.job.plan.model_size import count_weights, shape_of_config
+from rollpacker.job.plan.defaults import count_weights, shape_of_config
 from rollpacker.sim.costs.layers_of_config import FAMILIES
 from rollpacker.sim.costs.models import ModelShape, WeightCount
 

@@ -1,8 +1,6 @@
 """What may change when a run goes on: all that leaves its samples as they are."""
 
 import json
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,30 +143,6 @@ def test_another_spelling_of_a_path_is_no_change(
     assert changed(relative, shop.tree("a"), cwd=shop.folder) == ()
     with pytest.raises(ValueError, match=r"'(data|model)\.path' was"):
         changed(relative, shop.tree("a"), cwd=tmp_path)
-
-
-@pytest.mark.parametrize("other", ["model", "rows.jsonl", "judges.py", "rows*.jsonl"])
-def test_the_same_words_in_another_folder(
-    shop: Workshop, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They name other files there, unless these are copies."""
-    data = other if "jsonl" in other else "rows.jsonl"
-    tree = shop.tree("a", model__path="./model", data__path=data)
-    tree["rewards"][0]["function"] = "judges.py:ones"
-    here, there = tmp_path / "a", tmp_path / "b"
-    for folder in (here, there):
-        shutil.copytree(shop.folder, folder, ignore=shutil.ignore_patterns("a", "b"))
-    monkeypatch.chdir(there)
-    assert changed(tree, tree, cwd=here) == ()
-    (file,) = there.glob(other)
-    file = file / "config.json" if file.is_dir() else file
-    file.write_text(file.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    named = re.escape(other)
-    with pytest.raises(ValueError, match=rf"was '{here}/{named}\S*', now '{there}/{named}\S*';"):
-        changed(tree, tree, cwd=here)
-    # A folder that was moved is the only one that there is.
-    here.rename(tmp_path / "gone")
-    assert changed(tree, tree, cwd=here) == ()
 
 
 @pytest.mark.parametrize(

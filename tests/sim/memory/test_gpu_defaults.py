@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollpacker.config import parse
-from rollpacker.job.ask.fit import MemoryFit, look
+from rollpacker.job.ask.doctor import MemoryFit, look
 
 SIZES = {"0.5B": "Qwen2.5-0.5B", "1.5B": "Qwen2.5-1.5B", "3B": "Qwen2.5-3B", "8B": "Llama-3.1-8B"}
 

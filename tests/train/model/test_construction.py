@@ -11,7 +11,7 @@ from tiny_models import clone
 from transformers import AutoModelForCausalLM
 
 from rollpacker.config import ModelConfig
-from rollpacker.job.plan.model_size import shape_of_config
+from rollpacker.job.plan.defaults import shape_of_config
 from rollpacker.train.model.forward import freeze_other_parts
 from rollpacker.train.model.lora import add_adapters
 

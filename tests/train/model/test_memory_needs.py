@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rollpacker.config import GRPOConfig, MiniEngineConfig, ModelConfig, parse
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
-from rollpacker.job.plan.model_size import shape_of_config
+from rollpacker.job.plan.defaults import shape_of_config
 from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory import engine_memory, estimate_memory, working_set
 from rollpacker.sim.memory.needs import JobMachine

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import random
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollpacker.config import RewardConfig, RunConfig, TrainConfig, longest_response
 from rollpacker.core.types import PromptId
-from rollpacker.job.ask.at_k import GradedAnswer, ks, maj_at, pass_at
-from rollpacker.job.plan.build import evaluation_params, max_completion_length, sampling_params
+from rollpacker.job.plan.build import (
+    evaluator_of,
+    max_completion_length,
+    nodes_of,
+    rewards_of,
+    sampling_params,
+    start_all,
+)
 from rollpacker.job.plan.checks import check_ends, check_engine
+from rollpacker.job.plan.defaults import with_gpu_defaults
 from rollpacker.job.plan.emulated import check_emulated
-from rollpacker.job.plan.environments import Environments, environments_of
-from rollpacker.job.plan.gpu_job import with_gpu_defaults
-from rollpacker.job.plan.nodes import nodes_of
-from rollpacker.job.plan.problems import load_held_out
+from rollpacker.job.plan.problems import Environments, environments_of, load_held_out
 from rollpacker.reward.functions import voting
-from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.breaker import Breaker
@@ -26,22 +34,71 @@ from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.train.model.card import Card, read_card
 
+_EXACT = 2000
+_DRAWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradedAnswer:
+    """One graded answer, and the vote that equal answers have in common."""
+
+    vote: str
+    right: bool
+
+
+def ks(count: int) -> list[int]:
+    """The k to report of so many answers: powers of two, and all."""
+    powers = itertools.takewhile(lambda k: k < count, (2**i for i in itertools.count()))
+    return [*powers, count]
+
+
+def pass_at(k: int, right: Sequence[bool]) -> float:
+    """Probability that one of k answers, drawn without replacement, is right.
+
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. (2021), "Evaluating Large
+    Language Models Trained on Code".
+    """
+    wrong = len(right) - sum(right)
+    return 1.0 - math.comb(wrong, k) / math.comb(len(right), k)
+
+
+def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
+    """Probability that the most frequent of k answers, drawn without replacement, is right.
+
+    Self-consistency (Wang et al., 2022). Among equally frequent ones each counts alike. Exact
+    where there are few ways to draw k, else the mean of 1,000 draws, always the same ones.
+    """
+    if math.comb(len(answers), k) <= _EXACT:
+        draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
+    else:
+        rng = random.Random(0)
+        draws = (rng.sample(answers, k) for _ in range(_DRAWS))
+    results = [_elected(draw) for draw in draws]
+    return sum(results) / len(results)
+
+
+def _elected(answers: Sequence[GradedAnswer]) -> float:
+    votes: dict[str, list[bool]] = defaultdict(list)
+    for answer in answers:
+        votes[answer.vote].append(answer.right)
+    most = max(len(right) for right in votes.values())
+    winners = [sum(right) / most for right in votes.values() if len(right) == most]
+    return sum(winners) / len(winners)
+
 
 def assess(
     config: RunConfig, checkpoint: str, generations: int | None, progress: Progress
 ) -> dict[str, Any]:
     """Answer every held-out problem with a checkpoint, by the workers and rewards of ``config``.
 
+    With the settings of a run, ``accuracy`` is what the run measured with the same weights, if its
+    ``rollout.max_completion_length`` is set (by default it follows the longest prompt).
+
     Args:
         config: of a run; its model gives way to the checkpoint.
         checkpoint: folder or hub name.
         generations: answers to each problem; default: ``eval.num_generations``.
         progress: shows how far it is.
-
-    Returns:
-        ``accuracy, pass_at, maj_at, problems, mean_length`` and what they rest on. With the
-        settings of a run, ``accuracy`` is what the run measured with the same weights, if its
-        ``rollout.max_completion_length`` is set (by default it follows the longest prompt).
 
     Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when a worker dies.
     """
@@ -85,40 +142,21 @@ async def _answer(
     assert config.eval is not None
     problems = load_held_out(config, card, progress, environments.tools)
     cap = max_completion_length(config, card, problems)
-    domains = {row.domain for row in problems.rows.values()}
+    rows = [*problems.rows.values()]
+    domains = {row.domain for row in rows}
     for line in check_ends(config, card):
         progress.note(line)
     used = [_within(each, domains) for each in config.rewards if any(map(each.applies, domains))]
-    check_rows(used, problems.rows.values())
-    rewards = Rewards(
-        used,
-        config.grading,
-        card.read,
-        rows=problems.rows.values(),
-        deterministic=config.deterministic,
-        environment=config.environment,
-    )
+    rewards = rewards_of(config, used, card, rows)
     longest = longest_response(config.environment, cap)
     nodes, note = nodes_of(config), progress.note
     pool = WorkerPool(config, max_length=longest, total_updates=0, nodes=nodes, note=note)
     clock = Clock(0.0)
-    loop = asyncio.get_running_loop()
     try:
-        for warning in rewards.start(loop):
-            progress.note(warning)
-        await pool.start()
-        evaluator = Evaluator(
-            config.eval,
-            config.seed,
-            problems=problems,
-            workers=pool,
-            rewards=rewards,
-            params=evaluation_params(sampling_params(config, card, cap), config.eval),
-            clock=clock,
-            progress=progress,
-            episodes=environments.episodes(cap, pool.info.max_length, clock),
-            retries=config.rollout.max_retries,
-        )
+        await start_all(pool, rewards, note)
+        params = sampling_params(config, card, cap)
+        episodes = environments.episodes(cap, pool.info.max_length, clock)
+        evaluator = evaluator_of(config, problems, pool, rewards, params, clock, progress, episodes)
         await publish(pool, 0)
         metrics = await evaluator.run(0)
     finally:

@@ -18,7 +18,7 @@ from rollpacker.data.encode import encode_prompts
 from rollpacker.data.guess import Answers, load_guessed
 from rollpacker.engine.mini.shape import SUPPORTED
 from rollpacker.job.plan.checks import check, check_ends
-from rollpacker.job.plan.model_size import count_model
+from rollpacker.job.plan.defaults import count_model
 from rollpacker.job.plan.problems import load_data
 from rollpacker.reward.functions import BUILT_IN
 from rollpacker.runtime.attempts.rewards import check_rows

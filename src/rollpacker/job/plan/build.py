@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rollpacker.config import EvalConfig, RunConfig, longest_response
+from rollpacker.config import RewardConfig, RunConfig, longest_response
+from rollpacker.data.base import Row
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.checks import (
     check,
+    check_context,
     check_ends,
     check_engine,
-    check_length,
     check_size,
     check_tokenizer,
     check_used,
@@ -26,10 +27,8 @@ from rollpacker.job.plan.checks import (
     stale_tokens,
 )
 from rollpacker.job.plan.emulated import check_emulated, emulation_of
-from rollpacker.job.plan.environments import Environments, environments_of
 from rollpacker.job.plan.machine import machine_of
-from rollpacker.job.plan.nodes import nodes_of
-from rollpacker.job.plan.problems import load_data
+from rollpacker.job.plan.problems import Environments, environments_of, load_data
 from rollpacker.job.plan.resume import RunStart
 from rollpacker.policy.engines.device_split import engine_sizes, replica_size, turns
 from rollpacker.policy.engines.hardware import Hardware, LatencyCurve
@@ -39,23 +38,25 @@ from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
-from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.cluster.local import Start, start_processes
+from rollpacker.runtime.cluster.nodes import Nodes, ThisMachine
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.in_process import InProcess
 from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.record.run_log import RunLog, Tracker, open_trackers, save_config
+from rollpacker.runtime.record.run_log import RunLog, open_trackers, save_config
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
-from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.model.card import Card, read_card
 from rollpacker.train.model.generation import notes
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.cluster.cluster import Launcher
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,21 +76,6 @@ class Parts:
     emulation: Emulation | None = None
     environments: Environments | None = None
 
-    def journal_head(self) -> dict[str, Any]:
-        """What the journal's next line is to begin with."""
-        return self.policy.journal_head()
-
-    async def write_step(self, record: StepRecord, counters: Counters, extra: Metrics) -> None:
-        """Write a step that is over, ``extra`` metrics with it."""
-        await self.log.step(
-            record,
-            self.updates.groups,
-            policy=self.policy,
-            counters=counters,
-            epoch=self.problems.source.passed,
-            extra=extra,
-        )
-
     def close(self) -> None:
         """End all processes and close all files, whatever keeps one of them from it."""
         with contextlib.ExitStack() as stack:
@@ -106,7 +92,7 @@ async def build(
     check(config)
     check_emulated(config)
     card = read_card(config.model)
-    check_length(config, card)
+    check_context(config, card.context)
     if config.devices.emulate is None:  # else nothing is decoded
         check_engine(config, card.kind)
     with contextlib.ExitStack() as stack:
@@ -120,17 +106,24 @@ async def build(
         for line in chain(*said, check_ends(config, card), notes(card.generation, config.rollout)):
             progress.note(line)
         steps = total_steps(config, problems)
-        rewards = _rewards(config, card, problems, held_out, steps)
+        rows = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
+        rewards = rewards_of(config, config.rewards, card, rows, steps)
         updates = steps * config.train.updates_per_step
         emulation = emulation_of(config, card)
         problems = problems if emulation is None else emulation.problems(problems)
         nodes, note = _nodes(config, phases, emulation), progress.note
         stack.callback(nodes.close)
-        sizes = tensor_parallel_sizes(config, card, await nodes.gather())
+        found = decoding_devices(config, await nodes.gather())
+        sizes = engine_sizes(config, found, card.heads, card.kv_heads)
         pool = WorkerPool(
             config, max_length=longest, total_updates=updates, sizes=sizes, nodes=nodes, note=note
         )
-        trackers = await _start(config, folder, progress, rewards, pool, stack)
+        stack.callback(pool.close)
+        stack.callback(rewards.close)
+        trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
+        for tracker in trackers:
+            stack.callback(tracker.close)
+        await start_all(pool, rewards, note)
         save_config(config, folder)
         offset = 0.0 if start.state is None else start.state["clock_s"]
         clock = Clock(offset, 1.0 if emulation is None else emulation.factor)
@@ -152,19 +145,25 @@ async def build(
             config, settings, pool, problems, rewards, params, log, clock, phases, episodes
         )
         parts.emulation, parts.environments = emulation, environments
-        parts.evaluator = _evaluator(config, held_out, parts, params, episodes)
+        if held_out is not None:
+            parts.evaluator = evaluator_of(
+                config, held_out, pool, rewards, params, clock, progress, episodes
+            )
         stack.pop_all()
     return parts
 
 
-def _rewards(
-    config: RunConfig, card: Card, problems: Problems, held_out: Problems | None, steps: int
+def rewards_of(
+    config: RunConfig,
+    used: Sequence[RewardConfig],
+    card: Card,
+    rows: Sequence[Row],
+    steps: int = 0,
 ) -> Rewards:
-    """The processes of reward functions, which fit the rows. Raises ``ValueError``."""
-    rows = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
-    check_rows(config.rewards, rows)
+    """The processes of ``used`` reward functions, which fit the rows. Raises ``ValueError``."""
+    check_rows(used, rows)
     return Rewards(
-        config.rewards,
+        used,
         config.grading,
         card.read,
         rows=rows,
@@ -181,47 +180,42 @@ def _nodes(config: RunConfig, phases: PhaseNodes | None, emulation: Emulation | 
     return emulation.on(nodes_of(config, start=emulation.start))
 
 
-def _evaluator(
+def evaluator_of(
     config: RunConfig,
-    held_out: Problems | None,
-    parts: Parts,
+    problems: Problems,
+    pool: WorkerPool,
+    rewards: Rewards,
     params: SamplingParams,
+    clock: Clock,
+    progress: Progress,
     episodes: Episodes | None,
-) -> Evaluator | None:
-    if config.eval is None or held_out is None:
-        return None
+) -> Evaluator:
+    """Held-out answers are sampled plainly, at the evaluation's temperature."""
+    assert config.eval is not None
     return Evaluator(
         config.eval,
         config.seed,
-        problems=held_out,
-        workers=parts.pool,
-        rewards=parts.rewards,
-        params=evaluation_params(params, config.eval),
-        clock=parts.clock,
-        progress=parts.log.progress,
+        problems=problems,
+        workers=pool,
+        rewards=rewards,
+        params=SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=config.eval.temperature,
+            stop=params.stop,
+            stop_token_ids=params.stop_token_ids,
+        ),
+        clock=clock,
+        progress=progress,
         episodes=episodes,
         retries=config.rollout.max_retries,
     )
 
 
-async def _start(
-    config: RunConfig,
-    folder: Path,
-    progress: Progress,
-    rewards: Rewards,
-    pool: WorkerPool,
-    stack: contextlib.ExitStack,
-) -> list[Tracker]:
-    """Start all processes and the trackers; ``stack`` ends them."""
-    stack.callback(pool.close)
-    stack.callback(rewards.close)
-    trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
-    for tracker in trackers:
-        stack.callback(tracker.close)
+async def start_all(pool: WorkerPool, rewards: Rewards, note: Callable[[str], None]) -> None:
+    """Of the reward functions, then of the devices."""
     for warning in rewards.start(asyncio.get_running_loop()):
-        progress.note(warning)
+        note(warning)
     await pool.start()
-    return trackers
 
 
 def assemble(
@@ -295,16 +289,6 @@ def sampling_params(config: RunConfig, card: Card, cap: int) -> SamplingParams:
     )
 
 
-def evaluation_params(params: SamplingParams, config: EvalConfig) -> SamplingParams:
-    """How held-out answers are sampled: plain, at the evaluation's temperature."""
-    return SamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=config.temperature,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-    )
-
-
 def rollout_settings(
     config: RunConfig,
     problems: Problems,
@@ -336,7 +320,7 @@ def rollout_settings(
         train_all=not hosted and (config.train.beta > 0 or algorithm.trains_equal),
         machine=machine,
         rows=LatencyCurve(info.latency).rows() if info.speculates else None,
-        # Whoever finishes first wins a race: with others on the nodes, that may be others.
+        # On shared nodes the load of other jobs would decide which responses win a race.
         shared=bool(config.mux.url) and not (config.deterministic and races(config)),
         permits=bool(config.mux.url),
         layout=config.devices.layout,
@@ -354,13 +338,32 @@ def _replica_engines(config: RunConfig, pool: WorkerPool | InProcess) -> int:
     return replica_size(config, len(pool.engines) * size) // size
 
 
-def tensor_parallel_sizes(config: RunConfig, card: Card, nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Those that engines may have. Raises ``ValueError``."""
-    return engine_sizes(config, decoding_devices(config, nodes), card.heads, card.kv_heads)
-
-
 def total_steps(config: RunConfig, problems: Problems) -> int:
     """Steps of the whole run; racing may take a few more at an epoch's end."""
     per_epoch = sum(problems.source.quotas.values()) / config.rollout.prompts_per_step
     rounded = int(per_epoch) if config.data.drop_last else -int(-per_epoch // 1)
     return config.steps or max(1, rounded * config.epochs)
+
+
+def nodes_of(
+    config: RunConfig, launcher: Launcher | None = None, start: Start = start_processes
+) -> Nodes:
+    """This machine, or those of a cluster, on which Ray starts agents if no launcher is given.
+
+    Raises ``ValueError``.
+    """
+    if not config.cluster.address:
+        if config.devices.nodes > 1:
+            raise ValueError(
+                f"devices.nodes={config.devices.nodes} needs cluster.address: of the Ray cluster "
+                "that has them, or 'mux'"
+            )
+        return ThisMachine(config, start)
+    if launcher is None and config.cluster.address == "mux":
+        raise ValueError(
+            "cluster.address=mux is for runs that RollMux's agents start: rollpacker mux submit"
+        )
+    from rollpacker.runtime.cluster.cluster import RunNodes
+    from rollpacker.runtime.cluster.ray_launcher import RayLauncher
+
+    return RunNodes(config, launcher or RayLauncher(config), start)

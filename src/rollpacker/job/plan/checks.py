@@ -169,13 +169,8 @@ def _check_group(config: RunConfig) -> None:
         )
 
 
-def check_length(config: RunConfig, card: Card) -> None:
-    """Raise ``ValueError`` when responses may be longer than the model's whole context."""
-    check_context(config, card.context)
-
-
 def check_context(config: RunConfig, context: int) -> None:
-    """The same for a model with a context of so many tokens."""
+    """Raise ``ValueError`` when responses may fill a model's whole context of so many tokens."""
     longest = config.rollout.max_completion_length
     total = 0 if config.environment is None else config.environment.max_total_tokens
     if total >= context:

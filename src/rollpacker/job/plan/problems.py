@@ -1,7 +1,8 @@
-"""A job's problems: read, encoded and ordered."""
+"""A job's problems, read, encoded and ordered, and the environments in which they are met."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,13 @@ from rollpacker.data.encode import chat, encode_prompts, told
 from rollpacker.data.held_out import asked, hold_out
 from rollpacker.data.load import load_rows
 from rollpacker.data.source import PromptSource
+from rollpacker.env.processes.pool import EnvironmentPool
+from rollpacker.env.template import Template
+from rollpacker.processes.children import keep_to_itself
 from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.train.model.card import Card
 
 
@@ -34,14 +40,8 @@ def load_data(
     progress: Progress,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Problems, Problems | None]:
-    """The problems to train on, and those to evaluate by. Raises ``ValueError``.
-
-    Args:
-        config: of the run.
-        card: of its model.
-        progress: told how rows are read.
-        tools: schemas of those that an environment gives every prompt.
-    """
+    """The problems to train on, and those to evaluate by; ``tools`` are the schemas of those that
+    an environment gives every prompt. Raises ``ValueError``."""
     reading = _Reading(config, card, progress, tools)
     loaded = load_rows(config.data)
     if config.eval is None or not config.eval.fraction:
@@ -87,7 +87,6 @@ def _load(reading: _Reading, data: DataConfig) -> Problems:
 
 
 def _problems(reading: _Reading, data: DataConfig, rows: Sequence[Row]) -> Problems:
-    """Rows encoded and ordered."""
     config, tokenizer, own = reading.config, reading.card.tokenizer, rows
     if reading.tools:
         rows = [replace(row, tools=[*row.tools, *reading.tools]) for row in rows]
@@ -112,3 +111,87 @@ def _problems(reading: _Reading, data: DataConfig, rows: Sequence[Row]) -> Probl
         told={row.id: told(row, tokenizer, data) for row in own if row.id in encoded.tokens},
     )
     return Problems(rows, encoded.tokens, source, lambda row: chat(row, data))
+
+
+class Environments:
+    """Those of a run, whose processes are ready; none where a response is one turn."""
+
+    def __init__(self, config: RunConfig, card: Card, pool: EnvironmentPool | None) -> None:
+        self._config = config
+        self._card = card
+        self._pool = pool
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the tools that every prompt has."""
+        return () if self._pool is None else self._pool.tools
+
+    def episodes(self, cap: int, room: int, clock: Clock) -> Episodes | None:
+        """The attempts' environments, heard in the loop that runs now.
+
+        Args:
+            cap: most tokens that the model samples in all turns of a response.
+            room: most tokens of a sequence that an engine holds.
+            clock: the run's.
+        """
+        if self._pool is None or self._config.environment is None:
+            return None
+        episodes = Episodes(
+            self._config.environment,
+            self._pool,
+            most=cap,
+            total=longest_response(self._config.environment, cap),
+            context=min(self._card.context, room),
+            lockstep=self._config.deterministic,
+            clock=clock,
+        )
+        episodes.start(asyncio.get_running_loop())
+        return episodes
+
+    def close(self) -> None:
+        """End their processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+def environments_of(config: RunConfig, card: Card, progress: Progress) -> Environments:
+    """Start their processes, and wait until they are ready.
+
+    Raises ``ValueError`` where the environment cannot be loaded, or the model has no chat template.
+    """
+    if config.environment is None:
+        return Environments(config, card, None)
+    if config.environment.kind == "agent":
+        keep_to_itself()
+    pool = EnvironmentPool(config.environment, card.tokenizer, config.model.chat_template_kwargs)
+    try:
+        pool.wait_ready()
+    except BaseException:
+        pool.close()
+        raise
+    for line in (*pool.said(), *check_call_ends(config, card)):
+        progress.note(line)
+    return Environments(config, card, pool)
+
+
+def check_call_ends(config: RunConfig, card: Card) -> list[str]:
+    """What to say where a token of its own stands behind calls, and ends no response: the model
+    would make up what its tools answer. A template that cannot be used is named elsewhere."""
+    if config.environment is None or config.environment.kind == "python":
+        return []
+    kwargs = config.model.chat_template_kwargs
+    try:
+        template = Template(card.tokenizer, kwargs, call_format=config.environment.call_format)
+    except ValueError:
+        return []
+    end = template.call_end
+    if end is None or end in config.rollout.stop or not card.stop_token_ids:
+        return []
+    if card.tokenizer.convert_tokens_to_ids(end) in card.stop_token_ids:
+        return []
+    known = [f"'{card.tokenizer.convert_ids_to_tokens(id_)}'" for id_ in card.stop_token_ids]
+    return [
+        f"model.path: its chat template has '{end}' behind a call of a tool, but responses end "
+        f"only with {' or '.join(known)}: the model would go on by itself; set rollout.stop: "
+        f"['{end}']"
+    ]

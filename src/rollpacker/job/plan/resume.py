@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import filecmp
-import glob
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,7 @@ from rollpacker.core.journal import segments
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
-"""Keys that may name a file or folder: another spelling of it is no change, and the same spelling
-in another working directory may be one."""
+"""Keys that may name a file or folder, of which another spelling is no change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +100,13 @@ def _changes(
     said: list[str] = []
     last_bits: list[str] = []
     scheduled = new["train"]["lr_scheduler_type"] != "constant"
+    then = Path(found.state.get("cwd", ""))
     for where, before, now in _differences("", {key: old.get(key) for key in new}, new):
-        if plain_key(where) in _PATHS and _same_files(before, now, found):
+        if plain_key(where) in _PATHS and _located(before, then) == _located(now, Path()):
             continue
         kind = of_change(where, before, now, scheduled=scheduled)
         change = f"{where} was {before!r} and is {now!r}"
         if kind == "refused":
-            if before == now:
-                before, now = _shown(before, _then(found)), _shown(now, Path())
             raise ValueError(
                 f"{found.path} was made with another config: '{where}' was {before!r}, now "
                 f"{now!r}; change it back or choose another folder with --out"
@@ -129,9 +124,9 @@ def _changes(
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves that differ, and those that name files; a member of a union that took another's place
-    is one, its ``kind``, and so is a list that has another length. A section that comes or goes is
-    one together with what it sets."""
+    """Leaves that differ; a member of a union that took another's place is one, its ``kind``, and
+    so is a list that has another length. A section that comes or goes is one together with what it
+    sets."""
     if isinstance(old, dict) and isinstance(new, dict):
         before, now = cast(dict[str, Any], old), cast(dict[str, Any], new)
         names = [*{**before, **now}]
@@ -142,7 +137,7 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
     elif _sections(old) and _sections(new) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):
             yield from _differences(f"{key}.{place}", before, now)
-    elif old != new or plain_key(key) in _PATHS:
+    elif old != new:
         yield key, old, new
         for name, value in _set_in(old) if new is None else ():
             yield f"{key}.{name}", value, None
@@ -163,59 +158,20 @@ def _sections(value: Any) -> bool:
     )
 
 
-def _then(found: VerifiedCheckpoint) -> Path:
-    """Where the run was started then."""
-    return Path(found.state.get("cwd", ""))
+def _located(named: Any, folder: Path) -> list[Any]:
+    """Where the files and folders are that a key names, as seen from a folder; what is no path is
+    compared as one too."""
+    return [_place(name, folder) for name in _listed(named)]
 
 
-def _same_files(old: Any, new: Any, found: VerifiedCheckpoint) -> bool:
-    """Whether both name the same, files and folders by what they hold."""
-    before, now = _listed(old), _listed(new)
-    if len(before) != len(now):
-        return False
-    pairs = zip(before, now, strict=True)
-    return all(_same_file(a, b, _then(found)) for a, b in pairs)
-
-
-def _same_file(old: Any, new: Any, then: Path) -> bool:
-    was, now = _located(old, then), _located(new, Path())
-    if was is None or now is None:
-        # What is no longer where it was has moved, if its name is the same.
-        return old == new and was is None
-    return was == now or (was[1] == now[1] and _hold_the_same(was[0], now[0]))
+def _place(name: Any, folder: Path) -> Any:
+    if not isinstance(name, str):
+        return name
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        file, function = name, ""
+    return (folder / Path(file).expanduser()).resolve(), function
 
 
 def _listed(named: Any) -> list[Any]:
     return cast(list[Any], named) if isinstance(named, list) else [named]
-
-
-def _located(named: Any, folder: Path) -> tuple[Path, str] | None:
-    """The file, folder or pattern that a key names, and the function in it; None where there is
-    none."""
-    if not isinstance(named, str):
-        return None
-    place, _, name = named.rpartition(":")
-    file, function = (place, name) if place.endswith(".py") else (named, "")
-    path = folder / Path(file).expanduser()
-    there = path.exists() or bool(_held(path))
-    return (path.resolve(), function) if there else None
-
-
-def _hold_the_same(one: Path, other: Path) -> bool:
-    a, b = _held(one), _held(other)
-    return [*a] == [*b] and all(filecmp.cmp(a[name], b[name], shallow=False) for name in a)
-
-
-def _held(place: Path) -> dict[str, Path]:
-    """Files by their names in a folder, or of a pattern; one that stands alone may have any."""
-    if place.is_file():
-        return {"": place}
-    found = place.rglob("*") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
-    root = place if place.is_dir() else place.parent
-    return {os.path.relpath(file, root): file for file in sorted(found) if file.is_file()}
-
-
-def _shown(named: Any, folder: Path) -> Any:
-    places = [(each, _located(each, folder)) for each in _listed(named)]
-    shown = [each if at is None else ":".join(filter(None, map(str, at))) for each, at in places]
-    return shown if isinstance(named, list) else shown[0]

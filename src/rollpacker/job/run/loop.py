@@ -12,24 +12,23 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollpacker.config import RunConfig
+from rollpacker.config import EvalConfig, RunConfig
 from rollpacker.durable import disk_full, replace_file
 from rollpacker.job.plan.build import Parts, build, total_steps
+from rollpacker.job.plan.defaults import with_gpu_defaults, with_learning_rate
 from rollpacker.job.plan.emulated import sum_up, title
-from rollpacker.job.plan.gpu_job import with_gpu_defaults
-from rollpacker.job.plan.learning_rate import with_learning_rate
 from rollpacker.job.plan.resume import RunStart, choose_start
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
-from rollpacker.job.run.evaluating import Evaluations
 from rollpacker.job.run.lock import RunLock
 from rollpacker.job.run.stopping import Restarts, Signals, Stopped, StoppedAtOnceError, Stopping
 from rollpacker.job.run.worker_recovery import WorkerRecovery
 from rollpacker.report.of_run import write_reports
+from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.breaker import Breaker, spawn
 from rollpacker.runtime.messages.faults import NoRoomError, WorkerError
@@ -234,7 +233,7 @@ class BuiltJob:
             self._manager.restore(self._counters.step, self._summary)
         for text in await publish(parts.pool, self._counters.step):
             parts.log.progress.note(f"WARNING {text}")
-        parts.log.journal.meta(parts.journal_head())
+        parts.log.journal.meta(parts.policy.journal_head())
 
     async def run(self) -> None:
         """The train loop."""
@@ -385,14 +384,22 @@ class BuiltJob:
         evaluation that was late."""
         config, count = self._config, self._counters
         extra = await self._evaluations.after_a_step()
-        await self._parts.write_step(record, count, {**late, **extra})
+        parts = self._parts
+        await parts.log.step(
+            record,
+            parts.updates.groups,
+            policy=parts.policy,
+            counters=count,
+            epoch=parts.problems.source.passed,
+            extra={**late, **extra},
+        )
         await self._manager.evaluated(count, self._summary, extra)
         due = config.checkpoint.every and not count.step % config.checkpoint.every
         # It could not be kept later: then the trainers' nodes are another job's.
         due = due or (config.checkpoint.best and self._evaluations.put_off)
         if due and self._manager.saved < count.step:
             await self._manager.save(count, self._summary)
-        self._parts.log.journal.turn(self._parts.journal_head, config.checkpoint.journal_mb * 1e6)
+        parts.log.journal.turn(parts.policy.journal_head, config.checkpoint.journal_mb * 1e6)
 
     def _write_summary(self) -> None:
         self._summary |= self._counters.summary()
@@ -404,3 +411,71 @@ class BuiltJob:
         data = json.dumps(self._summary, indent=1).encode()
         with contextlib.suppress(OSError):
             replace_file(self._folder / "summary.json", data)
+
+
+class Evaluations:
+    """Before the first step, after the last one and as often as was asked for.
+
+    Args:
+        config: None without any.
+        evaluator: None without problems.
+        manager: keeps the best checkpoint.
+        stopping: knows whether there is still time.
+        counters: of the run, at this moment.
+        late: the engines' nodes are another job's until the next rollout.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig | None,
+        evaluator: Evaluator | None,
+        manager: CheckpointManager,
+        stopping: Stopping,
+        counters: Callable[[], Counters],
+        *,
+        late: bool,
+    ) -> None:
+        self._every = 0 if config is None else config.every
+        self._evaluator = evaluator
+        self._manager = manager
+        self._stopping = stopping
+        self._counters = counters
+        self._late = late
+
+    def _due(self) -> bool:
+        return bool(self._every) and not self._counters().step % self._every
+
+    @property
+    def put_off(self) -> bool:
+        """Whether one is due that has to wait for nodes to decode on."""
+        return self._late and self._counters().step > 0 and self._due()
+
+    async def before_a_step(self) -> dict[str, float]:
+        """The metrics of one that was put off."""
+        return await self._run() if self.put_off else {}
+
+    async def after_a_step(self) -> dict[str, float]:
+        """The metrics of one that is due, of the weights that the step has left."""
+        return await self._run() if self._due() and not self._late else {}
+
+    async def whole(self, when: str, summary: dict[str, Any]) -> None:
+        """Sampled and greedy, into ``summary``; one that was dropped is done on resume."""
+        result = await self._run(greedy=True)
+        if not self._stopping.hurried:
+            await self._manager.evaluated(self._counters(), summary, result)
+            summary[when] = result
+
+    async def _run(self, *, greedy: bool = False) -> dict[str, float]:
+        """Empty without held-out problems, and where there is no time left."""
+        if self._evaluator is None or self._stopping.hurried:
+            return {}
+        try:
+            step = self._counters().step
+            result = await self._evaluator.run(step, step=step)
+            if greedy:
+                both = await self._evaluator.run(step, greedy=True, step=step)
+                both["eval/ungraded"] += result["eval/ungraded"]
+                result |= both
+        except DroppedError:
+            return {}
+        return result

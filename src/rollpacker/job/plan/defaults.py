@@ -1,24 +1,33 @@
-"""A job on the GPUs of this machine, with the values that it leaves out."""
+"""The values that a job leaves out, by the size of its model and this machine's GPUs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from rollpacker.config import RunConfig
-from rollpacker.job.plan.model_size import model_shape
+from rollpacker.config.hub_names import ROUTED
+from rollpacker.errors import first_line
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.costs.models import ModelShape, find_model
+from rollpacker.sim.costs.config_fields import EXPERTS, ConfigFields
+from rollpacker.sim.costs.models import ModelShape, WeightCount, find_model
 from rollpacker.sim.memory.estimate_memory import needs
 from rollpacker.sim.memory.fitting_settings import NONE, Changes, in_words, with_changes
 from rollpacker.sim.memory.gpu_defaults import gpu_defaults, left_out
 from rollpacker.sim.memory.needs import JobMachine
+from rollpacker.train.model.loading import source
+from rollpacker.train.model.lora import adapter_widths
+from rollpacker.train.state.schedule import default_learning_rate
 
 _TOO_LARGE = (
     "the job does not fit by arithmetic: rollpacker doctor with its file names the keys that make "
@@ -90,11 +99,11 @@ def _has_vllm() -> bool:
 
 def shape_of(path: str) -> ModelShape:
     """Of a folder or a known model; the hub is asked where it is neither. Raises ``ValueError``."""
-    try:
+    with suppress(ValueError):
         found = find_model(path)
-    except ValueError:
-        return model_shape(path)
-    return model_shape(path) if found.frozen is None else found
+        if found.frozen is not None:
+            return found
+    return shape_of_config(source(path)[1], path)
 
 
 def machine_here(config: RunConfig) -> JobMachine:
@@ -122,3 +131,77 @@ def machine_here(config: RunConfig) -> JobMachine:
         packed=packed,
         nodes=config.devices.nodes,
     )
+
+
+def with_learning_rate(
+    config: RunConfig, found: VerifiedCheckpoint | None, progress: Progress
+) -> RunConfig:
+    """``config`` with ``train.learning_rate``: as given, as in the checkpoint to go on from, or by
+    all weights of the model. Raises ``ValueError`` when there is no such model."""
+    if config.train.learning_rate is not None:
+        return config
+    if found is not None:
+        rate = found.state["config"]["train"]["learning_rate"]
+    else:
+        count, lora = count_model(config.model.path), config.model.lora_rank > 0
+        rate = default_learning_rate(count.total, lora=lora)
+        if config.devices.emulate is None:  # else nothing is trained
+            how = " with LoRA" if lora else ""
+            progress.note(f"train.learning_rate: {rate:g}, for {count.words}{how}")
+    train = config.train.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update={"train": train})
+
+
+def count_model(path: str) -> WeightCount:
+    """Of a folder or hub name. Raises ``ValueError``."""
+    return count_weights(source(path)[1], path)
+
+
+def shape_of_config(config: Any, name: str) -> ModelShape:
+    """Of a configuration of transformers, of its text model where it is composed.
+
+    Raises ``ValueError`` in one line where transformers has no such model, or a size is missing.
+    """
+    count, text = count_weights(config, name), config.get_text_config()
+    frozen = 0 if text is config else _size(_built(config, name)) - count.total
+    shape = ModelShape.from_config(text.to_dict(), name, count, frozen)
+    return replace(shape, adapter_widths=adapter_widths(_built(text, name)))
+
+
+def count_weights(config: Any, name: str) -> WeightCount:
+    """Weights of the model that transformers builds of a configuration, without memory for them;
+    of a composed one, of its model of text.
+
+    Experts are tensors of as many matrices as the configuration names experts.
+
+    Raises ``ValueError`` in one line where transformers builds none.
+    """
+    text = config.get_text_config()
+    model = _built(text, name)
+    fields = ConfigFields(text.to_dict(), name)
+    count = fields.integer(*EXPERTS, default=0)
+    total = _size(model)
+    stacked = [w.numel() for w in model.parameters() if _stacked(w, count)]
+    experts = sum(stacked)
+    met = experts * fields.integer(*ROUTED) // count if experts else 0
+    return WeightCount(total, total - experts + met, experts)
+
+
+def _built(config: Any, name: str) -> Any:
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever a model's own code raises for sizes that do not fit
+        raise ValueError(
+            f"model.path={name}: transformers builds no model of its config.json: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def _size(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _stacked(weight: torch.Tensor, experts: int) -> bool:
+    """Whether it holds a matrix of each expert; a convolution has one row of each channel."""
+    return weight.dim() == 3 and weight.shape[0] == experts > 0 and weight.shape[1] > 1

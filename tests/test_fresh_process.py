@@ -39,7 +39,7 @@ from rollpacker.config import DataConfig, ModelConfig
 from rollpacker.data.load import load_rows
 from rollpacker.reward.judge.model import _load
 from rollpacker.reward.judge.options import JudgeOptions
-from rollpacker.train.model.card import read_card
+from rollpacker.train.model.loading import read_card
 
 asked = (
     lambda: read_card(ModelConfig(path="lost/qwen")),

@@ -171,7 +171,7 @@ def tasks(device: str) -> Iterator[Fact]:
     """Gradients of as many tokens in tasks of 1k, 4k and 16k."""
     from rollpacker.config import TrainConfig
     from rollpacker.core.types import AttemptId, Group, PromptId, Sample
-    from rollpacker.train.local import LocalTrainer
+    from rollpacker.train.trainer import LocalTrainer
 
     small = device == "cpu"
     length, count = (32, 16) if small else (1000, 64)

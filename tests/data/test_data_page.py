@@ -15,7 +15,7 @@ from rollpacker import config
 from rollpacker.data.base import DataError
 from rollpacker.job.plan.build import load_data
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCK = re.compile(r'^```(\w+) title="(.+?)"\n(.*?)\n```$', re.MULTILINE | re.DOTALL)

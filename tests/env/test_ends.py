@@ -5,7 +5,7 @@ from chat_models import NAMES, make_tokenizer
 
 from rollpacker.config import RunConfig, parse
 from rollpacker.job.plan.checks import check_ends
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 ENDS = {name: "<|eot_id|>" if name.startswith("llama") else "<|im_end|>" for name in NAMES}
 

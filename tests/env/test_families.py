@@ -16,7 +16,7 @@ from rollpacker.config import EnvironmentConfig, parse
 from rollpacker.env.template import Template
 from rollpacker.env.template_check import check
 from rollpacker.job.plan.problems import check_call_ends
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 MADE = {name: family_tokenizer(name) for name in FAMILIES}
 TEMPLATES = {name: Template(MADE[name], {}) for name in FAMILIES}

@@ -27,7 +27,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.algorithms import build
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 CAP, STEPS = 20, 3
 ALARM = "sampler and trainer disagree"

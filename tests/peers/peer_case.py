@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from rollpacker.config import TrainConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample
 from rollpacker.train.algorithms import build
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 VOCABULARY, CAP, PROMPTS, SIZE = 23, 24, 6, 4
 COUNT = PROMPTS * SIZE

@@ -21,7 +21,7 @@ from rollpacker.config import (
     TrainConfig,
 )
 from rollpacker.train.algorithms import ALGORITHMS, build
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 KINDS = {config.model_fields["kind"].default: config() for config in ALGORITHMS}
 CONFIGS = KINDS | {

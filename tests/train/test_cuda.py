@@ -9,7 +9,7 @@ from rollpacker.config import GRPOConfig, MiniEngineConfig, TrainConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,8 @@ from transformers import (
 
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial
-from rollpacker.train.local import LocalTrainer
-from rollpacker.train.state.schedule import learning_rate
+from rollpacker.train.state.optimizer import learning_rate
+from rollpacker.train.trainer import LocalTrainer
 
 
 def _trainer(model, tokenizer, lora=None, total_updates=0, **settings):

@@ -10,7 +10,7 @@ from test_fsdp import CORRECTED, KL, LORA, SHARED, follow_all
 from tiny_models import MAX_LENGTH, group_batch, make_model, make_tokenizer
 
 from rollpacker.config import GRPOConfig, TrainConfig
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 STEPS = 3
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

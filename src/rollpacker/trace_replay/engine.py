@@ -51,8 +51,7 @@ def _mini(
     from transformers.utils import logging
 
     from rollpacker.engine.mini import MiniEngine
-    from rollpacker.train.model.card import read_card
-    from rollpacker.train.model.loading import load_model
+    from rollpacker.train.model.loading import load_model, read_card
 
     _check_context(plans, read_card(config).context, config.path, scale)
     logging.disable_progress_bar()

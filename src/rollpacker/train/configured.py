@@ -55,7 +55,7 @@ def build_trainer(
         "lora": config.model,
     }
     if not isinstance(config.trainer, FSDPTrainerConfig):
-        from rollpacker.train.local import LocalTrainer
+        from rollpacker.train.trainer import LocalTrainer
 
         return LocalTrainer(model, tokenizer, config.train, **arguments)
     import torch.distributed as dist

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.train.mesh import Members, part
 from rollpacker.train.model.packing import MicroBatch
-from rollpacker.train.state.optimizer import Optimizer
-from rollpacker.train.state.reference import CopiedReference
+from rollpacker.train.state.optimizer import CopiedReference, Optimizer
 from rollpacker.train.trainer import Trainer
 
 if TYPE_CHECKING:

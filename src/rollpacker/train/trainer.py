@@ -1,4 +1,4 @@
-"""What every trainer does with finished groups; where its weights lie is a subclass's."""
+"""What every trainer does with finished groups, and the one whose replica is one process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from rollpacker.train.mesh import Members, add_up, part, whole
 from rollpacker.train.model import packing
 from rollpacker.train.model.forward import PackedForward, freeze_other_parts
 from rollpacker.train.model.layouts import fit_of
-from rollpacker.train.model.packing import Item, MicroBatch
-from rollpacker.train.shares import MicroBatchShare, deal
+from rollpacker.train.model.packing import Item, MicroBatch, MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
-from rollpacker.train.state.optimizer import Optimizer
-from rollpacker.train.state.reference import Reference
-from rollpacker.train.state.schedule import check_schedule, learning_rate
+from rollpacker.train.state.optimizer import (
+    CopiedReference,
+    Optimizer,
+    SwappedReference,
+    check_schedule,
+    learning_rate,
+)
 from rollpacker.train.state.warm_state import WarmState
 
 if TYPE_CHECKING:
@@ -114,7 +117,7 @@ class Trainer(ABC):
         """Bring the weights to where they stay, and choose what is trained."""
 
     @abstractmethod
-    def _reference(self) -> Reference:
+    def _reference(self) -> SwappedReference | CopiedReference:
         """The weights of now, to be put in place while they are asked."""
 
     @abstractmethod
@@ -357,3 +360,26 @@ class Trainer(ABC):
 
 def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:
     return {n: whole(p.detach()) for n, p in adapted.named_parameters() if ".lora_" in n}
+
+
+class LocalTrainer(Trainer):
+    """A replica in one process.
+
+    Weights change in place, in ``apply`` only, so an engine in the same process may share their
+    storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
+    """
+
+    def _place(self) -> Optimizer:
+        trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
+        return Optimizer(trained, self._config)
+
+    def _reference(self) -> SwappedReference:
+        return SwappedReference([p for p in self._model.parameters() if p.requires_grad])
+
+    def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._forward.logprobs(batch, self._temperature)
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ``weights`` yields the live tensors (false with LoRA: merged copies)."""
+        return self._adapted is None

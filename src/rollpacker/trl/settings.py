@@ -28,7 +28,7 @@ from rollpacker.config.rollout import (
 from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.configured import GET_VLLM
 from rollpacker.train.model.adapters import check_active, check_adapted, check_config
-from rollpacker.train.model.generation import check_generation
+from rollpacker.train.model.loading import check_generation
 
 TESTED = ("1.0.0", "1.16.0")
 """Oldest and newest release of TRL that the tests run with."""

@@ -17,7 +17,7 @@ from rollpacker.job.ask.assess import assess
 from rollpacker.job.plan.checks import check
 from rollpacker.job.plan.problems import load_data
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.model.card import read_card
+from rollpacker.train.model.loading import read_card
 
 
 @pytest.fixture(scope="module")

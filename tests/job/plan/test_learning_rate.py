@@ -12,7 +12,7 @@ from rollpacker import config, job
 from rollpacker.job.ask.draft import Wishes, draft
 from rollpacker.job.plan.defaults import count_model
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.train.state.schedule import default_learning_rate
+from rollpacker.train.state.optimizer import default_learning_rate
 
 pytestmark = pytest.mark.wide
 

@@ -27,8 +27,8 @@ from rollpacker.runtime.step.updates import Updates
 from rollpacker.runtime.worker.engine_worker import EngineWorker
 from rollpacker.runtime.worker.train_worker import TrainWorker
 from rollpacker.train import algorithms
-from rollpacker.train.local import LocalTrainer
 from rollpacker.train.model.loading import load_model
+from rollpacker.train.trainer import LocalTrainer
 
 CAP = 24
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollpacker.train.model.card import card_of
+from rollpacker.train.model.loading import card_of
 from rollpacker.train.state.checkpoint import check_architecture
 
 TOKENIZER = SimpleNamespace(eos_token_id=7, model_max_length=10**30)

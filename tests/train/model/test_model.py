@@ -20,10 +20,15 @@ from rollpacker.config import (
 )
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.train.configured import build_trainer
-from rollpacker.train.model.card import read_card
-from rollpacker.train.model.generation import NEUTRAL, OURS, notes
-from rollpacker.train.model.loading import load_model, require_chat_template
-from rollpacker.train.state.schedule import learning_rate
+from rollpacker.train.model.loading import (
+    NEUTRAL,
+    OURS,
+    load_model,
+    notes,
+    read_card,
+    require_chat_template,
+)
+from rollpacker.train.state.optimizer import learning_rate
 
 HARMLESS = {
     *("_from_model_config", "assistant_confidence_threshold", "assistant_early_exit"),

@@ -7,8 +7,7 @@ from tiny_models import group_batch, make_model
 
 from rollpacker.config import GRPOConfig
 from rollpacker.train.model import packing
-from rollpacker.train.model.packing import Costs, Item
-from rollpacker.train.shares import deal
+from rollpacker.train.model.packing import Costs, Item, deal
 
 
 def _plans(count, budget, mode):

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import normalizers
 from transformers import AutoConfig, AutoTokenizer
 
-from rollpacker.train.state.both_forms import older_fields, rewrite, with_older_fields, write_beside
+from rollpacker.train.state.checkpoint import older_fields, rewrite, with_older_fields, write_beside
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}

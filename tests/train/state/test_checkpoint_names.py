@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from rollpacker.checkpoint_names import CheckpointNames, possible_names, stored
 from rollpacker.train.state import checkpoint
-from rollpacker.train.state.both_forms import rewrite, with_older_fields
+from rollpacker.train.state.checkpoint import rewrite, with_older_fields
 
 DENSE = (
     *("llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "glm4", "smollm3", "olmo3"),

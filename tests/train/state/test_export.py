@@ -11,8 +11,7 @@ from tiny_models import clone, make_model, make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from rollpacker.train.state import checkpoint
-from rollpacker.train.state.both_forms import with_older_fields
-from rollpacker.train.state.export import write_weights
+from rollpacker.train.state.checkpoint import with_older_fields, write_weights
 
 
 def _layout(model):

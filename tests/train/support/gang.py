@@ -13,7 +13,7 @@ from tiny_models import MAX_LENGTH, clone, make_tokenizer
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.train.fsdp import FSDPTrainer
-from rollpacker.train.local import LocalTrainer
+from rollpacker.train.trainer import LocalTrainer
 
 TIMEOUT = datetime.timedelta(seconds=120)
 

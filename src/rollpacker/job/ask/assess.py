@@ -32,7 +32,7 @@ from rollpacker.runtime.messages.breaker import Breaker
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.publishing import publish
-from rollpacker.train.model.card import Card, read_card
+from rollpacker.train.model.loading import Card, read_card
 
 _EXACT = 2000
 _DRAWS = 1000

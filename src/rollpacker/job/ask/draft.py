@@ -25,8 +25,8 @@ from rollpacker.runtime.attempts.rewards import check_rows
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.models import WeightCount
-from rollpacker.train.model.card import Card, read_card
-from rollpacker.train.state.schedule import default_learning_rate
+from rollpacker.train.model.loading import Card, read_card
+from rollpacker.train.state.optimizer import default_learning_rate
 
 _ANSWERS: dict[str, Answers] = {"math": "needed", "rg": "needed", "code": "unused"}
 _PROMPTS_PER_STEP = 16

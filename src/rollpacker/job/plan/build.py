@@ -52,8 +52,7 @@ from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.train import algorithms
-from rollpacker.train.model.card import Card, read_card
-from rollpacker.train.model.generation import notes
+from rollpacker.train.model.loading import Card, notes, read_card
 
 if TYPE_CHECKING:
     from rollpacker.runtime.cluster.cluster import Launcher

@@ -11,8 +11,8 @@ from rollpacker.config.rollout import RACED, StaleTokens, TailBatchingConfig
 from rollpacker.engine.mini.shape import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
-from rollpacker.train.model.card import Card
-from rollpacker.train.state.both_forms import older_fields
+from rollpacker.train.model.loading import Card
+from rollpacker.train.state.checkpoint import older_fields
 
 
 def races(config: RunConfig) -> bool:

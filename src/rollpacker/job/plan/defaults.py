@@ -27,7 +27,7 @@ from rollpacker.sim.memory.gpu_defaults import gpu_defaults, left_out
 from rollpacker.sim.memory.needs import JobMachine
 from rollpacker.train.model.loading import source
 from rollpacker.train.model.lora import adapter_widths
-from rollpacker.train.state.schedule import default_learning_rate
+from rollpacker.train.state.optimizer import default_learning_rate
 
 _TOO_LARGE = (
     "the job does not fit by arithmetic: rollpacker doctor with its file names the keys that make "

@@ -8,7 +8,7 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.emulate.driver.emulation import Emulation
 from rollpacker.runtime.record.metrics import Counters
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 Note = Callable[[str], None]
 

@@ -6,7 +6,7 @@ from rollpacker.config import RunConfig
 from rollpacker.policy.engines.device_split import replica_size
 from rollpacker.policy.engines.hardware import EngineProfile, Hardware, measured
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 
 def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:

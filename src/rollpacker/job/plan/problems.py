@@ -21,7 +21,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes
-from rollpacker.train.model.card import Card
+from rollpacker.train.model.loading import Card
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from importlib import import_module
 _MODULES = (
     "rollpacker.engine.mini.engine",
     "rollpacker.runtime.worker.worker_process",
-    "rollpacker.train.local",
+    "rollpacker.train.trainer",
     "rollpacker.train.model.loading",
     "torch.distributed.checkpoint",
     "transformers.models.llama.modeling_llama",

@@ -1,20 +1,26 @@
-"""Loading checkpoints of causal language models."""
+"""Checkpoints of causal language models: loaded whole, or read for what the driver needs of them.
+
+Responses are sampled as they are trained on: from the softmax of the logits, with the run's own
+temperature, top_p and top_k. Whatever else a ``generation_config`` asks for is not applied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rollpacker.config import ModelConfig
 from rollpacker.errors import first_line
 from rollpacker.hub import model_arguments
+from rollpacker.response_text import ResponseText
 from rollpacker.train.model.adapters import has_adapters
 
 if TYPE_CHECKING:
@@ -153,3 +159,163 @@ def _in_one_line(path: str) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         said = _CODE if "trust_remote_code" in str(error) else first_line(error)
         raise ValueError(f"model.path={path}: {said}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What the driver needs of a checkpoint without loading its weights.
+
+    Args:
+        kind: ``model_type`` of its text model.
+        tokenizer: of transformers.
+        context: longest sequence, tokens.
+        heads: attention heads; 0 where it has none.
+        kv_heads: those of keys and values; 0 likewise.
+        stop_token_ids: ids that end a response.
+        generation: its generation configuration; None where it has none.
+        config: that of its text model, of transformers.
+    """
+
+    kind: str
+    tokenizer: Any
+    context: int
+    heads: int
+    kv_heads: int
+    stop_token_ids: tuple[int, ...]
+    generation: Any = None
+    config: Any = None
+
+    @property
+    def read(self) -> ResponseText:
+        """Decodes responses."""
+        return ResponseText.of(self.tokenizer, self.stop_token_ids)
+
+
+def read_card(config: ModelConfig) -> Card:
+    """Read configuration and tokenizer. Raises ``ValueError`` in one line."""
+    place, model = source(config.path)
+    return card_of(model, load_tokenizer(config, place), _generation(place), config.path)
+
+
+def card_of(model: Any, tokenizer: Any, generation: GenerationConfig | None, path: str) -> Card:
+    """Of a configuration of transformers, of its text model where it is composed.
+
+    Raises ``ValueError`` in one line where the longest sequence is not known.
+    """
+    text = model.get_text_config()
+    heads = getattr(text, "num_attention_heads", None) or 0
+    return Card(
+        kind=text.model_type,
+        tokenizer=tokenizer,
+        context=_context(text, tokenizer, path),
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        stop_token_ids=_stop_token_ids(generation, text, tokenizer),
+        generation=generation,
+        config=text,
+    )
+
+
+_CONTEXT = ("max_position_embeddings", "max_sequence_length", "seq_length")
+"""Names of the longest sequence; transformers gives the first to most that have another."""
+_NO_LIMIT = 1_000_000_000
+"""From so many tokens on a tokenizer means that it knows none."""
+
+
+def _context(model: Any, tokenizer: Any, path: str) -> int:
+    """Tokens of the longest sequence: of the model, else of its tokenizer.
+
+    Raises ``ValueError`` where neither says it.
+    """
+    found = next((n for name in _CONTEXT if (n := getattr(model, name, None))), None)
+    limit = int(found or getattr(tokenizer, "model_max_length", None) or _NO_LIMIT)
+    if limit >= _NO_LIMIT:
+        raise ValueError(
+            f"model.path={path}: {model.model_type} models have no longest sequence: set "
+            "model_max_length in its tokenizer_config.json to the tokens that it is to have"
+        )
+    return limit
+
+
+def _generation(place: dict[str, Any]) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(
+            place["pretrained_model_name_or_path"],
+            local_files_only=place.get("local_files_only", False),
+        )
+    except OSError:
+        return None
+
+
+def _stop_token_ids(
+    generation: GenerationConfig | None, model: Any, tokenizer: Any
+) -> tuple[int, ...]:
+    """End ids of the generation configuration, the model's and the tokenizer's."""
+    found = set[int]() if generation is None else _ids(generation.eos_token_id)
+    return tuple(sorted(found | _ids(model.eos_token_id) | _ids(tokenizer.eos_token_id)))
+
+
+def _ids(value: Any) -> set[int]:
+    values = value if isinstance(value, list) else [value]
+    return {int(item) for item in values if item is not None}
+
+
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *("bad_words_ids", "begin_suppress_tokens", "constraints", "dola_layers"),
+            *("exponential_decay_length_penalty", "force_words_ids", "forced_bos_token_id"),
+            *("forced_eos_token_id", "max_time", "sequence_bias", "stop_strings"),
+            *("suppress_tokens", "top_h", "watermarking_config"),
+        )
+    ),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("no_repeat_ngram_size", "token_healing"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "penalty_alpha"), 0),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
+    **dict.fromkeys(("repetition_penalty", "typical_p"), 1),
+}
+"""Keys that change which tokens are drawn, or where a response ends, and what changes nothing."""
+
+OURS = ("temperature", "top_p", "top_k")
+"""Keys that the run's configuration has under ``rollout``."""
+
+
+def shaping(generation: Any) -> dict[str, Any]:
+    """What a ``GenerationConfig`` sets of ``NEUTRAL``'s keys that is not neutral."""
+    given = {key: getattr(generation, key, None) for key in sorted(NEUTRAL)}
+    return {k: v for k, v in given.items() if v not in (None, NEUTRAL[k], [], {})}
+
+
+def notes(generation: Any, rollout: Any) -> list[str]:
+    """Lines for the user of a run: what of a ``GenerationConfig`` is not applied, and what the run
+    samples with instead, by its ``rollout`` section."""
+    lines: list[str] = []
+    if found := shaping(generation):
+        asked = ", ".join(f"{key}={value}" for key, value in found.items())
+        lines.append(
+            f"WARNING model.path: its generation_config.json asks for {asked}, which is not "
+            "applied: responses come from the distribution that is trained; take it out there "
+            "before you deploy the model, or its users sample otherwise"
+        )
+    own = {key: getattr(generation, key, None) for key in OURS}
+    ours = {key: getattr(rollout, key) for key in OURS}
+    differ = [key for key, value in own.items() if value is not None and value != ours[key]]
+    if differ:
+        theirs = ", ".join(f"{key}={own[key]}" for key in differ)
+        taken = ", ".join(f"rollout.{key}={ours[key]}" for key in differ)
+        lines.append(f"sampling with {taken}; the model's generation_config.json says {theirs}")
+    return lines
+
+
+def check_generation(generation: Any, given: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` in one line where plain TRL's sampling would be shaped by a model's
+    ``GenerationConfig``, but for keys that its trainer sets itself (``given``)."""
+    found = [key for key in shaping(generation) if key not in given]
+    if found:
+        raise ValueError(
+            f"the model's generation_config sets {', '.join(found)}, which trl.GRPOTrainer would "
+            "sample with and rollpacker's engines cannot: set "
+            f"{' = '.join(f'model.generation_config.{key}' for key in found)} = None, or train "
+            "with trl.GRPOTrainer"
+        )

@@ -4,7 +4,7 @@ A micro-batch is a flat run of tokens. Only attention sees rectangles: it gather
 flat tokens and scatters its output back. ``padded`` gives every response a row with its own
 copy of the prompt; ``prompt_shared`` runs a prompt once, causally, and lets the rows of its
 responses attend to the prompt's keys. What an environment put into a response is run like the
-rest, but nothing is predicted there.
+rest, but nothing is predicted there. Members of a replica share its micro-batches out.
 """
 
 from __future__ import annotations
@@ -362,3 +362,51 @@ def _shared_layout(batch: Sequence[Item]) -> _Layout:
         },
         sources=np.concatenate(sources),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatchShare:
+    """One micro-batch of a member; those that do not count are run for the others' sake only."""
+
+    items: list[Item]
+    batch: MicroBatch
+    counts: bool
+
+
+def deal(plans: Sequence[list[Item]], member: int, members: int) -> list[tuple[list[Item], bool]]:
+    """The micro-batches of one of ``members``, and whether they count.
+
+    Every member has equally many, since each layer's weights are gathered from all of them.
+    Neighbours, which are alike in length, run at the same time. Where the number does not come
+    out even the largest ones are cut; where that is not enough a micro-batch is repeated.
+    """
+    dealt = _evened(plans, members)
+    mine = [(plan, True) for plan in dealt[member::members]]
+    rounds = -(-len(dealt) // members)
+    if len(mine) < rounds:
+        mine.append((min(dealt, key=_tokens), False))
+    return mine
+
+
+def _evened(plans: Sequence[list[Item]], members: int) -> list[list[Item]]:
+    result = list(plans)
+    while len(result) % members:
+        number = max(range(len(result)), key=lambda n: (len(result[n]) > 1, _tokens(result[n])))
+        if len(result[number]) == 1:
+            break
+        result[number : number + 1] = _halves(result[number])
+    return result
+
+
+def _halves(plan: list[Item]) -> list[list[Item]]:
+    """Two parts of about as many tokens, in order."""
+    half, seen = _tokens(plan) / 2, 0
+    for cut, item in enumerate(plan[:-1], start=1):
+        seen += _tokens([item])
+        if seen >= half:
+            return [plan[:cut], plan[cut:]]
+    return [plan[:-1], plan[-1:]]
+
+
+def _tokens(plan: list[Item]) -> int:
+    return sum(item.prompt_length + item.inputs for item in plan)

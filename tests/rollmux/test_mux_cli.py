@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollpacker.cli import app
+from rollpacker.rollmux.service.store import Store
 
 SMALL = ["--jobs", "3", "--days", "0.1", "--json"]
 
@@ -50,6 +51,19 @@ def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, po
 def test_mistakes_are_said(args: list[str], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         call("simulate", *args)
+
+
+def test_a_backup_and_its_restore(tmp_path: Path) -> None:
+    state, copy = tmp_path / "mux", tmp_path / "copy"
+    state.mkdir()
+    Store(state / "mux.sqlite").close()
+    assert call("backup", str(copy), "--state", str(state)) == (
+        0,
+        f"{copy}: the database up to entry 0\n",
+    )
+    code, text = call("restore", str(copy), "--state", str(tmp_path / "new"))
+    assert (code, "for one lease nothing is granted" in text) == (0, True)
+    Store(tmp_path / "new/mux.sqlite").close()
 
 
 def test_before_any_daemon_there_is_one_clear_mistake(

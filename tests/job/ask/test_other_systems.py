@@ -35,7 +35,7 @@ def test_a_run_needs_no_affinity(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_affinity")
 def test_cores_of_shared_nodes_are_refused_in_one_line() -> None:
-    permit = PhasePermit(token=1, phase="rollout", nodes=("r0",), stop_at=0.0, lease_s=1.0)
+    permit = PhasePermit(token=1, phase="rollout", nodes=("r0",), stop_at=0.0, lease_s=1.0, job="a")
     with pytest.raises(ValueError, match=r"^mux\.cores needs Linux, this is "):
         place([os.getpid()], permit, {"rollout": [0]})
 

@@ -16,7 +16,6 @@ from mux_verdict import Log, verdict
 from mux_world import World
 
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.service.state.state_record import encode, state_of
 
 
 def progress(fleet: list[Client]) -> int:
@@ -95,7 +94,7 @@ def test_a_kill_inside_a_commit_leaves_the_one_before(tmp_path: Path, after: str
         world.submit(name, iterations=1)
         world.run(name, "rollout")
     assert world.ask("b", "train")[1]["token"] == 2
-    before = encode(state_of(world.core.leased))
+    before = world.store.state()
     world.store.close()
     process = CONTEXT.Process(target=die_in_a_commit, args=(tmp_path, after))
     process.start()
@@ -103,7 +102,7 @@ def test_a_kill_inside_a_commit_leaves_the_one_before(tmp_path: Path, after: str
     assert process.exitcode == -signal.SIGKILL
     world.open()
     assert [entry.seq for entry in world.store.entries()] == [1, 2, 3, 4, 5, 6, 7]
-    assert encode(state_of(world.core.leased)) == before
+    assert world.store.state() == before
     assert len(world.store.timeline(9)) == 2
     world.store.close()
 

@@ -9,9 +9,11 @@ import pytest
 from mux_world import TTL, World
 
 from rollpacker.rollmux.model.settings import Settings
+from rollpacker.rollmux.service.api import bodies
+from rollpacker.rollmux.service.api.roles import Refused
 from rollpacker.rollmux.service.commands import commands, node_commands
 from rollpacker.rollmux.service.state.clock import ClusterClock
-from rollpacker.rollmux.service.store import StoreError
+from rollpacker.rollmux.service.store import StoreError, backup, restore
 
 
 @pytest.fixture
@@ -347,3 +349,55 @@ def test_while_draining_a_live_job_may_come_again_and_a_new_one_may_not(world: W
     world.post(commands.drain, None, {"draining": True})
     assert world.submit("a")[1]["code"] == "exists"
     assert world.submit("b")[1]["code"] == "draining"
+
+
+def test_numbers_of_permits_do_not_repeat_after_a_backup_was_put_back(tmp_path: Path) -> None:
+    """They began again, so two jobs held one node and each kept the other's permit alive."""
+    world = World(tmp_path)
+    world.submit("a")
+    backup(tmp_path / "mux.sqlite", tmp_path / "copy")
+    mine = world.ask("a", "rollout")[1]["token"]
+    world.store.close()
+    restore(tmp_path / "copy", tmp_path / "mux.sqlite")
+    world.open()
+    world.submit("b", slo=1.0)
+    assert world.ask("b", "rollout", "kb") == (0, {}), "the nodes of a may be the same ones"
+    assert world.beat(mine)[0] in (404, 409)
+    world.wait(TTL - 1.0)
+    assert world.ask("b", "rollout", "kb") == (0, {})
+    world.restart()
+    assert world.core.next_deadline() == TTL
+    world.wait(TTL + 0.5)
+    status, permit = world.ask("b", "rollout", "kb")
+    assert (status, permit["ttl_s"]) == (200, TTL - 0.5)
+    assert permit["token"] > mine
+    world.restart()
+    assert not world.core.quiet
+    world.store.close()
+
+
+def test_a_copy_that_was_put_back_by_hand_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    world.submit("a")
+    backup(tmp_path / "mux.sqlite", tmp_path / "copy")
+    world.ask("a", "rollout")
+    world.store.close()
+    (tmp_path / "copy").rename(tmp_path / "mux.sqlite")
+    world.open()
+    assert "(1 entries that were answered): nothing is granted for 10 s" in caplog.text
+    assert world.ask("a", "rollout") == (0, {})
+    world.store.close()
+
+
+@pytest.mark.parametrize("act", [commands.finish, commands.abandon])
+def test_a_permit_is_of_the_job_that_names_itself(world: World, act: Any) -> None:
+    world.submit("a")
+    token = world.ask("a", "rollout")[1]["token"]
+    body = {"seconds": 1.0} if act is commands.finish else {}
+    asked = bodies.Post("beat", "", token=token, of="b")
+    with pytest.raises(Refused, match="is another job's, not b's"):
+        commands.heartbeat(world.core, asked, token)
+    assert world.post(act, token, body | {"job": "b"})[1].get("code") == "lost"
+    assert world.post(act, token, body | {"job": "a"})[0] == 200

@@ -45,6 +45,13 @@ class StateMachine(ServiceMachine):
         super().__init__()
         self.shadows: list[LeasedScheduler] = []
 
+    @rule(down_s=st.sampled_from([0.0, 1.0, 3 * TTL]))
+    def restart(self, down_s: float) -> None:
+        """It numbers its permits in an epoch of its own."""
+        super().restart(down_s)
+        self.world.core.record(daemon_events.DrainSet(draining=False))
+        self.shadows.clear()
+
     @rule()
     def restore(self) -> None:
         core = self.world.core

@@ -1,6 +1,9 @@
 """What was appended is there, whole, in order, whatever happens in between."""
 
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollpacker.rollmux.service.store import Changes, Entry, Store, StoreError, UnavailableError
+from rollpacker.rollmux.service.store import (
+    Changes,
+    Entry,
+    Store,
+    StoreError,
+    UnavailableError,
+    backup,
+    restore,
+)
 
 Opener = Callable[[], Store]
 
@@ -234,3 +245,86 @@ def test_a_damaged_database_is_refused(damaged: Path) -> None:
 def test_a_database_that_was_closed_in_good_order_is_not_looked_through(damaged: Path) -> None:
     """Where it is large this takes long."""
     Store(damaged).close()
+
+
+def with_entries(path: Path, first: int, last: int) -> None:
+    """As a daemon that is killed leaves it: its end is in the write-ahead log."""
+    code = (
+        "import os, sys; sys.path[:0] = sys.argv[1].split(os.pathsep)\n"
+        "from pathlib import Path\n"
+        "from test_mux_store import Changes, Store, entry\n"
+        "store = Store(Path(sys.argv[2]))\n"
+        "for seq in range(int(sys.argv[3]), int(sys.argv[4]) + 1):\n"
+        "    store.append(Changes(entries=[entry(seq)]))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    folders = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    ran = subprocess.run(
+        [sys.executable, "-c", code, folders, str(path), str(first), str(last)], check=False
+    )
+    assert ran.returncode == -9
+
+
+def seqs(path: Path) -> tuple[list[int], int]:
+    """The entries of a database, and how many are known to be lost."""
+    store = Store(path)
+    found = [entry.seq for entry in store.entries()], store.lost
+    store.close()
+    return found
+
+
+def test_a_backup_of_a_database_in_use_can_be_put_back(opener: Opener, tmp_path: Path) -> None:
+    store, path, copy = opener(), tmp_path / "mux.sqlite", tmp_path / "copy"
+    store.set_meta({"format": "2"})
+    store.append(Changes(entries=[entry(1), entry(2)], state={"x": "1"}))
+    assert backup(path, copy) == 2
+    assert copy.stat().st_mode & 0o077 == 0
+    assert [each.name for each in tmp_path.glob("copy*")] == ["copy"]
+    with pytest.raises(FileExistsError):
+        backup(path, copy)
+    store.append(Changes(entries=[entry(3)], state={"x": "2"}))
+    with pytest.raises(StoreError, match="another daemon is running"):
+        restore(copy, path)
+    store.close()
+    assert restore(copy, path) == 2
+    store = opener()
+    assert ([each.seq for each in store.entries()], store.lost) == ([1, 2], 0)
+    assert (store.state(), store.meta()["restored"]) == ({"x": "1"}, "yes")
+    store.close()
+
+
+def test_what_is_no_copy_is_not_put_back(tmp_path: Path) -> None:
+    path, copy = tmp_path / "mux.sqlite", tmp_path / "copy"
+    Store(path).close()
+    for text in (None, "", "a letter " * 500):
+        if text is not None:
+            copy.write_text(text)
+        with pytest.raises(StoreError):
+            restore(copy, path)
+    assert seqs(path) == ([], 0)
+    assert not (tmp_path / "mux.sqlite.new").exists()
+
+
+def test_an_end_that_was_answered_and_is_lost_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "mux.sqlite"
+    with_entries(path, 1, 9)
+    wal = tmp_path / "mux.sqlite-wal"
+    os.truncate(wal, wal.stat().st_size - 100)
+    assert seqs(path) == ([*range(1, 9)], 1)
+    assert seqs(path)[1] == 0, "said once"
+
+
+def test_damage_in_the_middle_of_the_end_is_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "mux.sqlite"
+    with_entries(path, 1, 2)
+    Store(path).close()
+    with_entries(path, 3, 12)
+    wal = tmp_path / "mux.sqlite-wal"
+    with wal.open("r+b") as file:
+        file.seek(wal.stat().st_size // 2)
+        file.write(b"\xff" * 50)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="damaged in its middle"):
+            Store(path)
+    assert 2 < restore(path, path) < 12
+    assert seqs(path)[0] == [*range(1, len(seqs(path)[0]) + 1)]

@@ -32,6 +32,10 @@ PATIENCE_S = 4 * TTL + 60.0
 pause before a restart as far as it is used here, and the phases of a group's other members."""
 
 
+NUMBERS = {"issued", "scheduler.token"}
+"""Pieces of the state with the number of the next permit: every start has an epoch of its own."""
+
+
 class HastyWorld(World):
     """Nobody pulls the plug of a machine here: no commit has to wait for the disk."""
 
@@ -75,7 +79,8 @@ class Chaos:
     def restart(self, down_s: float) -> None:
         before = encode(state_of(self.leased))
         self.world.restart(down_s)
-        assert encode(state_of(self.leased)) == before
+        after = encode(state_of(self.leased))
+        assert {n for n in before | after if before.get(n) != after.get(n)} <= NUMBERS
         self.waiting.clear()  # every lease has its full time again
 
     def run(self, seconds: float, faults: bool = True) -> None:

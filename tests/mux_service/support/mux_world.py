@@ -56,7 +56,8 @@ class World:
         """Status and body; 0 where it has to wait."""
         self.core.expire()
         path = f"/{act.__name__}/{what}"
-        asked = bodies.asked(key or self.key(), f"POST {path}", body or {})
+        owned = {"token": what} if act in (commands.finish, commands.abandon) else {}
+        asked = bodies.asked(key or self.key(), f"POST {path}", body or {}, **owned)
         hints = get_type_hints(act)
         kind = hints.get("body") or hints.get("_")
         args = [] if what is None else [what]

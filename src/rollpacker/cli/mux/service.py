@@ -64,6 +64,35 @@ def serve(
     run(options, ready)
 
 
+def backup(
+    to: Annotated[Path, typer.Argument(help="The file to make.")],
+    state: State = STATE,
+) -> None:
+    """Copy the daemon's database into a new file, while the daemon runs.
+
+    Example: rollpacker mux backup /backups/mux-monday.sqlite
+    """
+    from rollpacker.rollmux.service.store import backup as copied
+
+    count = copied(state / "mux.sqlite", to)
+    print_plain(f"{to}: the database up to entry {count}")
+
+
+def restore(
+    copy: Annotated[Path, typer.Argument(help="What mux backup has made.")],
+    state: State = STATE,
+) -> None:
+    """Put a copy in the database's place; the daemon must not run, and is started afterwards.
+
+    Example: rollpacker mux restore /backups/mux-monday.sqlite
+    """
+    from rollpacker.rollmux.service.store import restore as put_back
+
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    count = put_back(copy, state / "mux.sqlite")
+    print_plain(f"{state}: the database up to entry {count}; for one lease nothing is granted")
+
+
 def _settings(text: str) -> Any:
     from rollpacker.core.codec import load
     from rollpacker.rollmux.model.settings import Prices, Settings

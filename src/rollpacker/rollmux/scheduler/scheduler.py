@@ -83,6 +83,10 @@ class Scheduler:
         """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
         return min(self._permits.looks.next(), self.queue.retry_at)
 
+    def number_from(self, token: int) -> None:
+        """The next permit has this number, or a higher one."""
+        self._permits.token = max(self._permits.token, token)
+
     def look_again(self) -> None:
         """Put every group on the list of things to repack."""
         self._repack.everything()

@@ -10,7 +10,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
@@ -108,6 +108,7 @@ class Store:
             with self._transaction():
                 for statement in TABLES:
                     self._db.execute(statement)
+            self.lost = self._lost()
         except (sqlite3.Error, UnavailableError) as error:
             os.close(self._lock)
             raise StoreError(f"{path}: cannot be used as a database: {error}") from error
@@ -123,10 +124,23 @@ class Store:
             raise StoreError(
                 f"{self._path}: the database is damaged ({found}); put back a copy or move it away"
             )
+        if (later := _behind_damage(self._path, self._db)) > 1:
+            raise StoreError(
+                f"{self._path}-wal is damaged in its middle: {later} transactions from there on "
+                "are lost. Put back a backup with rollpacker mux restore, or go on without them: "
+                f"rollpacker mux restore {self._path}"
+            )
         mode = self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         if mode != "wal":
             raise StoreError(f"{self._path}: no write-ahead log here (journal mode {mode})")
         self._db.execute("PRAGMA synchronous=FULL")
+
+    def _lost(self) -> int:
+        """How many entries were answered, as the lock file says, and are not there any more."""
+        last = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
+        noted = os.pread(self._lock, 20, 0).strip()
+        self._note_last(last)
+        return max(int(noted) - last, 0) if noted.isdigit() else 0
 
     def _closed(self) -> bool:
         """Whether the last daemon said so: reading it all takes long where it is large."""
@@ -187,6 +201,12 @@ class Store:
         """One transaction. Raises ``UnavailableError`` where nobody knows that it is on disk."""
         with self._transaction():
             self._write(changes)
+        if changes.entries:
+            self._note_last(changes.entries[-1].seq)
+
+    def _note_last(self, seq: int) -> None:
+        """Beside the database, so that one without an entry that was answered is known as such."""
+        os.pwrite(self._lock, f"{seq:<20}\n".encode(), 0)
 
     def _write(self, changes: Changes) -> None:
         marks = ", ".join("?" * len(_NAMES))
@@ -201,13 +221,14 @@ class Store:
         self._db.executemany("INSERT INTO ended VALUES (?)", [(x,) for x in changes.ended])
         self._db.executemany("INSERT INTO timeline VALUES (?)", [(x,) for x in changes.timeline])
 
-    def convert(self, changes: Changes) -> None:
+    def convert(self, changes: Changes, created: str) -> None:
         """Make a database of format 1 one of this format, in one transaction."""
         with self._transaction():
             for table in _OLD_TABLES:
                 self._db.execute(f"DROP TABLE IF EXISTS {table}")
             self._db.execute("ALTER TABLE entries DROP COLUMN digest")
             self._db.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT,))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('created', ?)", (created,))
             self._write(changes)
 
     def snapshot_of_format_1(self) -> tuple[str, list[str]] | None:
@@ -244,6 +265,69 @@ class Store:
             for row in rows:
                 yield _entry(row)
             after = rows[-1][0]
+
+
+def backup(path: Path, to: Path) -> int:
+    """Copy a database, also one that a daemon uses, into a new file; how many entries it has.
+
+    Raises ``StoreError`` where there is none, ``FileExistsError`` where there is a copy already.
+    """
+    if not path.exists():
+        raise StoreError(f"{path}: there is no database")
+    os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        with closing(_connected(path, "rw")) as source, closing(_connected(to, "rw")) as copy:
+            source.backup(copy)
+            return copy.execute("SELECT count(*) FROM entries").fetchone()[0]
+    except sqlite3.Error as error:
+        to.unlink()
+        raise StoreError(f"{path}: cannot be copied: {error}") from error
+
+
+def restore(copy: Path, path: Path) -> int:
+    """Put a copy in the place of a database that no daemon uses; how many entries it has.
+
+    The next daemon grants nothing for one lease. Raises ``StoreError``.
+    """
+    lock = _locked(path.with_name(path.name + ".lock"))
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    try:
+        count = backup(copy, new)
+        with closing(_connected(new, "rw")) as db:
+            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise StoreError(f"{copy}: the copy is damaged ({found})")
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('restored', 'yes')")
+        for name in ("-wal", "-shm"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+        new.replace(path)
+        os.ftruncate(lock, 0)
+    except sqlite3.Error as error:
+        raise StoreError(f"{copy}: is no copy of a database: {error}") from error
+    finally:
+        new.unlink(missing_ok=True)
+        os.close(lock)
+    return count
+
+
+def _behind_damage(path: Path, db: sqlite3.Connection) -> int:
+    """Transactions in the write-ahead log that SQLite passes over, since one frame is damaged.
+
+    One may be that of a crash, which nobody was told of.
+    """
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists():
+        return 0
+    read = max(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1], 0)
+    with wal.open("rb") as file:
+        head = file.read(32)
+        size = 24 + int.from_bytes(head[8:12], "big")
+        commits = 0
+        file.seek(32 + read * size)
+        while len(frame := file.read(size)) == size:
+            commits += frame[8:16] == head[16:24] and frame[4:8] != bytes(4)
+    return commits
 
 
 def _entry(row: Sequence[Any]) -> Entry:

@@ -58,7 +58,15 @@ class Ask(Struct, frozen=True):
     wait_s: Annotated[float, says("seconds that the request may wait", ge=0, le=60)] = 20.0
 
 
-class FinishedBody(Struct, frozen=True):
+class OfJob(Struct, frozen=True, kw_only=True):
+    """Whose permit it is."""
+
+    job: Annotated[
+        _OptionalName, says("the sender's; refused where the permit is another's")
+    ] = ""
+
+
+class FinishedBody(OfJob, frozen=True, kw_only=True):
     """A phase that is over."""
 
     seconds: Annotated[float, says("what it took on its nodes", ge=1e-6, lt=1e9)]
@@ -176,6 +184,7 @@ class Post:
 
     Args:
         job, token: what it is about, where its route says that somebody owns that.
+        of: the job that the body names, the sender's.
     """
 
     key: str
@@ -183,6 +192,7 @@ class Post:
     by: Principal = OPERATOR
     job: str | None = None
     token: int | None = None
+    of: str = ""
 
     def known(self) -> dict[str, Any]:
         """What is recorded of it."""
@@ -191,7 +201,8 @@ class Post:
 
 def asked(key: str, line: str, body: object, **more: Any) -> Post:
     """A POST of ``body``; how long it may wait for its answer is not what it asks."""
+    of = body.get("job", "") if isinstance(body, dict) else ""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "wait_s"}
     text = f"{line} {json.dumps(body, sort_keys=True)}"
-    return Post(key, blake2b(text.encode(), digest_size=16).hexdigest(), **more)
+    return Post(key, blake2b(text.encode(), digest_size=16).hexdigest(), of=of, **more)

@@ -46,6 +46,7 @@ class PhasePermit:
         nodes: where.
         stop_at: monotonic seconds after which nothing may run.
         lease_s: length of a whole lease.
+        job: whose it is.
     """
 
     token: int
@@ -53,6 +54,7 @@ class PhasePermit:
     nodes: tuple[str, ...]
     stop_at: float
     lease_s: float
+    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ class MuxClient(DaemonLink):
             nodes=tuple(answer["nodes"]),
             stop_at=sent + SAFE_SHARE * answer["ttl_s"],
             lease_s=answer["lease_s"],
+            job=job,
         )
 
     def heartbeat(self, permit: PhasePermit) -> tuple[float, bool]:
@@ -270,7 +273,8 @@ class MuxClient(DaemonLink):
     ) -> tuple[float, Any]:
         path = f"/v1/permits/{permit.token}/{action}"
         try:
-            return self.call("POST", path, body, key or new_key(), patience_s=patience_s)
+            named = {"job": permit.job, **body}
+            return self.call("POST", path, named, key or new_key(), patience_s=patience_s)
         except MuxError as error:
             if error.status in (404, 409):
                 raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error

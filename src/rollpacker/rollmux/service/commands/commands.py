@@ -46,6 +46,9 @@ def own_job(core: TransactionLog, request: Post) -> None:
     record = core.leased.jobs.get((lease.job if lease else "") if name is None else name)
     if record is not None:
         own_team(request, record.spec.team)
+    if lease is not None and request.of not in ("", lease.job):
+        text = f"permit {lease.token} is another job's, not {request.of}'s"
+        raise Refused(409, text, code="lost")
 
 
 def own_team(request: Post, team: str) -> None:
@@ -133,7 +136,8 @@ def poll(core: TransactionLog, job: str, key: str) -> Outcome:
         return NoPermitYet(job, key)
     lease = None if record.token is None else core.leased.leases[record.token]
     if lease is not None and lease.key == key:
-        return NoPermitYet(job, key) if lease.fenced else Answer(200, permit_body(core, lease))
+        untold = lease.fenced or core.quiet
+        return NoPermitYet(job, key) if untold else Answer(200, permit_body(core, lease))
     if lease is not None or record.request is not None:
         raise Refused(409, "a newer request took this one's place", code="superseded")
     raise Refused(
@@ -198,7 +202,7 @@ def finish(core: TransactionLog, request: Post, token: int, body: bodies.Finishe
     return recorded(core, request, event, answer)
 
 
-def abandon(core: TransactionLog, request: Post, token: int) -> Outcome:
+def abandon(core: TransactionLog, request: Post, token: int, _: bodies.OfJob) -> Outcome:
     """The phase is given back unfinished: it has to be asked for again."""
     lease = _over_if_fenced(core, token)
     job = lease.job

@@ -406,14 +406,14 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "GET /v1/jobs/{job}/log": Route(_log, _LOOK, "", bodies.Piece, to.Log, {404: _NO_ATTEMPT}),
     "POST /v1/permits/{token}/heartbeat": Route(
-        _heartbeat, _JOBS, "token", Empty, to.BeatAnswer, {404: _NO_PERMIT, 409: _LOST}
+        _heartbeat, _JOBS, "token", bodies.OfJob, to.BeatAnswer, {404: _NO_PERMIT, 409: _LOST}
     ),
     "POST /v1/permits/{token}/finish": Route(
         _once(commands.finish), _JOBS, "token", bodies.FinishedBody, to.DoneAnswer,
         {404: _NO_PERMIT, 409: _LOST},
     ),
     "POST /v1/permits/{token}/abandon": Route(
-        _once(commands.abandon), _JOBS, "token", Empty, to.GivenBack,
+        _once(commands.abandon), _JOBS, "token", bodies.OfJob, to.GivenBack,
         {404: _NO_PERMIT, 409: _LOST},
     ),
     "POST /v1/nodes": Route(

@@ -57,7 +57,9 @@ class LeasedScheduler:
         self.tokens: dict[str, int] = {}
         """Highest token that was permitted on each held node."""
         self.issued = 0
-        """Permits so far: the next token."""
+        """The number of the next permit."""
+        self.quiet_until = 0.0
+        """Until then nobody is told of a permit: those of a history that is lost may be in use."""
         self.draining = False
         self.programs = RunningPrograms()
         self.timeline: deque[Stretch] = deque(maxlen=TIMELINE)
@@ -106,10 +108,19 @@ class LeasedScheduler:
         on_it = slot.used or self.programs.on(node)
         return "drained" if slot.status == "draining" and not on_it else slot.status
 
+    def begin_epoch(self, seconds: float) -> None:
+        """Numbers of permits go on from the microseconds since the store was made.
+
+        A database that was put back from a copy knows nothing of later permits. Nobody grants a
+        million in a second, so none of these numbers was used.
+        """
+        self.issued = max(self.issued, int(seconds * 1e6))
+        self.scheduler.number_from(self.issued)
+
     def renew(self, now: float) -> None:
         """Every lease and every agent has its full time again: the daemon was not there."""
         for lease in self.leases.values():
-            lease.deadline = now + self.ttl
+            lease.deadline = max(now, self.quiet_until) + self.ttl
         self.renew_agents(now)
 
     def renew_agents(self, now: float) -> None:
@@ -216,6 +227,9 @@ class LeasedScheduler:
     def over(self, token: int) -> None:
         """A permit is over, fenced or not: nobody works under it any more."""
         self.leases[token].deadline = inf
+        self._unfence(token)
+
+    def _unfence(self, token: int) -> None:
         for fence in self.fences:
             fence.tokens.discard(token)
 
@@ -256,7 +270,7 @@ class LeasedScheduler:
         self.forget_agent(event.node)
 
     def _close(self, token: int, outcome: PhaseOutcome, effects: Effects) -> None:
-        self.over(token)
+        self._unfence(token)
         lease = self.leases.pop(token)
         self.jobs[lease.job].token = None
         self.touched.add(lease.job)
@@ -273,7 +287,7 @@ class LeasedScheduler:
             nodes=decision.nodes,
             key=record.request,
             granted=self.now,
-            deadline=self.now + self.ttl,
+            deadline=max(self.now, self.quiet_until) + self.ttl,
             fenced=bool(self.fences) and self.failing(decision.job),
         )
         record.request, record.token = None, lease.token

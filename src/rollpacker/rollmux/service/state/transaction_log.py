@@ -93,12 +93,25 @@ class TransactionLog:
         """Jobs that the store knows to have ended."""
         self._closed: list[Stretch] = []
         self._entries: list[Entry] = []
+        self._heard: tuple[dict[int, Lease], dict[str, float]] = ({}, {})
+        """Leases and agents at the last commit, with their times of now."""
         self._keys: dict[str, Entry] = {}
         self._forecaster = Forecaster(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
         self.clock = ClusterClock(saved, self.leased.now, monotonic)
+        if "clock_offset" in saved:  # not the first start
+            self.leased.begin_epoch(time.time() - float(saved["created"]))
+        if saved.get("restored") or store.lost:
+            saved["restored"] = "yes"
+            self.leased.quiet_until = self.now() + ttl
+            _log.warning(
+                "the database is an older copy, or its end is lost%s: nothing is granted for %g s",
+                f" ({store.lost} entries that were answered)" if store.lost else "",
+                ttl,
+            )
         self.leased.renew(self.now())
-        store.set_meta(self.clock.save() | {"version": __version__})
+        restored = {"restored": saved.get("restored", "")}
+        store.set_meta(self.clock.save() | {"version": __version__} | restored)
         store.set_closed(False)
         for machine in machines:
             if machine.name not in self.leased.slots:
@@ -127,6 +140,8 @@ class TransactionLog:
         Raises ``Poisoned`` where the scheduler fails on it.
         """
         seq, now = self.leased.seq + 1, self.now()
+        if not self._entries:
+            self._heard = dict(self.leased.leases), dict(self.leased.agents)
         try:
             effects = self.leased.apply(seq, now, event, key)
         except Exception as error:
@@ -169,6 +184,7 @@ class TransactionLog:
             )
             self._written, self._ended = pieces, len(self.leased.ended)
             self._entries, self._keys, self._closed = [], {}, []
+            self._heard = dict(self.leased.leases), dict(self.leased.agents)
         return count
 
     def undo(self) -> None:
@@ -184,14 +200,17 @@ class TransactionLog:
         )
         self._entries, self._keys, self._closed = [], {}, []
         self._queue = (-1, [])
+        self.leased.quiet_until = before.quiet_until
         self.leased.renew(self.now())
-        for token, lease in self.leased.leases.items():
-            if (old := before.leases.get(token)) is not None:
-                lease.deadline, lease.beat = old.deadline, old.beat
-                if lease.deadline == inf:
-                    self.leased.over(token)
-        for node in self.leased.agents.keys() & before.agents.keys():
-            self.leased.agents[node] = before.agents[node]
+        leases, agents = self._heard
+        for token in self.leased.leases.keys() & leases.keys():
+            lease, old = self.leased.leases[token], leases[token]
+            lease.deadline, lease.beat = old.deadline, old.beat
+            if lease.deadline == inf:
+                self.leased.over(token)
+        for node in self.leased.agents.keys() & agents.keys():
+            self.leased.agents[node] = max(agents[node], before.agents.get(node, 0.0))
+        self._heard = dict(self.leased.leases), dict(self.leased.agents)
 
     def expire(self) -> None:
         """Leases and agents whose time is over, and what waited for them or for time to pass.
@@ -201,6 +220,8 @@ class TransactionLog:
         """
         now, leased = self.now(), self.leased
         due = set[Due]()
+        if self.quiet and leased.quiet_until <= now:
+            self._be_heard()
         for lease in [each for each in leased.leases.values() if each.deadline <= now]:
             self._try(due, now, ("permit", lease.token), partial(self._run_out, lease))
         for node in [n for n, seen in leased.agents.items() if seen + self.ttl <= now]:
@@ -210,6 +231,17 @@ class TransactionLog:
         if leased.scheduler.next_look() <= now:
             self._try(due, now, _TIME, partial(self.record, ev.TimePassed()))
         self.setbacks = {what: each for what, each in self.setbacks.items() if what in due}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody is told of a permit: the database was put back from a copy."""
+        return self.leased.quiet_until > 0.0
+
+    def _be_heard(self) -> None:
+        """Permits that were lost with the end of the history are over by their holders' clocks."""
+        self.store.set_meta({"restored": ""})
+        self.leased.quiet_until = 0.0
+        self.leased.touched.update(lease.job for lease in self.leased.leases.values())
 
     def _try(self, due: set[Due], now: float, what: Due, act: Callable[[], object]) -> None:
         before = self.setbacks.get(what)
@@ -282,6 +314,7 @@ class TransactionLog:
         times = [self._when(("permit", n), x.deadline) for n, x in self.leased.leases.items()]
         times.extend(self._when(("node", n), t + self.ttl) for n, t in self.leased.agents.items())
         times.extend(self._when(_name(fence), 0.0) for fence in self.leased.fences if fence.ready)
+        times.extend([self.leased.quiet_until] if self.quiet else [])
         if (look := self.leased.scheduler.next_look()) < NEVER:
             times.append(self._when(_TIME, look))
         return max(min(times) - self.now(), 0.0) if times else None
@@ -304,13 +337,13 @@ def _name(fence: Fence) -> Due:
     return ("end of job", fence.job) if fence.node is None else ("failure of node", fence.node)
 
 
-def _opened(
-    store: Store, settings: Settings, ttl: float, saved: Mapping[str, str]
-) -> LeasedScheduler:
+def _opened(store: Store, settings: Settings, ttl: float, saved: dict[str, str]) -> LeasedScheduler:
     """The scheduler in the state of the store."""
     if saved["format"] != FORMAT:
         leased = format_1.leased_of(store, settings, ttl)
-        store.convert(_everything(leased))
+        first = next(store.entries(), None)
+        saved["created"] = repr(time.time() if first is None else first.wall_s)
+        store.convert(_everything(leased), saved["created"])
         return leased
     pieces = store.state()
     if not pieces:
@@ -343,6 +376,7 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
     if not saved:
         settings = wanted or Settings()
         first = {"format": FORMAT, "version": __version__, "settings": dumps(settings).decode()}
+        first["created"] = repr(time.time())
         store.set_meta(first)
         return settings, first
     if saved.get("format") not in (FORMAT, "1"):

@@ -51,7 +51,8 @@ UNREACHED = {
         "TransactionLog.release_fences",
     },
     "once something has failed (test_mux_setbacks.py)": {
-        "TransactionLog.follow", "TransactionLog.undo", "Writer._failed", "Writer._undo",
+        "TransactionLog._be_heard", "TransactionLog.follow", "TransactionLog.undo",
+        "Writer._failed", "Writer._undo",
         "Writer._repair", "Writer._reopen", "Writer._timed_open",
     },
     "of teams, other tokens, leases and moves": {

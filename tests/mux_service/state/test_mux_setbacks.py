@@ -192,7 +192,9 @@ def test_the_end_of_one_job_that_fails_is_no_others(
 
     async def given_back(world: Failing, token: int) -> None:
         asked = bodies.Post(f"back/{token}", "")
-        await world.writer.call(partial(commands.abandon, request=asked, token=token, _=bodies.OfJob()))
+        await world.writer.call(
+            partial(commands.abandon, request=asked, token=token, _=bodies.OfJob())
+        )
 
     asyncio.run(main())
 

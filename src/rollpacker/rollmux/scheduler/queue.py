@@ -18,6 +18,8 @@ from rollpacker.rollmux.placement.placement import Site
 from rollpacker.rollmux.scheduler.teams import Shares
 
 Choose = Callable[[Job, float], Site | None]
+MOST_OF_A_TEAM = 500
+"""Jobs of one team that may wait: each event looks at all that do."""
 TRIED = 20
 """Jobs that are tried at once."""
 RETRY_S = 600.0
@@ -41,6 +43,8 @@ class Queue:
         """Those that need nodes of their own: the next ones are theirs."""
         self.retry_at = NEVER
         """When to try again though nothing happens."""
+        self._order: list[Job] = []
+        """As of the last offer."""
 
     def urge(self, job: Job, urgent: bool) -> None:
         """A job needs nodes of its own to keep its promise, or does not any more."""
@@ -100,14 +104,19 @@ class Queue:
         """Who gets what; each offer is to be taken before the next one is asked for."""
         self._cluster.reservation = self._for_urgent(now)
         refused: set[str] = set()
+        self._order = self.waiting(now)
+        tries = iter(self._order)
         while len(refused) < TRIED:
-            job = next((job for job in self.waiting(now) if job.spec.id not in refused), None)
+            job = next((job for job in tries if job.spec.id not in refused), None)
             if job is None:
                 break
             job.run_clock(now)
             site = self._choose(job, now)
             if site is not None:
                 yield job, site
+                # Its team has more by now: others may come before the ones that were tried.
+                self._order = self.waiting(now)
+                tries = iter(self._order)
                 continue
             refused.add(job.spec.id)
             if not self._settings.backfill:
@@ -153,12 +162,12 @@ class Queue:
             return now + sum(expected(job, self._settings))
         return expected_end(job, now, self._settings)
 
-    def to_reclaim(self, now: float) -> list[Job]:
-        """Who has to leave for those whose teams are owed nodes."""
+    def to_reclaim(self) -> list[Job]:
+        """After ``offers``: who has to leave for those whose teams are owed nodes."""
         if not self._settings.teams:
             return []
         shares = Shares(self._cluster, self._settings.teams)
-        return shares.to_reclaim(shares.entitled(self.waiting(now)))
+        return shares.to_reclaim(shares.entitled(self._order))
 
 
 def why_it_waits(cluster: Cluster, job: Job) -> str:

@@ -159,7 +159,7 @@ class Scheduler:
             return
         for job, site in self.queue.offers(now):
             self._assignments.admit(job, site, now)
-        for job in self.queue.to_reclaim(now):
+        for job in self.queue.to_reclaim():
             job.leaves = True
             if between_iterations(job) and job.destination is None:
                 self._assignments.suspend(job, now)

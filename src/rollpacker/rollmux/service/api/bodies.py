@@ -61,9 +61,7 @@ class Ask(Struct, frozen=True):
 class OfJob(Struct, frozen=True, kw_only=True):
     """Whose permit it is."""
 
-    job: Annotated[
-        _OptionalName, says("the sender's; refused where the permit is another's")
-    ] = ""
+    job: Annotated[_OptionalName, says("the sender's; refused where the permit is another's")] = ""
 
 
 class FinishedBody(OfJob, frozen=True, kw_only=True):

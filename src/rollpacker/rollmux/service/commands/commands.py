@@ -12,7 +12,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
-from rollpacker.rollmux.scheduler.queue import why_never
+from rollpacker.rollmux.scheduler.queue import MOST_OF_A_TEAM, why_never
 from rollpacker.rollmux.service.api import answers, bodies
 from rollpacker.rollmux.service.api.bodies import Post
 from rollpacker.rollmux.service.api.roles import Refused
@@ -74,6 +74,11 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
         raise Refused(409, f"id: there {text}", code="exists")
     if core.leased.draining:
         raise Refused(409, "the cluster is draining: no new jobs", code="draining")
+    queue = core.leased.scheduler.queue
+    if sum(job.spec.team == spec.team for job in queue.jobs.values()) >= MOST_OF_A_TEAM:
+        whose = f"of team {spec.team}" if spec.team else "of no team"
+        text = f"{MOST_OF_A_TEAM} jobs {whose} wait for nodes: submit it when some have them"
+        raise Refused(409, text, code="too_many")
     seq = core.leased.seq + 1
     never = why_never(core.leased.scheduler.cluster.inventory, Job(spec, core.now()))
     if never is not None and spec.too_large == "refuse":

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from rollpacker.rollmux.service.api.roles import Refused
@@ -18,6 +19,8 @@ from rollpacker.rollmux.service.store import StoreError, UnavailableError
 _log = logging.getLogger(__name__)
 MAX_BATCH = 256
 MAX_QUEUE = 4096
+COMMIT_S = 0.1
+"""Until a batch is committed; requests that have not begun by then are in the next one."""
 _RETRY_S = 1.0
 _LOOKS = 4
 """In a lease, at least: after half of one without a look it was the daemon that stood still."""
@@ -64,6 +67,8 @@ class Stats:
 class _Call:
     command: Command
     future: asyncio.Future[Answer]
+    turn: tuple[bool, int]
+    """Heartbeats first, then as they came."""
 
 
 def unavailable(error: object) -> Refused:
@@ -93,6 +98,9 @@ class Writer:
         self.stats = Stats()
         self.core: TransactionLog = self._timed_open()
         self._queue: queue.Queue[_Call | None] = queue.Queue(MAX_QUEUE)
+        self._numbers = count()
+        self._left: list[_Call] = []
+        """Of the last batch, for which there was no time."""
         self._waiting: dict[str, dict[str, _Call]] = {}
         self._results: list[tuple[asyncio.Future[Answer], Answer | Refused]] = []
         self._broken = ""
@@ -121,17 +129,22 @@ class Writer:
     def ailing(self) -> str:
         """What the scheduler fails on again and again, in words for anybody; empty where all is
         well."""
-        count = len(self.core.setbacks)
-        events = "1 event that is" if count == 1 else f"{count} events that are"
-        return f"the scheduler fails on {events} due: see the daemon's log" if count else ""
+        many = len(self.core.setbacks)
+        events = "1 event that is" if many == 1 else f"{many} events that are"
+        return f"the scheduler fails on {events} due: see the daemon's log" if many else ""
 
-    async def call(self, command: Command, wait_s: float | None = None) -> Answer | None:
+    async def call(
+        self, command: Command, wait_s: float | None = None, *, beat: bool = False
+    ) -> Answer | None:
         """Run a command in the next batch; None where a wait took longer than ``wait_s``.
+
+        Args:
+            beat: a heartbeat, which goes before what else waits.
 
         Raises ``Refused``.
         """
         assert self._loop is not None
-        call = _Call(command, self._loop.create_future())
+        call = _Call(command, self._loop.create_future(), (not beat, next(self._numbers)))
         try:
             self._queue.put_nowait(call)
         except queue.Full:
@@ -166,10 +179,10 @@ class Writer:
 
     def _serve(self) -> None:
         going = True
-        while going:
+        while going or self._left:
             batch = list[_Call]()
             try:
-                going = self._collect(batch)
+                going = self._collect(batch) and going
                 self._round(batch)
             except Exception as error:
                 # Whatever it is, what is on disk is as good as before: it is read again.
@@ -189,15 +202,21 @@ class Writer:
     def _collect(self, batch: list[_Call]) -> bool:
         """Wait for calls; whether more may come."""
         timeout = _RETRY_S if self._broken else self._pause()
+        new = 0
         try:
-            call = self._queue.get(timeout=timeout)
+            call = self._queue.get_nowait() if self._left else self._queue.get(timeout=timeout)
             while call is not None:
                 batch.append(call)
-                if len(batch) == MAX_BATCH:
+                new += 1
+                if new == MAX_BATCH:
                     return True
                 call = self._queue.get_nowait()
         except queue.Empty:
             return True
+        finally:
+            batch += self._left
+            batch.sort(key=lambda each: each.turn)
+            self._left = []
         return False
 
     def _pause(self) -> float | None:
@@ -209,10 +228,13 @@ class Writer:
         outcomes: list[tuple[_Call, Outcome | Refused]] = []
         while True:
             outcomes.clear()
+            until = time.monotonic() + COMMIT_S
             try:
                 self._expire()
                 for call in batch:
                     outcomes.append((call, self._outcome(call)))
+                    if time.monotonic() >= until:
+                        break
                 self._commit()
                 break
             except Poisoned as poison:
@@ -224,6 +246,7 @@ class Writer:
                 self._fail(error)
                 self._refuse_all(batch)
                 return
+        self._left = batch[len(outcomes) :]
         self._settle(outcomes)
         self._answer_waiting()
 
@@ -269,9 +292,9 @@ class Writer:
 
     def _commit(self) -> None:
         began = time.perf_counter()
-        count = self.core.commit()
-        if count:
-            self._observe(count, time.perf_counter() - began)
+        entries = self.core.commit()
+        if entries:
+            self._observe(entries, time.perf_counter() - began)
 
     def _observe(self, count: int, seconds: float) -> None:
         try:

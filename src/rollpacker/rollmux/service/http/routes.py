@@ -121,14 +121,14 @@ class Route:
     status: int = 200
 
 
-def _once(act: Callable[..., Outcome]) -> Act:
+def _once(act: Callable[..., Outcome], *, beat: bool = False) -> Act:
     """Carry out a command once, answer after the commit."""
 
     @wraps(act)
     async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
         body = () if isinstance(asked.body, Empty) else (asked.body,)
         command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
-        return await _carried_out(daemon, asked, command)
+        return await _carried_out(daemon, asked, command, beat=beat)
 
     return handle
 
@@ -138,9 +138,11 @@ async def _carried_out(
     asked: Asked,
     act: Callable[[TransactionLog], Outcome],
     wait_s: float | None = None,
+    *,
+    beat: bool = False,
 ) -> HttpReply:
     answer = await daemon.writer.call(
-        lambda core: commands.once(core, asked.post, lambda: act(core)), wait_s
+        lambda core: commands.once(core, asked.post, lambda: act(core)), wait_s, beat=beat
     )
     return replied(204, None) if answer is None else replied(answer.status, answer.body)
 
@@ -184,7 +186,7 @@ async def _heartbeat(daemon: DaemonParts, asked: Asked) -> HttpReply:
     Each with a fresh key: a repeated one extends nothing.
     """
     answer = await daemon.writer.call(
-        lambda core: commands.heartbeat(core, asked.post, *asked.path)
+        lambda core: commands.heartbeat(core, asked.post, *asked.path), beat=True
     )
     assert answer is not None
     return replied(answer.status, answer.body)
@@ -348,8 +350,8 @@ _PERMIT_REFUSED = (
     "`next`; `complete`: all iterations are done; `ended`: the job is ending or ended"
 )
 _JOB_REFUSED = (
-    "`exists`: the id is taken for ever; `draining`: no new jobs; `too_large`: all nodes together "
-    "are too few"
+    "`exists`: the id is taken for ever; `draining`: no new jobs; `too_many`: 500 jobs of the team "
+    "wait for nodes; `too_large`: all nodes together are too few"
 )
 _NODE_FAILED = (
     "`failed`: stop its processes; a cloud's name is never used again, a named node may register "
@@ -422,7 +424,8 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "GET /v1/nodes/{node}": Route(_look(views.node), _LOOK, "", Empty, to.NodeView),
     "POST /v1/nodes/{node}/heartbeat": Route(
-        _once(node_commands.node_heartbeat), _AGENTS, "", bodies.AliveBody, to.AliveAnswer,
+        _once(node_commands.node_heartbeat, beat=True), _AGENTS, "", bodies.AliveBody,
+        to.AliveAnswer,
         {404: _NOT_HERE, 409: _TAKEN, 410: _NODE_FAILED},
     ),
     "POST /v1/nodes/{node}/failed": Route(

@@ -21,7 +21,7 @@ from mux_real_daemon import free_port
 from test_mux_programs import Cluster, keepers
 
 from rollpacker.rollmux.node.keeper import MARK
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import MuxError, UnreachableError
 
 TTL = 6.0
 NODES = ("roll-0", "roll-1", "roll-2", "train-0", "train-1")
@@ -33,9 +33,9 @@ nodes:
 PROGRAM = """
 import json, os, sys, time
 from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import MuxError, UnreachableError
 from rollpacker.rollmux.service.client.phase import Phases
-from rollpacker.rollmux.service.client.phase_lease import StateLostError
+from rollpacker.rollmux.service.client.phase import StateLostError
 
 url, token, job, attempt, iterations, path = sys.argv[1:]
 file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

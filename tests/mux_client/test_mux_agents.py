@@ -13,13 +13,11 @@ import pytest
 from mux_real_daemon import COMMAND, Daemon, free_port
 from test_mux_programs import INVENTORY, until
 
+from rollpacker.rollmux.node import agent
 from rollpacker.rollmux.node import agent as agents
-from rollpacker.rollmux.node import printing
-from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.node.identity import FolderIdentity, of_machine
+from rollpacker.rollmux.node.agent import FolderIdentity, NodeAgent, of_machine
 from rollpacker.rollmux.node.programs import NodePrograms
-from rollpacker.rollmux.service.client.client import MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import MuxClient, MuxError, UnreachableError
 
 PRINTS = f"{sys.executable} -c print('x'*100000)"
 
@@ -135,7 +133,7 @@ def running(
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_REPORT_S", 0.05)
-    monkeypatch.setattr(printing, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(agent, "_PAUSE_S", 0.05)
 
 
 def test_a_log_that_is_sent_slowly_keeps_no_report_waiting(tmp_path: Path) -> None:
@@ -182,7 +180,7 @@ def test_a_log_that_could_not_be_taken_once_is_sent_later(tmp_path: Path) -> Non
 def test_an_attempt_is_over_though_its_log_is_never_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(printing, "_STUCK_S", 0.5 if status == 500 else 1000.0)
+    monkeypatch.setattr(agent, "_STUCK_S", 0.5 if status == 500 else 1000.0)
     tried = list[int]()
 
     class Never(Told):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from rollpacker.cli import app
 from rollpacker.cli.mux import jobs
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.service.client.link import MuxError
+from rollpacker.rollmux.service.client.client import MuxError
 from rollpacker.rollmux.service.client.phase import Phases
 
 INVENTORY = """

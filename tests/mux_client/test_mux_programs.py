@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from rollpacker.cli import app
 from rollpacker.cli.mux import jobs
 from rollpacker.rollmux.service.client import Phases
-from rollpacker.rollmux.service.client.link import MuxError
+from rollpacker.rollmux.service.client.client import MuxError
 
 INVENTORY = """
 nodes:

@@ -14,8 +14,7 @@ from mux_real_daemon import COMMAND, Daemon, background, lines
 
 from rollpacker.rollmux.node.agent import NodeAgent, check_command
 from rollpacker.rollmux.service.client.client import LeaseLostError
-from rollpacker.rollmux.service.client.phase import Phases
-from rollpacker.rollmux.service.client.phase_lease import StateLostError
+from rollpacker.rollmux.service.client.phase import Phases, StateLostError
 
 # Real kills, and leases of seconds that have to run out.
 pytestmark = pytest.mark.slow

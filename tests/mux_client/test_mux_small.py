@@ -17,10 +17,9 @@ from rollpacker.cli.mux.service import _settings
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.service.client.client import LeaseLostError
-from rollpacker.rollmux.service.client.link import DaemonLink, MuxError
+from rollpacker.rollmux.service.client.client import DaemonLink, LeaseLostError, MuxError
 from rollpacker.rollmux.service.client.phase import Phases
-from rollpacker.rollmux.service.job.joining import job_id
+from rollpacker.rollmux.service.job.submission import job_id
 
 
 def test_settings_are_checked() -> None:

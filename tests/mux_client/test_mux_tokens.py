@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.rollmux.service.api.roles import OPERATOR, Principal
-from rollpacker.rollmux.service.client.client import MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, new_key
+from rollpacker.rollmux.service.client.client import MuxClient, MuxError, new_key
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens
 
 

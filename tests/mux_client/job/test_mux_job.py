@@ -17,8 +17,14 @@ from mux_real_daemon import Daemon, free_port
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.node import keeper
-from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.client.link import DaemonLink, MuxError, UnreachableError, new_key
+from rollpacker.rollmux.service.client.client import (
+    DaemonLink,
+    LeaseLostError,
+    MuxClient,
+    MuxError,
+    UnreachableError,
+    new_key,
+)
 from rollpacker.rollmux.service.job.phase_job import JobPhases
 from rollpacker.runtime.ipc import watchdog as guard_process
 from rollpacker.runtime.ipc.watchdog_client import Watchdog

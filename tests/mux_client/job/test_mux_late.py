@@ -10,9 +10,8 @@ import pytest
 from mux_real_daemon import Daemon
 from test_mux_job import Nobody, failed, phases_of, released
 
-from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient, PhasePermit
-from rollpacker.rollmux.service.client.link import new_key
-from rollpacker.rollmux.service.client.phase_lease import HeldLease, acquire
+from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient, PhasePermit, new_key
+from rollpacker.rollmux.service.client.phase import HeldLease, acquire
 
 
 def test_a_permit_that_was_waited_for_longer_than_a_lease_is_whole(tmp_path: Path) -> None:

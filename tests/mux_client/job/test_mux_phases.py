@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from mux_real_daemon import Daemon, background, forgetful_proxy, spec
 
-from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import (
+    LeaseLostError,
+    MuxClient,
+    MuxError,
+    UnreachableError,
+)
 from rollpacker.rollmux.service.client.phase import Phases
 
 

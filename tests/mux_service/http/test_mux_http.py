@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from rollpacker.cli import app
 from rollpacker.processes.children import allow_files
-from rollpacker.rollmux.service.http.token_file import (
+from rollpacker.rollmux.service.http.tokens import (
     is_authorized,
     make_token,
     read_token,

@@ -13,7 +13,7 @@ from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.client.client import SAFE_SHARE
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.serve import ServeOptions
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.attempts import MOST_NODES_LOST, RunningPrograms
@@ -35,7 +35,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def told(world: World, node: str, *seen: dict[str, Any]) -> list[dict[str, Any]]:
-    status, answer = world.post(node_commands.node_heartbeat, node, {"attempts": list(seen)})
+    status, answer = world.post(commands.node_heartbeat, node, {"attempts": list(seen)})
     assert status == 200, answer
     return answer["attempts"]
 
@@ -51,7 +51,7 @@ def started(world: World) -> str:
 
 def drained(world: World, node: str) -> None:
     body = {"status": "draining"}
-    assert world.post(node_commands.node_closed, node, body)[0] == 200
+    assert world.post(commands.node_closed, node, body)[0] == 200
     move = world.core.leased.jobs["a"].move
     assert move is not None
     assert world.post(commands.moved, "a", {"move": move.id})[0] == 200
@@ -63,7 +63,7 @@ def test_a_program_that_was_asked_to_end_has_not_failed_though_its_job_is_back(
     here = started(world)
     drained(world, here)
     assert [each["stop"] for each in told(world, here)] == [True]
-    assert world.post(node_commands.node_opened, here)[0] == 200
+    assert world.post(commands.node_opened, here)[0] == 200
     drained(world, world.core.leased.lead("a"))
     assert world.core.leased.lead("a") == here
     seen = {"job": "a", "number": 1, "code": 143, "stopped": True}
@@ -89,11 +89,11 @@ def test_a_dead_agents_job_goes_elsewhere_as_soon_as_the_page_says(world: World)
 def test_a_node_is_not_removed_before_its_programs_have_ended(world: World) -> None:
     here = started(world)
     drained(world, here)
-    status, answer = world.post(node_commands.node_removed, here)
+    status, answer = world.post(commands.node_removed, here)
     assert (status, answer["code"]) == (409, "used")
     assert answer["error"] == f"node {here}: the program of job a is about to end there"
     told(world, here, {"job": "a", "number": 1, "code": 143})
-    assert world.post(node_commands.node_removed, here)[0] == 200
+    assert world.post(commands.node_removed, here)[0] == 200
 
 
 def test_the_end_of_a_program_is_heard_from_a_rented_node_that_was_given_back(
@@ -107,7 +107,7 @@ def test_the_end_of_a_program_is_heard_from_a_rented_node_that_was_given_back(
     world.restart()
     assert told(world, here, {"job": "a", "number": 1, "code": 143}) == []
     assert world.core.leased.jobs["a"].program.running is None
-    assert world.post(node_commands.node_heartbeat, here)[0] == 404
+    assert world.post(commands.node_heartbeat, here)[0] == 404
     world.store.close()
 
 
@@ -176,7 +176,7 @@ def test_one_that_fails_ends_the_attempt_which_has_failed(gang: World) -> None:
 
 def test_where_one_of_its_nodes_fails_its_driver_is_asked_to_end(gang: World) -> None:
     nodes = gang.core.leased.gang("a")
-    assert gang.post(node_commands.node_failed, nodes[3])[0] == 200
+    assert gang.post(commands.node_failed, nodes[3])[0] == 200
     assert gang.core.leased.programs.on(nodes[3]) == []
     assert stops(gang, nodes[:3]) == [True, False, False]
     gang.restart()
@@ -206,7 +206,7 @@ def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a job that cannot be shown hide the others."""
-    wanted, shown = node_commands._wanted, views._job
+    wanted, shown = commands._wanted, views._job
     for name in "ab":
         # Both on one node, as jobs that share nodes are.
         assert world.submit(name, program=PROGRAM, rollout_memory_gb=1.0)[0] == 201
@@ -224,7 +224,7 @@ def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
             raise KeyError("injected")
         return shown(core, name, *more)
 
-    monkeypatch.setattr(node_commands, "_wanted", odd)
+    monkeypatch.setattr(commands, "_wanted", odd)
     monkeypatch.setattr(views, "_job", failing)
     assert [each["job"] for each in told(world, node)] == ["b"]
     assert [each["id"] for each in views.status(world.core)["jobs"]] == ["b"]
@@ -255,7 +255,7 @@ def test_a_job_that_breaks_its_nodes_one_after_the_other_ends(tmp_path: Path) ->
         node = world.core.leased.lead("a")
         assert node is not None
         assert [each["job"] for each in told(world, node)] == ["a"]
-        assert world.post(node_commands.node_failed, node)[0] == 200
+        assert world.post(commands.node_failed, node)[0] == 200
     node = world.core.leased.lead("a")
     assert node is not None
     assert told(world, node) == []

@@ -14,7 +14,7 @@ from test_mux_inventory import NAMED, ONE_EACH, alone
 from rollpacker.core.codec import load, loads
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
-from rollpacker.rollmux.service.commands import node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state import forecast_process, forecaster
 from rollpacker.rollmux.service.state.forecast_process import ForecastProcess, asked
 from rollpacker.rollmux.service.views import views
@@ -175,12 +175,12 @@ def test_runs_from_before_a_node_was_closed_have_no_say(
     alone(world, "b")
     assert told_of(world, "b") == pytest.approx(500.0, abs=5.0)
     closed = {"status": "cordoned", "reason": "slow link"}
-    assert world.post(node_commands.node_closed, "roll-0", closed)[0] == 200
+    assert world.post(commands.node_closed, "roll-0", closed)[0] == 200
     world.wait(6.0)
     assert told_of(world, "b") is None, "whatever was told before"
     queue = views.job(world.core, "b")["queue"]
     assert "needs 1 rollout node (0 free, 1 closed)" in queue["reason"]
-    assert world.post(node_commands.node_opened, "roll-0")[0] == 200
+    assert world.post(commands.node_opened, "roll-0")[0] == 200
     world.wait(6.0)
     assert told_of(world, "b") == pytest.approx(488.0, abs=5.0), "as it was before"
     assert runs.numbers == [0, 1]

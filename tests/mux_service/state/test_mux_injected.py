@@ -19,18 +19,17 @@ from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.roles import OPERATOR
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands import writer as writer_module
 from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.http import logs, routes
-from rollpacker.rollmux.service.http.app import App
-from rollpacker.rollmux.service.http.audit import Audit
+from rollpacker.rollmux.service.http.app import App, Audit
 from rollpacker.rollmux.service.http.tokens import FILE, Tokens
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store
 from rollpacker.rollmux.service.views import history, metrics, views
 
-MODULES = (bodies, commands, history, logs, metrics, node_commands, routes, views)
+MODULES = (bodies, commands, history, logs, metrics, routes, views)
 CLASSES = (Audit, TransactionLog, metrics.Metrics, logs.Logs, Tokens, Writer)
 LONGEST_S = 60.0
 HITS: list[int] = []

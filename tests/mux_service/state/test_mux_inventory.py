@@ -13,7 +13,7 @@ from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.store import StoreError
 from rollpacker.rollmux.service.views import views
 from rollpacker.rollmux.service.views.history import event_log
@@ -76,7 +76,7 @@ def test_a_job_that_memory_keeps_out_is_told_so(world: World) -> None:
     world.submit("b", train_memory_gb=20)
     queue = views.job(world.core, "b")["queue"]
     assert "(20 GB of a train node's memory, at most 10 GB are left)" in queue["reason"]
-    world.post(node_commands.node_closed, "train-0", {"status": "draining", "reason": ""})
+    world.post(commands.node_closed, "train-0", {"status": "draining", "reason": ""})
     queue = views.job(world.core, "b")["queue"]
     assert "(no train node in use is open to it)" in queue["reason"]
 
@@ -106,7 +106,7 @@ def test_all_nodes_of_a_gang_need_memory(tmp_path: Path) -> None:
     world.submit("c", train_memory_gb=20.0, **gang)
     reason = views.job(world.core, "c")["queue"]["reason"]
     assert "(20 GB of a train node's memory, at most 10 GB are left on 2 of them)" in reason
-    world.post(node_commands.node_closed, "train-1", {"status": "cordoned", "reason": ""})
+    world.post(commands.node_closed, "train-1", {"status": "cordoned", "reason": ""})
     reason = views.job(world.core, "c")["queue"]["reason"]
     assert "(only 1 train node in use is open to it)" in reason
     world.core.close()
@@ -135,22 +135,22 @@ def test_what_never_fits_is_refused_and_not_recorded(world: World) -> None:
 
 def test_agents_register_nodes_and_what_is_less_than_listed_is_set_aside(world: World) -> None:
     status, told = world.post(
-        node_commands.register, None, {"name": "roll-1", "pool": "rollout", "devices": 4}
+        commands.register, None, {"name": "roll-1", "pool": "rollout", "devices": 4}
     )
     assert (status, told["status"]) == (200, "open")
     less = {"name": "roll-0", "pool": "rollout", "memory_gb": 512.0}
-    status, told = world.post(node_commands.register, None, less)
+    status, told = world.post(commands.register, None, less)
     assert told["status"] == "set_aside"
     shown = views.node(world.core, "roll-0")
     assert shown["why"] == "its agent reports 512 GB of memory, not 1536"
     assert shown["agent"]
     alone(world, "a")
     assert views.job(world.core, "a")["rollout_nodes"] == ["roll-1"]
-    assert world.post(node_commands.register, None, {"name": "x y", "pool": "rollout"})[0] == 400
+    assert world.post(commands.register, None, {"name": "x y", "pool": "rollout"})[0] == 400
 
 
 def test_a_silent_agent_is_a_failure_and_its_job_waits_for_another_node(world: World) -> None:
-    assert world.post(node_commands.node_heartbeat, "roll-0") == (200, {"ttl_s": TTL})
+    assert world.post(commands.node_heartbeat, "roll-0") == (200, {"ttl_s": TTL})
     alone(world, "a")
     status, permit = world.ask("a", "rollout")
     assert status == 200
@@ -159,29 +159,29 @@ def test_a_silent_agent_is_a_failure_and_its_job_waits_for_another_node(world: W
     assert views.node(world.core, "roll-0")["state"] == "failed"
     assert views.job(world.core, "a")["state"] == "queued"
     assert world.beat(permit["token"])[0] == 409
-    assert world.post(node_commands.node_heartbeat, "roll-0")[0] == 410
+    assert world.post(commands.node_heartbeat, "roll-0")[0] == 410
     # It comes back as it was listed.
-    world.post(node_commands.register, None, {"name": "roll-0", "pool": "rollout"})
+    world.post(commands.register, None, {"name": "roll-0", "pool": "rollout"})
     status, told = world.ask("a", "rollout")
     assert told["move"]["reason"] == "failure"
     assert violations(world) == []
 
 
 def test_drain_uncordon_and_remove(world: World) -> None:
-    world.post(node_commands.register, None, {"name": "roll-1", "pool": "rollout"})
+    world.post(commands.register, None, {"name": "roll-1", "pool": "rollout"})
     alone(world, "a")
     node = views.job(world.core, "a")["rollout_nodes"][0]
     body = {"status": "draining", "reason": "new cables"}
-    status, told = world.post(node_commands.node_closed, node, body)
+    status, told = world.post(commands.node_closed, node, body)
     assert (status, told["status"], told["jobs"]) == (200, "draining", ["a"])
-    assert world.post(node_commands.node_removed, node)[1]["code"] == "used"
+    assert world.post(commands.node_removed, node)[1]["code"] == "used"
     world.run("a", "rollout", takes=5.0)
     world.restart()
     assert node not in views.job(world.core, "a")["rollout_nodes"]
     assert views.node(world.core, node).get("status") == "drained"
-    assert world.post(node_commands.node_opened, node)[1]["status"] == "open"
-    assert world.post(node_commands.node_removed, node)[0] == 200
-    assert world.post(node_commands.node_removed, node)[0] == 404
+    assert world.post(commands.node_opened, node)[1]["status"] == "open"
+    assert world.post(commands.node_removed, node)[0] == 200
+    assert world.post(commands.node_removed, node)[0] == 404
     assert violations(world) == []
 
 
@@ -212,8 +212,8 @@ def test_teams_and_their_nodes_are_shown(world: World) -> None:
 
 
 def test_what_a_team_has_beyond_its_guarantee_is_borrowed(world: World) -> None:
-    world.post(node_commands.register, None, {"name": "roll-1", "pool": "rollout"})
-    world.post(node_commands.register, None, {"name": "train-1", "pool": "train"})
+    world.post(commands.register, None, {"name": "roll-1", "pool": "rollout"})
+    world.post(commands.register, None, {"name": "train-1", "pool": "train"})
     alone(world, "a", team="math")
     alone(world, "b", team="math")
     (math,) = views.status(world.core)["teams"]
@@ -242,7 +242,7 @@ def test_reclaimed_nodes_go_to_the_team_and_the_guest_waits_without_losing_its_p
 
 def beats(world: World, node: str, agent: str) -> tuple[int, str]:
     body = {"agent": agent} if agent else {}
-    status, told = world.post(node_commands.node_heartbeat, node, body)
+    status, told = world.post(commands.node_heartbeat, node, body)
     return status, told.get("code", "")
 
 
@@ -252,10 +252,10 @@ def test_one_agent_at_a_time_reports_a_node(
 ) -> None:
     """Both started every program, at once and silently."""
     node = {"name": "roll-0", "pool": "rollout", "agent": "a" * 32}
-    assert world.post(node_commands.register, None, node)[0] == 200
+    assert world.post(commands.register, None, node)[0] == 200
     if way != "live":
         world.restart()
-    second = world.post(node_commands.register, None, node | {"agent": "b" * 32})
+    second = world.post(commands.register, None, node | {"agent": "b" * 32})
     assert (second[0], second[1]["code"]) == (409, "taken")
     assert second[1]["error"].startswith("node roll-0: another agent reports it, last 0.0 s ago")
     for agent in ("b" * 32, ""):
@@ -263,11 +263,11 @@ def test_one_agent_at_a_time_reports_a_node(
     assert caplog.text.count("roll-0: another agent reports it") == 3
     # The one before, started again, goes on at once.
     assert beats(world, "roll-0", "a" * 32) == (200, "")
-    assert world.post(node_commands.register, None, node)[0] == 200
+    assert world.post(commands.register, None, node)[0] == 200
     # When it is silent the node has failed, and another one may bring it back.
     world.wait(TTL + 1.0)
     assert beats(world, "roll-0", "b" * 32) == (410, "failed")
-    assert world.post(node_commands.register, None, node | {"agent": "b" * 32})[0] == 200
+    assert world.post(commands.register, None, node | {"agent": "b" * 32})[0] == 200
     assert beats(world, "roll-0", "a" * 32) == (409, "taken")
     assert beats(world, "roll-0", "b" * 32) == (200, "")
 
@@ -281,7 +281,7 @@ def test_an_agent_of_before_is_followed_by_one_that_says_who_it_is(world: World)
 
 def test_a_cloud_has_no_named_nodes(tmp_path: Path) -> None:
     world = World(tmp_path, Settings())
-    status, told = world.post(node_commands.register, None, {"name": "a", "pool": "rollout"})
+    status, told = world.post(commands.register, None, {"name": "a", "pool": "rollout"})
     assert (status, told["code"]) == (409, "cloud")
     assert json.loads(json.dumps(views.status(world.core)))["named"] is False
     world.store.close()

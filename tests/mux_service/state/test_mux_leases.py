@@ -11,7 +11,7 @@ from mux_world import TTL, World
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.roles import Refused
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state.clock import ClusterClock
 from rollpacker.rollmux.service.store import StoreError, backup, restore
 
@@ -150,11 +150,11 @@ def test_an_end_goes_through_once_its_holder_stops(world: World) -> None:
 def test_a_failed_node_is_fenced_before_its_jobs_move(world: World) -> None:
     two_jobs(world)
     token = world.ask("a", "rollout")[1]["token"]
-    status, told = world.post(node_commands.node_failed, "t0")
+    status, told = world.post(commands.node_failed, "t0")
     assert (status, told["state"], sorted(told["jobs"])) == (200, "failing", ["a", "b"])
     assert world.beat(token)[1]["code"] == "lost"
     assert world.ask("b", "rollout", "kb")[0] == 0
-    assert world.post(node_commands.node_failed, "t0")[0] == 202
+    assert world.post(commands.node_failed, "t0")[0] == 202
     world.restart()
     assert world.core.leased.state("a") == "failing"
     world.wait(TTL)
@@ -166,13 +166,13 @@ def test_a_failed_node_is_fenced_before_its_jobs_move(world: World) -> None:
     assert world.post(commands.moved, "a", {"move": move["id"] + 1})[0] == 409
     assert world.post(commands.moved, "a", {"move": move["id"]})[0] == 200
     assert world.run("a", "rollout")["next"] == "train"
-    assert world.post(node_commands.node_heartbeat, "t0")[0] == 410
-    assert world.post(node_commands.node_failed, "t0") == (200, {"state": "failed", "jobs": []})
+    assert world.post(commands.node_heartbeat, "t0")[0] == 410
+    assert world.post(commands.node_failed, "t0") == (200, {"state": "failed", "jobs": []})
 
 
 def test_a_failed_node_is_never_used_again(world: World) -> None:
     two_jobs(world)
-    world.post(node_commands.node_failed, "t0")
+    world.post(commands.node_failed, "t0")
     for job in ("a", "b"):
         assert "t0" not in world.ask(job, "rollout")[1]["move"]["train"]
 
@@ -181,7 +181,7 @@ def test_a_permit_on_a_failing_node_is_withheld(world: World) -> None:
     two_jobs(world)
     world.run("a", "rollout")
     token = world.ask("a", "train")[1]["token"]
-    world.post(node_commands.node_failed, "r0")
+    world.post(commands.node_failed, "r0")
     status, _ = world.ask("b", "rollout", "kb")
     assert status == 0
     assert world.core.leased.jobs["b"].token is not None
@@ -196,15 +196,15 @@ def test_a_permit_on_a_failing_node_is_withheld(world: World) -> None:
 
 def test_a_silent_agent_is_a_failed_node(world: World) -> None:
     world.submit("a")
-    assert world.post(node_commands.node_heartbeat, "r0") == (200, {"ttl_s": TTL})
+    assert world.post(commands.node_heartbeat, "r0") == (200, {"ttl_s": TTL})
     world.wait(TTL - 1)
     world.restart()
     world.wait(TTL - 1)
     assert world.core.leased.state("a") == "idle"
-    assert world.post(node_commands.node_heartbeat, "r0")[0] == 200
+    assert world.post(commands.node_heartbeat, "r0")[0] == 200
     world.wait(TTL + 1)
     assert world.core.leased.state("a") == "moving"
-    assert world.post(node_commands.node_heartbeat, "nowhere")[0] == 404
+    assert world.post(commands.node_heartbeat, "nowhere")[0] == 404
 
 
 def test_a_key_belongs_to_one_request(world: World) -> None:
@@ -335,7 +335,7 @@ def test_agents_that_fall_silent_together_are_one_failure(world: World, down_s: 
     """The first failure moves the job: the other node is given back before it is looked at."""
     world.submit("a")
     for node in ("r0", "t0"):
-        assert world.post(node_commands.node_heartbeat, node)[0] == 200
+        assert world.post(commands.node_heartbeat, node)[0] == 200
     if down_s:
         world.restart(down_s)
     world.wait(TTL + 1.0)

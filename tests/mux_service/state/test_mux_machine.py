@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mux_world import TTL, World
 
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 
 PICK = st.integers(0, 1000)
 
@@ -128,7 +128,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def fail_node(self, pick: int) -> None:
         nodes = sorted(self.world.core.leased.scheduler.cluster.nodes)
         if nodes:
-            status, _ = self.once(node_commands.node_failed, nodes[pick % len(nodes)], {})
+            status, _ = self.once(commands.node_failed, nodes[pick % len(nodes)], {})
             assert status in (200, 202)
 
     @precondition(lambda self: self.answers)

@@ -12,7 +12,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.scheduler import scheduler
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.roles import Refused
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Answer, Command, Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store
@@ -208,7 +208,7 @@ def test_a_node_whose_failure_the_scheduler_fails_on_is_silent_all_the_same(
         alone, asked = bodies.NewJob(id="a", **SPEC), bodies.Post("a", "")
         commands.once(core, asked, lambda: commands.submit(core, asked, alone))
         node = next(iter(core.leased.scheduler.cluster.nodes))
-        node_commands.node_heartbeat(core, bodies.Post("b", ""), node, bodies.AliveBody())
+        commands.node_heartbeat(core, bodies.Post("b", ""), node, bodies.AliveBody())
         return node
 
     async def main() -> None:

@@ -19,7 +19,7 @@ import rollpacker
 from rollpacker.core.codec import loads
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.state_record import (
@@ -87,7 +87,7 @@ class StateMachine(ServiceMachine):
                 for job in leased.programs.on(node)
                 if (program := leased.jobs[job].program) and (running := program.running)
             ]
-            self.world.post(node_commands.node_heartbeat, node, {"attempts": there})
+            self.world.post(commands.node_heartbeat, node, {"attempts": there})
 
     @invariant()
     def shadows_are_the_daemon(self) -> None:
@@ -131,12 +131,12 @@ class NamedMachine(StateMachine):
     def node_changes(self, pick: int, how: str) -> None:
         machine = MACHINES[pick % len(MACHINES)]
         if how == "open":
-            self.world.post(node_commands.node_opened, machine.name)
+            self.world.post(commands.node_opened, machine.name)
         elif how == "register":
             body = {"name": machine.name, "pool": machine.pool}
-            self.world.post(node_commands.register, None, body)
+            self.world.post(commands.register, None, body)
         else:
-            self.world.post(node_commands.node_closed, machine.name, {"status": how})
+            self.world.post(commands.node_closed, machine.name, {"status": how})
 
 
 HOW = settings(

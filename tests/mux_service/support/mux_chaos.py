@@ -15,7 +15,7 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Team
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state.state_record import encode, state_of
 
 SETTINGS = replace(
@@ -192,13 +192,13 @@ class Chaos:
             node.back_at = 0.0
         for name in self.leased.slots:
             if self.leased.slots[name].status != "down":
-                self.world.post(node_commands.node_opened, name)
+                self.world.post(commands.node_opened, name)
         deadline = self.world.time + 3600.0
         while self.leased.scheduler.cluster.jobs or self.leased.programs.jobs:
             self.step(False)
             down = [n for n, s in self.leased.slots.items() if s.status == "set_aside"]
             for name in down:
-                self.world.post(node_commands.node_opened, name)
+                self.world.post(commands.node_opened, name)
             assert self.world.time < deadline, self.leased.scheduler.cluster.jobs.keys()
 
 
@@ -250,7 +250,7 @@ def _closed(status: str) -> Callable[[Chaos], bool]:
         if name not in chaos.leased.slots or closed > len(chaos.nodes) // 4:
             return False
         body = {"status": status, "reason": "chaos"}
-        return chaos.wire.post(node_commands.node_closed, name, body)[0] == 200
+        return chaos.wire.post(commands.node_closed, name, body)[0] == 200
 
     return close
 
@@ -258,7 +258,7 @@ def _closed(status: str) -> Callable[[Chaos], bool]:
 def _opened(chaos: Chaos) -> bool:
     closed = [n for n, s in chaos.leased.slots.items() if s.status not in ("open", "down")]
     for name in closed:
-        chaos.wire.post(node_commands.node_opened, name)
+        chaos.wire.post(commands.node_opened, name)
     return bool(closed)
 
 
@@ -266,7 +266,7 @@ def _removed(chaos: Chaos) -> bool:
     """Drained nodes that are empty leave; their agents bring them back."""
     for name, slot in list(chaos.leased.slots.items()):
         if slot.status in ("draining", "cordoned") and not slot.used:
-            status, _ = chaos.wire.post(node_commands.node_removed, name)
+            status, _ = chaos.wire.post(commands.node_removed, name)
             return status == 200
     return False
 

@@ -10,7 +10,7 @@ from typing import Any
 from mux_world import TTL, World
 
 from rollpacker.rollmux.service.client.client import SAFE_SHARE
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 
 STOP_S = 3.0
 ITERATIONS = (2, 7)
@@ -254,7 +254,7 @@ class Node:
         self.programs.clear()
         self.joined = False
         self.lease_until = 0.0
-        self.wire.post(node_commands.node_failed, self.name, {"reason": "broken"})
+        self.wire.post(commands.node_failed, self.name, {"reason": "broken"})
         self.silent(2.0)
 
     def step(self) -> None:
@@ -268,7 +268,7 @@ class Node:
     def _beat(self) -> None:
         if not self.joined:
             body = {"name": self.name, "pool": self.pool, "memory_gb": 1536.0, "devices": 8}
-            status, _ = self.wire.post(node_commands.register, None, body)
+            status, _ = self.wire.post(commands.register, None, body)
             assert status == 200
             self.joined = True
         sent = self.now
@@ -276,7 +276,7 @@ class Node:
             {"job": job, "number": number, "code": program.code, "stopped": program.asked}
             for (job, number), program in self.programs.items()
         ]
-        status, told = self.wire.post(node_commands.node_heartbeat, self.name, {"attempts": seen})
+        status, told = self.wire.post(commands.node_heartbeat, self.name, {"attempts": seen})
         if status == 410:  # what is here is killed, and the agent starts anew
             self.programs.clear()
             self.joined = False

@@ -6,8 +6,7 @@ from typing import Any
 import yaml
 from mux_fleet import Daemon, Link
 
-from rollpacker.rollmux.service.client.client import MuxClient
-from rollpacker.rollmux.service.client.link import new_key
+from rollpacker.rollmux.service.client.client import MuxClient, new_key
 
 SPEC = {"worst_rollout_s": 60.0, "worst_train_s": 60.0, "slo": 9.0, "iterations": 9}
 PEOPLE = {

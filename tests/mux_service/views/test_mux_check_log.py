@@ -11,7 +11,7 @@ from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.record.check import check_lines
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.views.history import event_log
 
 
@@ -119,7 +119,7 @@ def test_a_rollout_that_a_failure_made_void_may_be_shorter_than_the_next(world: 
     world.submit("a")
     iterate(world, "a")
     phase(world, "a", "rollout", 3.0)
-    assert world.post(node_commands.node_failed, "t0", {"reason": "fire"})[0] == 200
+    assert world.post(commands.node_failed, "t0", {"reason": "fire"})[0] == 200
     status, move = world.ask("a", "rollout")
     assert status == 200
     assert world.post(commands.moved, "a", {"move": move["move"]["id"]})[0] == 200
@@ -152,7 +152,7 @@ def test_a_failed_node_takes_the_memory_of_its_jobs_on_other_nodes_along(tmp_pat
     named = World(tmp_path, replace(SHARED, nodes="named"), machines)
     for job, gang in (("wide", 2), ("narrow", 1)):
         named.submit(job, slo=1.0, rollout_nodes=gang, slo_since="submission")
-    named.post(node_commands.node_failed, "a")
+    named.post(commands.node_failed, "a")
     made = [each for each in log(named) if each["kind"] in ("place", "wait", "node_down")][-3:]
     assert [(each["kind"], each["job"]) for each in made] == [
         ("node_down", None),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mux_world import World
 
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state.records import JobRecord
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
@@ -96,10 +96,10 @@ def test_how_a_job_has_ended(
         world.run("a", phase, takes=5.0)
     if program is not None:
         node = views.job(world.core, "a")["rollout_nodes"][0]
-        world.post(node_commands.node_heartbeat, node, {"attempts": []})
+        world.post(commands.node_heartbeat, node, {"attempts": []})
         seen = {"job": "a", "number": 1, "code": code}
         if code is not None:
-            world.post(node_commands.node_heartbeat, node, {"attempts": [seen]})
+            world.post(commands.node_heartbeat, node, {"attempts": [seen]})
     world.post(commands.end, "a")
     assert views.job(world.core, "a")["outcome"] == outcome
     world.store.close()
@@ -128,7 +128,7 @@ def test_when_an_agent_reported_and_how_much_memory_there_is(tmp_path: Path) -> 
     world.submit("a")
     node = views.job(world.core, "a")["rollout_nodes"][0]
     assert views.node(world.core, node)["reported_s"] is None
-    world.post(node_commands.node_heartbeat, node)
+    world.post(commands.node_heartbeat, node)
     world.wait(4.0)
     shown = views.node(world.core, node)
     assert (shown["reported_s"], shown["memory_gb"], shown["total_gb"]) == (
@@ -178,7 +178,7 @@ def test_a_job_that_ended_while_its_program_goes_on_is_among_the_ended(tmp_path:
     program = {"command": ["a"], "members": [], "stop_s": 1.0, "restarts": 0, "folder": ""}
     world.submit("a", program=program)
     node = views.job(world.core, "a")["rollout_nodes"][0]
-    world.post(node_commands.node_heartbeat, node, {"attempts": []})
+    world.post(commands.node_heartbeat, node, {"attempts": []})
     world.post(commands.end, "a")
     world.submit("b")
     world.post(commands.end, "b")

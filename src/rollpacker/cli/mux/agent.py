@@ -54,8 +54,7 @@ def agent(
     Example: rollpacker mux agent --url https://head:8642 --token-file token --pool rollout
     --programs /var/lib/rollmux
     """
-    from rollpacker.rollmux.node.agent import NodeAgent, check_command
-    from rollpacker.rollmux.node.identity import identity
+    from rollpacker.rollmux.node.agent import NodeAgent, check_command, identity
     from rollpacker.rollmux.service.client.client import MuxClient
 
     name = node or socket.gethostname()

@@ -14,9 +14,8 @@ from rich.table import Table
 from rollpacker.cli.mux.agent import agent, member
 from rollpacker.cli.mux.demo import demo
 from rollpacker.cli.mux.jobs import end, history, logs, show, submit, wait
-from rollpacker.cli.mux.nodes import node_app
+from rollpacker.cli.mux.nodes import node_app, token_app
 from rollpacker.cli.mux.service import backup, drain, restore, serve, status
-from rollpacker.cli.mux.tokens import token_app
 from rollpacker.cli.output import Json, console, print_json, print_plain
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""Which daemon a command speaks to: the options that say so, and plain requests."""
+"""Which daemon a command speaks to, plain requests, and its numbers in words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Daemon:
         token_file: TokenFile = None,
         cafile: Cafile = None,
     ) -> None:
-        from rollpacker.rollmux.service.client.link import DaemonLink
+        from rollpacker.rollmux.service.client.client import DaemonLink
 
         file = token_file or state / "token"
         if token_file is None and _is_missing(file):
@@ -74,12 +74,12 @@ class Daemon:
 
     def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
         """Ask for something; ``key`` None makes one."""
-        from rollpacker.rollmux.service.client.link import new_key
+        from rollpacker.rollmux.service.client.client import new_key
 
         return self._call("POST", path, body, key or new_key())
 
     def _call(self, *request: Any) -> dict[str, Any]:
-        from rollpacker.rollmux.service.client.link import (
+        from rollpacker.rollmux.service.client.client import (
             AilingDaemonError,
             MuxError,
             UnreachableError,
@@ -103,3 +103,26 @@ def _is_missing(file: Path) -> bool:
     except OSError as error:  # one that is another user's is there
         return isinstance(error, FileNotFoundError)
     return False
+
+
+# --- Words
+
+_MINUTES_S, _HOURS_S = 60.0, 7200.0
+"""From which on a duration is told in them."""
+
+
+def duration(seconds: float) -> str:
+    """In the unit in which people would say it."""
+    if seconds < _MINUTES_S:
+        return f"{seconds:.0f} s"
+    if seconds < _HOURS_S:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def missed(job: dict[str, Any]) -> str:
+    """Of a job that is over: that its promise was broken; empty where it was not."""
+    if job["slo_state"] != "missed":
+        return ""
+    slowdown = "" if job["slowdown"] is None else f": slowdown {job['slowdown']:.2f}"
+    return f"promise (SLO {job['spec']['slo']:g}) missed{slowdown}"

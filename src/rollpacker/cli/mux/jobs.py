@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, TextIO
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux.daemon import Daemon, of_daemon
-from rollpacker.cli.mux.words import duration, missed
+from rollpacker.cli.mux.daemon import Daemon, duration, missed, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json, print_note, table_of
 from rollpacker.terminal import coloured
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rollpacker.cli.mux.daemon import STATE, Daemon, State, TokenFile, of_daemon
-from rollpacker.cli.mux.words import duration, missed
+from rollpacker.cli.mux.daemon import STATE, Daemon, State, TokenFile, duration, missed, of_daemon
 from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
 
 _LOOKS, _LOOK_S = 4, 0.2

@@ -1,19 +1,186 @@
-"""A node's agent: reports the node, starts and stops the programs of jobs there."""
+"""A node's agent: reports the node, starts and stops the programs of jobs there, sends their logs.
+
+Its identity tells the daemon two agents of one node name apart: the folder of its programs, which
+it has to itself, or the machine since its boot. One that starts again is the same as before.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import secrets
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rollpacker.core.codec import load
 from rollpacker.rollmux.model.inventory import Machine
-from rollpacker.rollmux.node.printing import Printing
 from rollpacker.rollmux.node.programs import AttemptName, NodePrograms
-from rollpacker.rollmux.service.client.client import SAFE_SHARE, MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import (
+    SAFE_SHARE,
+    MuxClient,
+    MuxError,
+    UnreachableError,
+)
+from rollpacker.rollmux.service.state.clock import boot_id
+
+# --- Identity
+
+_FILE = "agent"
+_FORM = re.compile(r"[0-9a-f]{32}")
+
+
+def identity(programs: Path | None) -> str:
+    """Of the agent that this process is, with its folder of programs."""
+    return of_machine() if programs is None else FolderIdentity(programs).name
+
+
+def of_machine() -> str:
+    """Until its next boot."""
+    return boot_id().replace("-", "") or secrets.token_hex(16)
+
+
+class FolderIdentity:
+    """Of the agent that has a folder of programs, for the life of this process.
+
+    Raises ``ValueError`` where another agent has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._handle)
+            if not isinstance(error, BlockingIOError):
+                raise ValueError(f"--programs {folder}: it cannot be locked: {error}") from error
+            raise ValueError(
+                f"--programs {folder}: another agent has this folder; stop it, or name another one"
+            ) from error
+        self.name = self._read() or self._written()
+
+    def _read(self) -> str:
+        found = os.pread(self._handle, 64, 0).decode("ascii", "replace").strip()
+        return found if _FORM.fullmatch(found) else ""
+
+    def _written(self) -> str:
+        made = secrets.token_hex(16)
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, made.encode() + b"\n", 0)
+        os.fsync(self._handle)
+        return made
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        os.close(self._handle)
+
+
+# --- Printing
+
+_PIECE = 24 * 1024
+_PIECES = 16
+"""Of one attempt in one go: others print too."""
+_PAUSE_S = 5.0
+"""After a piece that the daemon could not take."""
+_STUCK_S = 60.0
+"""So long no piece got through: an attempt that is over does not wait for its log any more."""
+_UNKNOWN_OR_GONE = (404, 410)
+
+
+@dataclass(slots=True)
+class _Log:
+    """How far an attempt's log has been sent.
+
+    Args:
+        over: the daemon takes no more of it.
+        failed: when it took no piece for the first time since it took one; None while it does.
+        again: when to send the next one.
+    """
+
+    sent: int = 0
+    over: bool = False
+    failed: float | None = None
+    again: float = 0.0
+
+
+class Printing:
+    """The logs of a node's attempts, and the thread that sends them.
+
+    However long the daemon takes for a log, its agent reports the node in time.
+    """
+
+    def __init__(self, client: MuxClient, programs: NodePrograms) -> None:
+        self._client = client
+        self._programs = programs
+        self._logs: dict[AttemptName, _Log] = {}
+        """Replaced as a whole, and only by ``follow``."""
+        self._look = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="printing", daemon=True)
+
+    def follow(self, names: set[AttemptName]) -> None:
+        """Send what these have printed since; all others are gone."""
+        self._logs = {name: self._logs.get(name) or _Log() for name in sorted(names)}
+        self._look.set()
+        if names and self._thread.ident is None:
+            self._thread.start()
+
+    def sent(self, name: AttemptName) -> bool:
+        """Whether the daemon has all that is there, or will not have it."""
+        log, path = self._logs[name], self._programs.log(name)
+        stuck = log.failed is not None and time.monotonic() > log.failed + _STUCK_S
+        return log.over or stuck or not path.exists() or log.sent >= path.stat().st_size
+
+    def close(self) -> None:
+        """Send no more; what is under way is not waited for."""
+        self._closed = True
+        self._look.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._look.wait()
+            self._look.clear()
+            while not self._closed and self._send_some():
+                continue
+
+    def _send_some(self) -> bool:
+        """Some of each log; whether there may be more."""
+        more = [self._send(name, log) for name, log in self._logs.items()]
+        return any(more)
+
+    def _send(self, name: AttemptName, log: _Log) -> bool:
+        if log.over or time.monotonic() < log.again:
+            return False
+        try:
+            with self._programs.log(name).open("rb") as file:
+                file.seek(log.sent)
+                for _ in range(_PIECES):
+                    data = file.read(_PIECE)
+                    if not data or self._closed:
+                        return False
+                    log.sent, log.over = self._client.printed(
+                        name.job, name.number, log.sent, data, patience_s=_PAUSE_S
+                    )
+                    log.failed = None
+                    file.seek(log.sent)
+        except FileNotFoundError:  # it is not there yet, or not any more
+            return False
+        except Exception as error:
+            # Of a job that nobody knows any more; all else may pass, whatever it is.
+            log.over = isinstance(error, MuxError) and error.status in _UNKNOWN_OR_GONE
+            log.failed = time.monotonic() if log.failed is None else log.failed
+            log.again = time.monotonic() + _PAUSE_S
+            return False
+        return not log.over
+
+
+# --- Agent
 
 _CHECK_TIMEOUT_S = 30.0
 _REPORT_S = 1.0

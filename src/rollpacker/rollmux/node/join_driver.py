@@ -6,8 +6,12 @@ import os
 import time
 
 from rollpacker.processes.children import shielded
-from rollpacker.rollmux.service.client.client import DriverGate, MuxClient
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError
+from rollpacker.rollmux.service.client.client import (
+    DriverGate,
+    MuxClient,
+    MuxError,
+    UnreachableError,
+)
 from rollpacker.runtime.cluster.agent import Agent
 
 _POLL_S = 0.3

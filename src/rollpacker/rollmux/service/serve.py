@@ -23,14 +23,12 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import read
 from rollpacker.rollmux.service.commands.commands import poll
 from rollpacker.rollmux.service.commands.writer import Writer
-from rollpacker.rollmux.service.http.app import MAX_HEADERS, App
-from rollpacker.rollmux.service.http.audit import Audit
+from rollpacker.rollmux.service.http.app import MAX_HEADERS, App, Audit
 from rollpacker.rollmux.service.http.logs import Logs
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.http.routes import DaemonParts
-from rollpacker.rollmux.service.http.token_file import make_token, read_token
 from rollpacker.rollmux.service.http.tokens import FILE as TOKENS
-from rollpacker.rollmux.service.http.tokens import Tokens
+from rollpacker.rollmux.service.http.tokens import Tokens, make_token, read_token
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store, StoreError
 from rollpacker.rollmux.service.views.metrics import Metrics

@@ -4,7 +4,6 @@ Nothing here knows the daemon's inside.
 """
 
 from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
-from rollpacker.rollmux.service.client.phase import Phases
-from rollpacker.rollmux.service.client.phase_lease import StateLostError
+from rollpacker.rollmux.service.client.phase import Phases, StateLostError
 
 __all__ = ["LeaseLostError", "MuxClient", "Phases", "StateLostError"]

@@ -12,10 +12,13 @@ with mux.phase("train"):
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.jobs import JobSpec
@@ -23,10 +26,188 @@ from rollpacker.rollmux.service.client.client import (
     LeaseLostError,
     MoveOrder,
     MuxClient,
+    MuxError,
     PhasePermit,
+    UnreachableError,
+    new_key,
 )
-from rollpacker.rollmux.service.client.link import MuxError, new_key
-from rollpacker.rollmux.service.client.phase_lease import HeldLease, acquire
+
+# --- Phase lease
+
+_RETRY_S = 0.2
+T = TypeVar("T")
+
+
+class StateLostError(RuntimeError):
+    """The job's nodes failed: load the last checkpoint; the iteration begins with a rollout."""
+
+
+def acquire(
+    client: MuxClient,
+    job: str,
+    phase: Phase,
+    on_move: Callable[[MoveOrder], None],
+    stopped: Callable[[], bool] = lambda: False,
+    wait_s: float = 20.0,
+    away: Callable[[UnreachableError], None] = lambda _error: None,
+) -> PhasePermit:
+    """Wait for a phase's nodes, moving the job's state first where that is asked for.
+
+    While the daemon is away the wait goes on: nothing may run without it. Raises ``MuxError`` for
+    what waiting cannot mend (see its ``code``), ``StateLostError`` when the nodes have failed and
+    ``LeaseLostError`` when ``stopped``, which is asked every ``wait_s`` at least, says so.
+    """
+    key = new_key()
+    while not stopped():
+        try:
+            got = client.permit(job, phase, key, wait_s=wait_s)
+        except UnreachableError as error:
+            away(error)
+            continue
+        except MuxError as error:
+            key = _next_key(error, key)
+            continue
+        if isinstance(got, PhasePermit):
+            return got
+        if isinstance(got, MoveOrder):
+            on_move(got)
+            patiently(partial(client.moved, job, got, new_key()), stopped, away)
+            if got.reason == "failure":
+                raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
+    raise LeaseLostError(f"job {job}: stopped while it waited for {phase}")
+
+
+def patiently(
+    call: Callable[[], T],
+    stopped: Callable[[], bool],
+    away: Callable[[UnreachableError], None] = lambda _error: None,
+) -> T:
+    """Repeat a request until it is answered; ``away`` is told of every time that it was not.
+
+    Raises ``LeaseLostError`` when ``stopped``.
+    """
+    while not stopped():
+        try:
+            return call()
+        except UnreachableError as error:
+            away(error)
+    raise LeaseLostError("stopped while the daemon was away")
+
+
+def _next_key(error: MuxError, key: str) -> str:
+    """The key to ask again with; raises the error when asking again cannot help."""
+    if error.code == "held":
+        # A process of this job that is gone still holds a lease; it runs out.
+        time.sleep(min(1.0, max(0.05, float(error.answer.get("ttl_s", _RETRY_S)))))
+        return key
+    if error.code == "over":
+        return new_key()
+    raise error
+
+
+class HeldLease:
+    """A permit whose lease a thread extends until ``close``.
+
+    ``check`` is for the owner's safe points: it looks at the clock itself, so a process that was
+    stopped for longer than the lease finds out before it does anything else.
+
+    Of a lease that was given up, or is closed, nobody is told anything any more: an answer that
+    comes late would start workers which have been stopped since.
+    """
+
+    def __init__(
+        self,
+        client: MuxClient,
+        permit: PhasePermit,
+        *,
+        on_extended: Callable[[float], None] = lambda _stop_at: None,
+        on_lost: Callable[[], None] = lambda: None,
+        on_tail: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self.permit = permit
+        self.stop_at = permit.stop_at
+        """Monotonic seconds after which nothing may run."""
+        self._on_extended = on_extended
+        self._on_lost = on_lost
+        self._on_tail = on_tail
+        self.tail_released = False
+        """Whether another job has the nodes: the rest of a rollout has to leave most workers."""
+        self._problem: str | None = None
+        self._telling = threading.Lock()
+        """Held while the owner is told, and while it is decided that it is not any more."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep, name=f"lease-{permit.token}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the nodes may be another job's."""
+        return self._problem is not None or time.monotonic() >= self.stop_at
+
+    def check(self) -> None:
+        """Raises ``LeaseLostError`` when the phase has to stop."""
+        if self.lost:
+            reason = self._problem or "its lease ran out"
+            raise LeaseLostError(f"permit {self.permit.token} ({self.permit.phase}): {reason}")
+
+    def give_up(self, reason: str) -> None:
+        """It is lost, as the daemon or the clock has said: no answer brings it back."""
+        with self._telling:
+            self._problem = self._problem or reason
+
+    def offer_tail(self, job: str) -> None:
+        """Most responses of a rollout are there; nothing happens where the daemon is away."""
+        try:
+            released = self._client.tail(job, self.permit)
+        except (LeaseLostError, UnreachableError):
+            return
+        self._told(None, released)
+
+    def _told(self, stop_at: float | None, tail_released: bool) -> None:
+        """The daemon has answered."""
+        with self._telling:
+            if self._problem is not None or self._closing.is_set():
+                return
+            if stop_at is not None:
+                self.stop_at = stop_at
+                self._on_extended(stop_at)
+            if tail_released and not self.tail_released:
+                self.tail_released = True
+                self._on_tail()
+
+    def close(self) -> None:
+        """Stop extending; may be called from ``on_lost``, and not from what else it tells."""
+        with self._telling:
+            self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _keep(self) -> None:
+        pause = self.permit.lease_s / 3
+        while not self._closing.wait(pause):
+            pause = self.permit.lease_s / 3
+            try:
+                self._extend()
+            except (LeaseLostError, UnreachableError) as error:
+                self.give_up(str(error))
+            except MuxError:
+                pause = _RETRY_S
+            if self.lost:
+                if not self._closing.is_set():
+                    self._on_lost()
+                return
+
+    def _extend(self) -> None:
+        if self.lost:
+            raise LeaseLostError("its lease ran out")
+        now = replace(self.permit, stop_at=self.stop_at)
+        self._told(*self._client.heartbeat(now))
+
+
+# --- Phase
 
 
 class PhaseState(Protocol):

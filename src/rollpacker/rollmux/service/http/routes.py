@@ -27,7 +27,7 @@ from rollpacker.rollmux.service.api import answers as to
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.bodies import Empty, Post
 from rollpacker.rollmux.service.api.roles import Refused, Role
-from rollpacker.rollmux.service.commands import commands, node_commands
+from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Outcome, Writer
 from rollpacker.rollmux.service.http.logs import MOST, Logs
 from rollpacker.rollmux.service.http.tokens import Tokens
@@ -419,29 +419,29 @@ ROUTES: Final[Mapping[str, Route]] = {
         {404: _NO_PERMIT, 409: _LOST},
     ),
     "POST /v1/nodes": Route(
-        _once(node_commands.register), _AGENTS, "", bodies.NewNode, to.Registered,
+        _once(commands.register), _AGENTS, "", bodies.NewNode, to.Registered,
         {409: f"`cloud`: nodes are not named here; {_TAKEN}"}, audited=True,
     ),
     "GET /v1/nodes/{node}": Route(_look(views.node), _LOOK, "", Empty, to.NodeView),
     "POST /v1/nodes/{node}/heartbeat": Route(
-        _once(node_commands.node_heartbeat, beat=True), _AGENTS, "", bodies.AliveBody,
+        _once(commands.node_heartbeat, beat=True), _AGENTS, "", bodies.AliveBody,
         to.AliveAnswer,
         {404: _NOT_HERE, 409: _TAKEN, 410: _NODE_FAILED},
     ),
     "POST /v1/nodes/{node}/failed": Route(
-        _once(node_commands.node_failed), _AGENTS, "", bodies.FailedBody, to.NodeGone,
+        _once(commands.node_failed), _AGENTS, "", bodies.FailedBody, to.NodeGone,
         {202: ("while permits on it are out", to.NodeGone), 404: _NOT_HERE}, audited=True,
     ),
     "POST /v1/nodes/{node}/close": Route(
-        _once(node_commands.node_closed), _OPERATORS, "", bodies.Closed, to.NodeChanged,
+        _once(commands.node_closed), _OPERATORS, "", bodies.Closed, to.NodeChanged,
         {404: _NO_NODE}, audited=True,
     ),
     "POST /v1/nodes/{node}/open": Route(
-        _once(node_commands.node_opened), _OPERATORS, "", Empty, to.NodeChanged,
+        _once(commands.node_opened), _OPERATORS, "", Empty, to.NodeChanged,
         {404: _NO_NODE, 409: "`failed`: its agent has to report"}, audited=True,
     ),
     "POST /v1/nodes/{node}/remove": Route(
-        _once(node_commands.node_removed), _OPERATORS, "", Empty, to.NodeRemovedAnswer,
+        _once(commands.node_removed), _OPERATORS, "", Empty, to.NodeRemovedAnswer,
         {404: _NO_NODE, 409: "`used`: jobs are on it"}, audited=True,
     ),
     "GET /v1/tokens": Route(_tokens, _OPERATORS, "", Empty, to.TokenList, audited=True),

@@ -11,11 +11,15 @@ import asyncio
 import contextlib
 import math
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from urllib.parse import urlsplit
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Phase
@@ -23,16 +27,155 @@ from rollpacker.rollmux.service.client.client import (
     LeaseLostError,
     MoveOrder,
     MuxClient,
+    MuxError,
     PhasePermit,
+    UnreachableError,
+    new_key,
 )
-from rollpacker.rollmux.service.client.link import MuxError, UnreachableError, new_key
-from rollpacker.rollmux.service.client.phase_lease import HeldLease, StateLostError, acquire
-from rollpacker.rollmux.service.job.joining import attach, connect, job_id, job_spec, register
-from rollpacker.rollmux.service.job.launcher import MuxLauncher
-from rollpacker.rollmux.service.job.offload import Residence
+from rollpacker.rollmux.service.client.phase import HeldLease, StateLostError, acquire
+from rollpacker.rollmux.service.job.submission import attach, connect, job_id, job_spec, register
+from rollpacker.runtime.cluster.agent_process import start_agent
 from rollpacker.runtime.cluster.cluster import Launcher
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.step.phase_nodes import DisplacedError, Tenant, WaitStoppedError
+
+# --- Offload
+
+
+class Residence:
+    """Of one job; at first all of it is on its devices.
+
+    Args:
+        tenant: leaves them and comes back.
+        promised_gb: host memory that the job may keep on a node, by the kind of node.
+    """
+
+    def __init__(self, tenant: Tenant, promised_gb: Mapping[Phase, float]) -> None:
+        self._tenant = tenant
+        self._promised_gb = promised_gb
+        self._there: set[Phase] = {"rollout", "train"}
+
+    async def begin(self, phase: Phase) -> float:
+        """Bring back what the phase needs, and that alone; the seconds that it took.
+
+        Raises as ``leave`` does.
+        """
+        if self._there == {phase}:
+            return 0.0
+        begun = time.monotonic()
+        for other in sorted(self._there - {phase}):
+            await self._offload(other)
+        if phase not in self._there:
+            await self._tenant.onload(phase)
+            self._there.add(phase)
+        return time.monotonic() - begun
+
+    async def leave(self) -> float:
+        """Leave all devices; the seconds that it took.
+
+        Raises ``ValueError`` where more would stay in host memory than was promised.
+        """
+        begun = time.monotonic()
+        for phase in sorted(self._there):
+            await self._offload(phase)
+        return time.monotonic() - begun
+
+    async def _offload(self, phase: Phase) -> None:
+        kept_gb = await self._tenant.offload(phase) / 2**30
+        self._there.discard(phase)
+        if kept_gb > self._promised_gb[phase]:
+            raise ValueError(
+                f"mux.{phase}_memory_gb={self._promised_gb[phase]:g} is less than the "
+                f"{kept_gb:.3g} GB of states that the job keeps on a {phase} node between two "
+                "phases: raise it"
+            )
+
+
+# --- Launcher
+
+_AGAIN_S = 5.0
+"""The daemon forgets where a gate is when it starts again."""
+_SOCKET_S = 10.0
+_LEAVING_S = 5.0
+
+
+class MuxLauncher:
+    """Tells the job's other nodes, through the daemon, where the driver's gate is.
+
+    The driver's own node has an agent that it starts itself; on the others RollMux's agents have
+    started one (``Program.members``), and with it they are gone: the attempt ends then.
+
+    Args:
+        config: the run's, of a job that was submitted.
+        client: of the daemon; made from the configuration when None.
+    """
+
+    def __init__(self, config: RunConfig, client: MuxClient | None = None) -> None:
+        self._url = config.mux.url
+        self._client = client or connect(config.mux)
+        self._job = job_id(config)
+        self._attempt = 0
+        self._own: subprocess.Popen[bytes] | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def host(self) -> str:
+        """This machine's address on the way to the daemon, by which the other nodes reach it."""
+        url = urlsplit(self._url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            with socket.create_connection((url.hostname or "", port), _SOCKET_S) as way:
+                return way.getsockname()[0]
+        except OSError as error:
+            raise ValueError(f"mux.url={self._url}: {error}") from error
+
+    async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
+        """Let an agent come from each of the job's nodes, by these names.
+
+        Raises ``ValueError`` where the job has another number of nodes.
+        """
+        program = (await asyncio.to_thread(self._client.job, self._job))["program"]
+        assert program is not None
+        attempt = program["attempts"][-1]
+        nodes, self._attempt = 1 + len(attempt["members"]), attempt["number"]
+        if nodes != len(names):
+            raise ValueError(
+                f"devices.nodes={len(names)}, but job {self._job} has {nodes} nodes: submit it "
+                "again"
+            )
+        self._own = start_agent(*address, key.hex(), names[0])
+        await asyncio.to_thread(self._tell, address, key, names)
+        self._telling = asyncio.create_task(self._tell_again(address, key, names))
+
+    def _tell(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
+        self._client.open_gate(self._job, self._attempt, *address, key, names)
+
+    async def _tell_again(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            with suppress(MuxError, UnreachableError):
+                await asyncio.to_thread(self._tell, address, key, names)
+
+    async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
+        """Never: an attempt has all of its nodes or ends. Raises ``ValueError``."""
+        del address, key, name
+        raise ValueError(f"node {number} is gone: the job's program starts again as a whole")
+
+    def close(self) -> None:
+        """End the agent of the driver's own node; the others end with the attempt."""
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._own is not None:
+            assert self._own.stdin is not None
+            self._own.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._own.wait(_LEAVING_S)
+            self._own.kill()
+            self._own.wait()
+            self._own = None
+
+
+# --- Phase job
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0

@@ -20,8 +20,7 @@ from rollpacker.core.types import (
     Sample,
     sampling_seed,
 )
-from rollpacker.emulate.driver.draws import WorkloadDraws
-from rollpacker.emulate.driver.emulation import Emulation
+from rollpacker.emulate.driver import Emulation, WorkloadDraws
 from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
 from rollpacker.polytrace.model.workload import load_model

@@ -17,7 +17,7 @@ from rich.console import Console
 from rollpacker import job as jobs
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
-from rollpacker.emulate.driver import hosts
+from rollpacker.emulate import hosts
 from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.doctor import look

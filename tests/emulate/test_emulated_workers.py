@@ -16,12 +16,10 @@ from rollpacker.core.types import (
     Sample,
     sampling_seed,
 )
-from rollpacker.emulate.agenda import WallAgenda
 from rollpacker.emulate.config import Emulated
-from rollpacker.emulate.head import head_of, read_head
-from rollpacker.emulate.messages import Draw, Forced
-from rollpacker.emulate.worker.responses import EmulatedResponses
-from rollpacker.emulate.worker.workers import EmulatedEngine, EmulatedReplica
+from rollpacker.emulate.messages import Draw, Forced, WallAgenda
+from rollpacker.emulate.reward import head_of, read_head
+from rollpacker.emulate.worker import EmulatedEngine, EmulatedReplica, EmulatedResponses
 from rollpacker.engine.base import Output, Request, SamplingParams, Span
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rollpacker.emulate.agenda import Lateness, WallAgenda
+from rollpacker.emulate.messages import Lateness, WallAgenda
 
 
 class Clock:

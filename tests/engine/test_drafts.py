@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.drafts.draft_table import LENGTHS
-from rollpacker.engine.drafts.drafter import Drafter
+from rollpacker.engine.drafts import LENGTHS, Drafter
 
 
 def test_noise_is_hardly_drafted() -> None:

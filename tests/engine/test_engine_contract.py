@@ -26,7 +26,7 @@ def mini(runs=None, device="cpu"):
 
 
 def on_torch(device="cpu", *, alone: bool):
-    from rollpacker.engine.mini.shape import shape_of
+    from rollpacker.engine.mini.runner import shape_of
     from rollpacker.engine.mini.torch_runner import TorchRunner
 
     return mini(lambda m: TorchRunner(m, shape_of(m), block_size=8, deterministic=alone), device)

@@ -4,7 +4,7 @@ import pytest
 from engine_models import build
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.engine import host_memory
+from rollpacker.engine import base
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 
 GB = 1024**3
@@ -15,18 +15,18 @@ def container(monkeypatch, tmp_path):
     """One that may have 3 GB and has 1 GB of it."""
     (tmp_path / "memory.max").write_text(f"{3 * GB}\n")
     (tmp_path / "memory.current").write_text(f"{GB}\n")
-    monkeypatch.setattr(host_memory, "GROUP", tmp_path)
-    monkeypatch.setattr(host_memory, "_machine_free_bytes", lambda: 100 * GB)
+    monkeypatch.setattr(base, "GROUP", tmp_path)
+    monkeypatch.setattr(base, "_machine_free_bytes", lambda: 100 * GB)
     return tmp_path
 
 
 def test_the_least_of_machine_and_container(container):
-    assert host_memory.free_bytes() == 2 * GB
+    assert base.free_bytes() == 2 * GB
     assert free_memory_gb() == 2.0
     (container / "memory.current").write_text(f"{4 * GB}")
-    assert host_memory.free_bytes() == 0
+    assert base.free_bytes() == 0
     (container / "memory.max").write_text("max\n")
-    assert host_memory.free_bytes() == 100 * GB
+    assert base.free_bytes() == 100 * GB
 
 
 def test_an_engine_sizes_its_cache_by_the_container(container):

@@ -10,6 +10,7 @@ from rollpacker.engine.sampling.compiled import mix as compiled_mix
 from rollpacker.engine.sampling.race import (
     CHUNK,
     RowDraws,
+    draw_token,
     keys,
     mix,
     numbers,
@@ -18,7 +19,6 @@ from rollpacker.engine.sampling.race import (
     times,
 )
 from rollpacker.engine.sampling.rows import draw_by_torch, draw_rows
-from rollpacker.engine.sampling.single import draw_token
 
 KINDS = [(0, 0.9), (20, 1.0), (20, 0.9), (1, 1.0), (0, 0.01), (5000, 0.999), (0, 1.0), (3, 0.999)]
 

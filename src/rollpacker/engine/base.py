@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
+
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -279,3 +283,128 @@ class Engine(Protocol):
     def close(self) -> None:
         """End it, and what it holds of its process."""
         ...
+
+
+# --- requests: What every engine over a model refuses.
+
+
+def stops_of(request: Request) -> tuple[str, ...]:
+    """The strings that end it."""
+    return () if request.params.ignore_stop else request.params.stop
+
+
+def check_room(info: EngineInfo, longest: int) -> None:
+    """Raise ``ValueError`` where a response of ``longest`` tokens fits behind no prompt at all."""
+    if info.max_length <= longest:
+        raise ValueError(
+            f"an engine has room for {info.max_length} tokens of a sequence, not for a prompt and "
+            f"{longest} of its response: raise engine.kv_tokens or lower "
+            "rollout.max_completion_length"
+        )
+
+
+def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool) -> None:
+    """Raise ``ValueError`` unless it fits and its ids are the model's.
+
+    Args:
+        request: to be submitted.
+        room: tokens of the longest sequence.
+        vocabulary: token ids are below it; kernels do not check bounds, so an unknown id would
+            read whatever lies behind the embedding.
+        decodes: whether there is a tokenizer, which stop strings need.
+    """
+    size, most = len(request.prompt), request.params.max_tokens
+    if size == 0 or size + most > room:
+        raise ValueError(
+            f"attempt {request.attempt}: {size} prompt + {most} response tokens "
+            f"do not fit {room}: lower rollout.max_completion_length or raise engine.kv_tokens"
+        )
+    if len(request.generated) >= most:
+        raise ValueError(f"attempt {request.attempt} has all its max_tokens already")
+    for ids in (request.prompt, request.generated):
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+            raise ValueError(
+                f"attempt {request.attempt}: token ids must be in 0..{vocabulary - 1}: "
+                "use the tokenizer that belongs to the model"
+            )
+    if stops_of(request) and not decodes:
+        raise ValueError("rollout.stop needs the model's tokenizer")
+
+
+# --- stops: Stop strings: decode a response as it grows and look at the new text only.
+
+_TORN = 3
+"""Characters that part of one may be decoded as, at either end of a window: of four bytes."""
+
+
+class StopWatcher:
+    """Watches one response for any of its stop strings.
+
+    Tokens are decoded in windows: of one that is several times as long as any stop string only the
+    last characters are kept, so each token is decoded a bounded number of times.
+
+    Args:
+        tokenizer: decodes.
+        stop: the strings.
+        start: tokens at the response's beginning that are not looked at (``Request.turn_start``).
+
+    Attributes:
+        seen: tokens that it has looked at.
+    """
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._kept = max(map(len, stop)) + 2 * _TORN
+        self._start = start
+        self.seen = 0
+
+    def found(self, tokens: NDArray[np.int32]) -> bool:
+        """Whether a stop string ends within the tokens that are new since the last call."""
+        self.seen = len(tokens)
+        window = self._tokenizer.decode(tokens[self._start :].tolist())
+        if any(s in window for s in self._stop):
+            return True
+        if len(window) >= 4 * self._kept + 64:
+            self._advance(tokens)
+        return False
+
+    def _advance(self, tokens: NDArray[np.int32]) -> None:
+        """Keep as many tokens as a stop string may still need and forget those before."""
+        start = len(tokens)
+        while len(self._tokenizer.decode(tokens[start:].tolist())) < self._kept:
+            start -= 1
+        self._start = start
+
+
+# --- host memory: Memory of this machine that is free.
+
+GROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes() -> int:
+    """What can be had: of the machine, or of the container where that has less left."""
+    free = _machine_free_bytes()
+    try:
+        limit = int((GROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((GROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return free
+    return min(free, max(0, limit - used))
+
+
+def _machine_free_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _elsewhere()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def _elsewhere() -> int:
+    """On other systems than Linux; all that there is, where psutil is not installed."""
+    with suppress(ImportError):
+        import psutil
+
+        return psutil.virtual_memory().available
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

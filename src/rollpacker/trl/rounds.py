@@ -18,10 +18,9 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.durable import replace_file
-from rollpacker.engine.base import Engine, Output, Request
+from rollpacker.engine.base import Engine, Output, Request, check_room
 from rollpacker.engine.compiling import told_of_compiling
 from rollpacker.engine.configured import build_engine
-from rollpacker.engine.requests import check_room
 from rollpacker.errors import visible
 from rollpacker.job.hosted import HostedJob, HostTrainer
 from rollpacker.report.of_run import write_reports

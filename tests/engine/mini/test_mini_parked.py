@@ -12,8 +12,7 @@ from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import EngineId
 from rollpacker.engine.base import Request
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.scheduling.blocks import Blocks
-from rollpacker.engine.mini.scheduling.parked import Parked, ParkedTurn
+from rollpacker.engine.mini.schedule import Blocks, Parked, ParkedTurn
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.worker.engine_worker import EngineWorker

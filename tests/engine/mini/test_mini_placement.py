@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollpacker.engine.mini.cpu.attention import rotate, softmax, write_kv
-from rollpacker.engine.mini.cpu.forward import add_bias, start_rows
-from rollpacker.engine.mini.cpu.kernels import gate, multiply, normalise
+from rollpacker.engine.mini.cpu.kernels import (
+    add_bias,
+    gate,
+    multiply,
+    normalise,
+    rotate,
+    softmax,
+    start_rows,
+    write_kv,
+)
 from rollpacker.engine.mini.cpu.lanes import COLUMNS
 from rollpacker.engine.sampling.compiled import draw, exponentials
-from rollpacker.engine.sampling.single import draw_token
+from rollpacker.engine.sampling.race import draw_token
 
 GAPS = (0, 4, 16, 36, 64, 100, 252, 256, 1024)
 """Bytes between one array and the next, at least."""

@@ -8,12 +8,11 @@ import torch
 from engine_models import build, drain, prompt, request
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.engine.base import uniforms
+from rollpacker.engine.base import StopWatcher, uniforms
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.runner import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
-from rollpacker.engine.sampling.single import draw_token
-from rollpacker.engine.stops import StopWatcher
+from rollpacker.engine.sampling.race import draw_token
 
 MODEL = build("qwen2")
 DRAWS = 3000

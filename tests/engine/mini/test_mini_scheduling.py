@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.latency import Contexts, measure_steps
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.runner import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
 MODEL = build("qwen2")

@@ -11,7 +11,7 @@ from engine_models import build, drain, prompt, reference_logprobs, request
 
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.runner import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
 

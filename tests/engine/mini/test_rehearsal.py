@@ -3,7 +3,7 @@
 import numpy as np
 
 from rollpacker.core.types import PromptId
-from rollpacker.engine.drafts.rehearsal import Rehearsal
+from rollpacker.engine.drafts import Rehearsal
 
 ONE, TWO = PromptId("one"), PromptId("two")
 

@@ -23,7 +23,7 @@ from scripted_drafts import (
 from rollpacker.config import MiniEngineConfig
 from rollpacker.engine.base import Speculation
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.engine.mini.shape import shape_of
+from rollpacker.engine.mini.runner import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
 
 MODEL = build("qwen2")

@@ -9,7 +9,7 @@ from engine_models import VOCABULARY, drain, prompt, request
 
 from rollpacker.core.types import PromptId
 from rollpacker.engine.base import Speculation
-from rollpacker.engine.drafts.drafter import Drafter
+from rollpacker.engine.drafts import Drafter
 
 STOP = 7
 HOWS, LENGTHS_OF_DRAFTS = ("right", "wrong", "random"), (1, 8, 16, 63)

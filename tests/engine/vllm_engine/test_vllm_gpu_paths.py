@@ -64,7 +64,7 @@ def test_a_reload_of_latent_attention_is_no_old_weight(tmp_path, monkeypatch):
 
 
 def test_drafts_over_torch_and_bfloat16_change_nothing(make, monkeypatch):
-    monkeypatch.setattr("rollpacker.engine.vllm.sampling.draw_rows", draw_by_torch)
+    monkeypatch.setattr("rollpacker.engine.vllm.drawing.draw_rows", draw_by_torch)
     plain_engine = make(dtype="bfloat16")
     plain_engine.submit(EACH)
     plain = drain(plain_engine)

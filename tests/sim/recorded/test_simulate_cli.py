@@ -203,7 +203,7 @@ def test_half_a_character_is_none(tmp_path: Path) -> None:
 def test_without_the_extra_a_range_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "rollpacker.engine.drafts.rehearsal", None)
+    monkeypatch.setitem(sys.modules, "rollpacker.engine.drafts", None)
     log = verl_log(tmp_path, response_ids=[1, 2, 3])
     found = json.loads(run("estimate", "--from", str(log), "--steps", "1", "--json"))
     assert "1.5 to 2.5, assumed" in found["costs"]["tokens of a step ahead"]

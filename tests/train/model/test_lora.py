@@ -14,7 +14,7 @@ from tiny_models import FAMILIES, clone, group_batch, make_model
 
 from rollpacker.checkpoint_names import stored
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
-from rollpacker.engine.mini.weights import copy_weights
+from rollpacker.engine.mini.runner import copy_weights
 from rollpacker.train.model.adapters import bare_weights, merged_weights
 from rollpacker.train.model.lora import add_adapters, engine_copy
 from rollpacker.train.trainer import LocalTrainer

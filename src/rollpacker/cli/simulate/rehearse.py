@@ -147,7 +147,7 @@ def _measured(
     import numpy as np
 
     from rollpacker.core.types import PromptId
-    from rollpacker.engine.drafts.rehearsal import Rehearsal
+    from rollpacker.engine.drafts import Rehearsal
     from rollpacker.sim.costs.ahead import Ahead
     from rollpacker.sim.estimate.estimate import DraftCases
 

@@ -18,9 +18,11 @@ from rollpacker.engine.base import (
     Output,
     Request,
     Speculation,
+    StopWatcher,
+    check_request,
+    stops_of,
 )
-from rollpacker.engine.drafts.drafter import Drafter
-from rollpacker.engine.drafts.speculator import Drafts
+from rollpacker.engine.drafts import Drafter, Drafts
 from rollpacker.engine.latency import (
     NONE,
     ON_A_CPU,
@@ -32,17 +34,11 @@ from rollpacker.engine.latency import (
     measure_steps,
 )
 from rollpacker.engine.mini.cpu.runner import CpuRunner
-from rollpacker.engine.mini.runner import Runner, TokenRows
-from rollpacker.engine.mini.scheduling.blocks import Blocks
-from rollpacker.engine.mini.scheduling.schedule import Held, Joining, SequenceScheduler
-from rollpacker.engine.mini.scheduling.slots import Slots
-from rollpacker.engine.mini.scheduling.speculator import SlotSpeculator
-from rollpacker.engine.mini.shape import Shape, shape_of
+from rollpacker.engine.mini.runner import Runner, Shape, TokenRows, copy_weights, shape_of
+from rollpacker.engine.mini.schedule import Blocks, Held, Joining, SequenceScheduler, Slots
+from rollpacker.engine.mini.speculator import SlotSpeculator
 from rollpacker.engine.mini.torch_runner import TorchRunner
-from rollpacker.engine.mini.weights import copy_weights
-from rollpacker.engine.requests import check_request, stops_of
 from rollpacker.engine.sampling.race import RowDraws
-from rollpacker.engine.stops import StopWatcher
 
 if TYPE_CHECKING:
     import torch

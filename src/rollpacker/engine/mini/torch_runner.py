@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from rollpacker.engine.base import Floats, Ints
-from rollpacker.engine.mini.runner import TokenRows
-from rollpacker.engine.mini.shape import Shape, rope_tables
+from rollpacker.engine.mini.runner import Shape, TokenRows, rope_tables
 from rollpacker.engine.sampling.race import RowDraws
 from rollpacker.engine.sampling.rows import draw_rows
 

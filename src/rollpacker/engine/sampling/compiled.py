@@ -9,8 +9,15 @@ from numba import njit
 
 from rollpacker.engine.arithmetic import ELEMENTWISE, exp, total
 from rollpacker.engine.base import Floats, Ints
-from rollpacker.engine.sampling.race import CHUNK, FIRST, GOLDEN, SECOND, SHARE, RowDraws
-from rollpacker.engine.sampling.single import draw_token
+from rollpacker.engine.sampling.race import (
+    CHUNK,
+    FIRST,
+    GOLDEN,
+    SECOND,
+    SHARE,
+    RowDraws,
+    draw_token,
+)
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(GOLDEN), np.uint64(FIRST), np.uint64(SECOND)
 _12, _27, _30, _31 = np.uint64(12), np.uint64(27), np.uint64(30), np.uint64(31)

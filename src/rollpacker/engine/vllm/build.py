@@ -23,11 +23,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
-from rollpacker.engine.base import Span
-from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
-from rollpacker.engine.host_memory import free_bytes
+from rollpacker.engine.base import Span, free_bytes
+from rollpacker.engine.drafts import LONGEST_DRAFT
 from rollpacker.engine.vllm import first_runner
-from rollpacker.engine.vllm.ahead import VllmSpeculator
+from rollpacker.engine.vllm.drawing import VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import Budget
 from rollpacker.engine.vllm.spanning import at_home, executor
 from rollpacker.errors import words_of

@@ -23,17 +23,24 @@ from rollpacker.engine.base import (
     Request,
     Span,
     Speculation,
+    StopWatcher,
+    check_request,
+    stops_of,
 )
 from rollpacker.engine.base import SamplingParams as Sampling
-from rollpacker.engine.drafts.drafter import Drafter
-from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
-from rollpacker.engine.probe import answers, differ, drafts_differ
-from rollpacker.engine.requests import check_request, stops_of
-from rollpacker.engine.stops import StopWatcher
-from rollpacker.engine.vllm.ahead import VllmSpeculator
+from rollpacker.engine.drafts import Drafter
+from rollpacker.engine.latency import (
+    ON_A_CPU,
+    ON_A_GPU,
+    answers,
+    decode_ahead,
+    differ,
+    drafts_differ,
+    measure_steps,
+)
 from rollpacker.engine.vllm.build import build
+from rollpacker.engine.vllm.drawing import VllmAttempt, VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import room
-from rollpacker.engine.vllm.sampling import VllmAttempt
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
 from rollpacker.errors import words_of
 from rollpacker.hub import config_folder

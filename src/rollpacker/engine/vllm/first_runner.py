@@ -15,8 +15,8 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from rollpacker.engine.drafts.speculator import LONGEST_DRAFT
-from rollpacker.engine.vllm.sampling import VllmAttempt, draw, keep, one_hot, row_of
+from rollpacker.engine.drafts import LONGEST_DRAFT
+from rollpacker.engine.vllm.drawing import VllmAttempt, draw, keep, one_hot, row_of
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker

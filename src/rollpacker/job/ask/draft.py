@@ -16,7 +16,7 @@ from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
 from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
 from rollpacker.data.guess import Answers, load_guessed
-from rollpacker.engine.mini.shape import SUPPORTED
+from rollpacker.engine.mini.runner import SUPPORTED
 from rollpacker.job.plan.checks import check, check_ends
 from rollpacker.job.plan.defaults import count_model
 from rollpacker.job.plan.problems import load_data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.config import RewardConfig, RunConfig, longest_response
 from rollpacker.data.base import Row
-from rollpacker.emulate.driver.emulation import Emulation
+from rollpacker.emulate.driver import Emulation
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.checks import (
     check,

@@ -8,7 +8,7 @@ import numpy as np
 
 from rollpacker.config import RunConfig
 from rollpacker.config.rollout import RACED, StaleTokens, TailBatchingConfig
-from rollpacker.engine.mini.shape import check_family
+from rollpacker.engine.mini.runner import check_family
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.model.loading import Card

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.emulate.driver.emulation import Emulation
+from rollpacker.emulate.driver import Emulation
 from rollpacker.runtime.record.metrics import Counters
 from rollpacker.train.model.loading import Card
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from rollpacker.engine.host_memory import free_bytes
+from rollpacker.engine.base import free_bytes
 from rollpacker.errors import words_of
 
 OLDEST_PYTHON = (3, 11)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import MiniEngineConfig
+from rollpacker.engine.base import check_room
 from rollpacker.engine.compiling import told_of_compiling
 from rollpacker.engine.configured import build_engine
 from rollpacker.engine.latency import StepTimes
 from rollpacker.engine.relay import Lead, follow, join, meet
-from rollpacker.engine.requests import check_room
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.weight_relay import WeightRelay
 from rollpacker.runtime.worker.worker import Commands, Role, Send, WorkerSpec, prepare, prepared

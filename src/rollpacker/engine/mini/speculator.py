@@ -8,11 +8,9 @@ import numpy as np
 from numba import njit
 
 from rollpacker.engine.base import Floats, Ints
-from rollpacker.engine.drafts.drafter import Drafter
-from rollpacker.engine.drafts.speculator import Drafts, Speculator
+from rollpacker.engine.drafts import Drafter, Drafts, Speculator
 from rollpacker.engine.mini.runner import TokenRows
-from rollpacker.engine.mini.scheduling.schedule import SequenceScheduler
-from rollpacker.engine.mini.scheduling.slots import Slots
+from rollpacker.engine.mini.schedule import SequenceScheduler, Slots
 
 
 class SlotSpeculator(Speculator):

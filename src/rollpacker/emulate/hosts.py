@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from rollpacker.emulate.config import Emulated
-from rollpacker.emulate.worker.process import End, Orders, main
+from rollpacker.emulate.worker import End, Orders, main
 from rollpacker.processes.children import shielded
 from rollpacker.runtime.worker.worker import WorkerSpec
 

@@ -1,4 +1,0 @@
-"""The driver's side of emulated devices.
-
-Nothing here decodes or trains.
-"""

@@ -1,0 +1,641 @@
+"""Which sequences run in a step, and which KV blocks they have.
+
+Nothing here touches weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
+from rollpacker.engine.base import Floats, Ints, Request, StopWatcher, uniforms
+from rollpacker.engine.drafts import LONGEST_DRAFT, among
+
+# --- blocks: KV blocks with reference counts, and the prompt prefixes that groups share.
+
+
+class Blocks:
+    """Free list of KV blocks. A block is free when nothing refers to it.
+
+    Attributes:
+        count: of all blocks.
+        spare: blocks that nothing but parked references hold.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.spare = 0
+        self._free = list(range(count - 1, -1, -1))
+        self._references = [0] * count
+        self._parked = [0] * count
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Take that many blocks; there must be as many."""
+        assert count <= len(self._free)
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            self._references[block] = 1
+        return taken
+
+    def share(self, blocks: list[int]) -> list[int]:
+        """Refer to blocks that are in use once more."""
+        for block in blocks:
+            assert not self._only_parked(block)
+            self._references[block] += 1
+        return list(blocks)
+
+    def drop(self, blocks: list[int]) -> None:
+        """Stop referring to blocks."""
+        for block in blocks:
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free.append(block)
+            else:
+                self.spare += self._only_parked(block)
+
+    def park(self, blocks: list[int]) -> None:
+        """One reference to each may be given up at any time from now on."""
+        for block in blocks:
+            assert not self._only_parked(block)
+            self._parked[block] += 1
+            self.spare += self._only_parked(block)
+
+    def unpark(self, blocks: list[int]) -> None:
+        """These references are like others again."""
+        for block in blocks:
+            self.spare -= self._only_parked(block)
+            self._parked[block] -= 1
+
+    def idle(self, blocks: list[int]) -> int:
+        """How many of these nothing but parked references hold."""
+        return sum(map(self._only_parked, blocks))
+
+    def _only_parked(self, block: int) -> bool:
+        return self._references[block] == self._parked[block]
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A group's prompt: its KV while it is cached, and how many held requests use it.
+
+    Attributes:
+        prompt: token ids.
+        members: requests of the group that the engine holds.
+        blocks: full blocks before the prompt's last token; empty when not cached.
+        cached: whether ``blocks`` may be shared.
+        tail: copy of the block of the prompt's last token, to be copied by each member.
+        hidden: last hidden state (1, hidden) of the prompt, in the runner's own array.
+    """
+
+    prompt: Ints
+    members: int = 0
+    cached: bool = False
+    blocks: list[int] = field(default_factory=list[int])
+    tail: int | None = None
+    hidden: Any = None
+
+    def forget(self, blocks: Blocks) -> None:
+        """Give the cached KV back."""
+        blocks.drop(self.blocks)
+        if self.tail is not None:
+            blocks.drop([self.tail])
+        self.blocks, self.tail, self.hidden, self.cached = [], None, None, False
+
+
+# --- parked: KV of turns that are over, kept until their attempts go on.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParkedTurn:
+    """A turn that is over.
+
+    Args:
+        prompt: its attempt's, token ids (P,).
+        tokens: the response up to its end, (T,), at least one.
+        blocks: of all tokens but the last, which has no KV yet.
+    """
+
+    prompt: Ints
+    tokens: Ints
+    blocks: list[int]
+
+    @property
+    def known(self) -> int:
+        """Tokens with KV, from the first on."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+    def begins(self, request: Request) -> bool:
+        """Whether a request goes on where it ended."""
+        begin = request.generated[: len(self.tokens)]
+        same = np.array_equal(self.prompt, request.prompt)
+        return same and np.array_equal(self.tokens, begin)
+
+
+class Parked:
+    """Turns that are over, by attempt: no slot is theirs, and their blocks go when some are needed.
+
+    First go those whose attempts have not come back, the longest over first. Then those whose
+    requests wait to be admitted, the last to come first, for its turn to run comes last.
+
+    Args:
+        blocks: of all sequences; each turn has one reference to each of its own.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._away: dict[AttemptId, ParkedTurn] = {}
+        self._back: dict[AttemptId, ParkedTurn] = {}
+
+    def put(self, attempt: AttemptId, turn: ParkedTurn) -> None:
+        """Keep a turn; its references come along."""
+        assert attempt not in self._away
+        assert attempt not in self._back
+        self._blocks.park(turn.blocks)
+        self._away[attempt] = turn
+
+    def come_back(self, request: Request) -> None:
+        """A request waits: keep its attempt's turn for it, or drop that of another text."""
+        turn = self._away.get(request.attempt)
+        if turn is None:
+            return
+        if turn.begins(request):
+            self._back[request.attempt] = self._away.pop(request.attempt)
+        else:
+            self.drop(request.attempt)
+
+    def find(self, attempt: AttemptId) -> ParkedTurn | None:
+        """What is there for an attempt that has come back."""
+        return self._back.get(attempt)
+
+    def take(self, attempt: AttemptId) -> ParkedTurn:
+        """Hand out what was found, with its references."""
+        turn = self._back.pop(attempt)
+        self._blocks.unpark(turn.blocks)
+        return turn
+
+    def evict(self, but: AttemptId) -> bool:
+        """Drop the turn that is first to go, but that of one attempt; whether there was one."""
+        back = (attempt for attempt in reversed(self._back) if attempt != but)
+        first = next(chain(self._away, back), None)
+        if first is not None:
+            self.drop(first)
+        return first is not None
+
+    def drop(self, attempt: AttemptId) -> None:
+        """Give up an attempt's turn, if there is one."""
+        turn = self._away.pop(attempt, None) or self._back.pop(attempt, None)
+        if turn is not None:
+            self._blocks.unpark(turn.blocks)
+            self._blocks.drop(turn.blocks)
+
+    def clear(self) -> None:
+        """Give up all."""
+        for attempt in [*self._away, *self._back]:
+            self.drop(attempt)
+
+
+# --- slots: State of the running sequences as arrays, so that a step's bookkeeping is vectorised.
+
+CHUNK = LONGEST_DRAFT + 1
+"""Uniforms that are made at a time."""
+
+
+class Slots:
+    """One row per running sequence.
+
+    Attributes:
+        tables: (slots, blocks of the context) int32 block of each 16 tokens.
+        token: last token, not yet run.
+        prompt: tokens of the prompt.
+        count: response tokens so far.
+        limit: most response tokens.
+        texts: (slots, context) the prompt and, behind it, the response.
+        logprobs: (slots, context) of the response.
+        stops: (slots, S) token ids that end it, filled up with -1.
+        temperature, top_k, top_p: of its sampling parameters.
+        room: tokens that its blocks hold.
+        ticket: another one for each sequence that comes into a slot.
+        drafts: (slots, 3) verifications, drafted and accepted tokens (``Drafted``).
+    """
+
+    def __init__(self, count: int, context: int, block_size: int) -> None:
+        self.tables = np.zeros((count, -(-context // block_size)), np.int32)
+        self.token = np.zeros(count, np.int32)
+        self.prompt = np.zeros(count, np.int32)
+        self.count = np.zeros(count, np.int32)
+        self.limit = np.zeros(count, np.int32)
+        self.texts = np.zeros((count, context), np.int32)
+        self.logprobs = np.zeros((count, context), np.float32)
+        self.stops = np.full((count, 4), -1, np.int32)
+        self.temperature = np.zeros(count, np.float32)
+        self.top_k = np.zeros(count, np.int32)
+        self.top_p = np.ones(count, np.float32)
+        self.room = np.zeros(count, np.int32)
+        self.ticket = np.zeros(count, np.int64)
+        self.drafts = np.zeros((count, len(NO_DRAFTS)), np.int64)
+        self._seed = [0] * count
+        self._uniforms = np.zeros((count, 2 * CHUNK))
+
+    def fill(
+        self, slot: int, request: Request, tokens: Ints, logprobs: Floats, drafts: Drafted
+    ) -> None:
+        """Put a request with what it has generated so far into a slot."""
+        params = request.params
+        prompt, done = len(request.prompt), len(tokens)
+        self.prompt[slot] = prompt
+        self.count[slot] = done
+        self.limit[slot] = params.max_tokens
+        self.texts[slot, :prompt] = request.prompt
+        self.texts[slot, prompt : prompt + done] = tokens
+        self.logprobs[slot, :done] = logprobs
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.ticket[slot] = self.ticket.max() + 1
+        self.drafts[slot] = drafts
+        stops = () if params.ignore_stop else params.stop_token_ids
+        if len(stops) > self.stops.shape[1]:
+            wider = np.full((len(self.stops), len(stops)), -1, np.int32)
+            wider[:, : self.stops.shape[1]] = self.stops
+            self.stops = wider
+        self.stops[slot] = -1
+        self.stops[slot, : len(stops)] = stops
+        self._seed[slot] = request.seed
+        start = done - done % CHUNK
+        there = np.arange(start, start + 2 * CHUNK) % (2 * CHUNK)
+        self._uniforms[slot, there] = uniforms(request.seed, start, 2 * CHUNK)
+
+    def draw_uniforms(self, slots: Ints, ahead: Ints | int = 0) -> NDArray[np.float64]:
+        """The uniform of each slot's next token, or of one so far ``ahead``, below ``CHUNK``."""
+        return self._uniforms[slots, (self.count[slots] + ahead) % (2 * CHUNK)]
+
+    def append(self, slots: Ints, tokens: Ints, logprobs: Floats) -> tuple[Ints, Ints]:
+        """Add a token to each slot; returns the slots that sampled a stop token or hit the limit.
+
+        A slot that did both is only among the first.
+        """
+        count = self.count[slots]
+        self.texts[slots, self.prompt[slots] + count] = tokens
+        self.logprobs[slots, count] = logprobs
+        self.token[slots] = tokens
+        count += 1
+        self.count[slots] = count
+        self._draw_on(slots[count % CHUNK == 0])
+        stopped = (self.stops[slots] == tokens[:, None]).any(axis=1)
+        full = (count >= self.limit[slots]) & ~stopped
+        return slots[stopped], slots[full]
+
+    def settle(
+        self, slots: Ints, drafts: Ints, lengths: Ints, tokens: Ints, logprobs: Floats
+    ) -> tuple[Ints, Ints, Ints]:
+        """Keep what was sampled along each slot's draft up to the first token that differs from
+        it, that one too, or to the first stop token.
+
+        Args:
+            slots: (b,) each with its rows together.
+            drafts: (b, k), of which ``lengths`` (b,) tokens are a slot's draft.
+            tokens: (rows,) sampled, one more for each slot than its draft has.
+            logprobs: (rows,) of them.
+
+        Returns drafted tokens that were right (b,), and slots as ``append`` does.
+        """
+        right, ends = np.empty((2, len(slots)), np.int32)
+        where = (slots, self.prompt, self.count, self.limit, self.token)
+        theirs = (self.stops, self.texts, self.logprobs, self.drafts)
+        over, chunks = _settle(where, drafts, lengths, tokens, logprobs, theirs, right, ends)
+        if chunks:
+            crossed = self.count[slots] % CHUNK <= lengths
+            self._draw_on(slots[crossed & (self.count[slots] >= CHUNK)])
+        if not over:
+            return right, _NOBODY, _NOBODY
+        return right, slots[ends == _STOPPED], slots[ends == _FULL]
+
+    def _draw_on(self, slots: Ints) -> None:
+        """Each has entered a chunk of its uniforms: make the one behind it."""
+        for slot in slots:
+            start = (int(self.count[slot]) // CHUNK + 1) * CHUNK
+            place = start % (2 * CHUNK)
+            self._uniforms[slot, place : place + CHUNK] = uniforms(self._seed[slot], start, CHUNK)
+
+    def text(self, slot: int) -> Ints:
+        """A slot's prompt and response so far; not a copy."""
+        return self.texts[slot, : self.prompt[slot] + self.count[slot]]
+
+    def cut(self, slot: int, count: int) -> None:
+        """Its response ends after so many tokens, which are fewer than it has."""
+        self.count[slot] = count
+
+    def response(self, slot: int) -> tuple[Ints, Floats]:
+        """Copies of a slot's response tokens and logprobs."""
+        prompt, count = self.prompt[slot], self.count[slot]
+        return self.texts[slot, prompt : prompt + count].copy(), self.logprobs[slot, :count].copy()
+
+
+_NOBODY = np.zeros(0, np.int32)
+_STOPPED, _FULL = 1, 2
+
+
+@njit(cache=True, nogil=True)
+def _settle(
+    where: Any,
+    drafts: Any,
+    lengths: Any,
+    tokens: Any,
+    logprobs: Any,
+    theirs: Any,
+    right: Any,
+    ends: Any,
+) -> tuple[int, int]:
+    """``Slots.settle`` but for the uniforms; how many have ended, and entered a chunk of uniforms.
+
+    Args: ``where`` slots, prompts, counts, limits and last tokens; ``theirs`` stop tokens, texts,
+    logprobs and counts of drafts of all slots.
+    """
+    slots, prompts, counts, limits, last = where
+    stops, texts, kept, stats = theirs
+    row = over = chunks = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        before = counts[slot] // CHUNK
+        right[i] = ends[i] = 0
+        for j in range(lengths[i] + 1):
+            token, count = tokens[row + j], counts[slot]
+            texts[slot, prompts[slot] + count] = token
+            kept[slot, count] = logprobs[row + j]
+            counts[slot] = count + 1
+            agrees = j < lengths[i] and token == drafts[i, j]
+            right[i] += agrees
+            if among(stops[slot], token):
+                ends[i] = _STOPPED
+            if ends[i] or not agrees:
+                break
+        last[slot] = texts[slot, prompts[slot] + counts[slot] - 1]
+        if not ends[i] and counts[slot] >= limits[slot]:
+            ends[i] = _FULL
+        over += ends[i] > 0
+        chunks += counts[slot] // CHUNK > before
+        stats[slot, 0] += lengths[i] > 0
+        stats[slot, 1] += lengths[i]
+        stats[slot, 2] += right[i]
+        row += lengths[i] + 1
+    return over, chunks
+
+
+# --- schedule: Which sequences run in a step and which KV blocks they have: decided here, run by
+# the engine.
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request that the engine holds and, while it waits, its response so far."""
+
+    request: Request
+    prefix: Prefix
+    tokens: Ints
+    logprobs: Floats
+    watcher: StopWatcher | None = None
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list[int])
+    drafts: Drafted = NO_DRAFTS
+
+
+@dataclass(slots=True, eq=False)
+class Joining:
+    """What this step runs for a sequence that joins: rows from ``start``, or nothing.
+
+    One that ``leads`` leaves its prompt to its group; one that ``follows`` finds it there.
+    """
+
+    sequence: Held
+    start: int
+    leads: bool = False
+    follows: bool = False
+
+
+class SequenceScheduler:
+    """First come, first served, as far as slots and blocks go.
+
+    A running sequence that finds no block for its next token takes one of a turn that is over, then
+    that of a cached prefix, which serves many; else the latest admitted sequence is thrown out, and
+    recomputed when there is room again. Waiting sequences are admitted in the place of turns that
+    are over too, but only where that makes them fit.
+
+    Attributes:
+        held: everything that is neither finished nor aborted.
+        running: sequences by slot, in order of admission.
+        parked: turns that are over, of attempts that may go on.
+        preemptions: sequences thrown out, since the beginning.
+        cached: tokens of requests that did not have to be run, since their last turn was parked.
+    """
+
+    def __init__(self, slots: Slots, blocks: Blocks, block_size: int) -> None:
+        self._slots = slots
+        self._blocks = blocks
+        self._size = block_size
+        self._waiting: deque[Held] = deque()
+        self._free_slots = list(range(len(slots.tables) - 1, -1, -1))
+        self._active = np.zeros(0, np.int32)
+        self._prefixes: dict[PromptId, Prefix] = {}
+        self.held: dict[AttemptId, Held] = {}
+        self.running: dict[int, Held] = {}
+        self.parked = Parked(blocks)
+        self.preemptions = self.cached = 0
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not admitted yet, preempted ones included."""
+        return len(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise ``ValueError`` on an id that is held or a group of another prompt."""
+        if request.attempt in self.held:
+            raise ValueError(f"attempt {request.attempt} is already held")
+        prefix = self._prefixes.get(request.group)
+        if prefix is not None and not np.array_equal(prefix.prompt, request.prompt):
+            raise ValueError(f"group {request.group!r} has two different prompts")
+
+    def add(self, request: Request, watcher: StopWatcher | None) -> None:
+        """Queue a request."""
+        prefix = self._prefixes.get(request.group)
+        if prefix is None:
+            prefix = self._prefixes[request.group] = Prefix(request.prompt)
+        prefix.members += 1
+        sequence = Held(request, prefix, request.generated, request.logprobs, watcher)
+        self.held[request.attempt] = sequence
+        self._waiting.append(sequence)
+        self.parked.come_back(request)
+
+    def schedule(self) -> tuple[Ints, list[Joining]]:
+        """A step: the slots that decode a token, given room first, and who joins."""
+        return self._grow(), self._admit()
+
+    def remove(self, sequence: Held, *, ended: bool = False) -> tuple[Ints, Floats]:
+        """Let go of a sequence; its response tokens and logprobs.
+
+        One that has ``ended`` is parked where another turn may follow.
+        """
+        if sequence.slot >= 0:
+            self._save(sequence)
+            if ended and sequence.request.stays:
+                self._park(sequence)
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        request, prefix = sequence.request, sequence.prefix
+        del self.held[request.attempt]
+        prefix.members -= 1
+        if not prefix.members:
+            prefix.forget(self._blocks)
+            del self._prefixes[request.group]
+        return sequence.tokens, sequence.logprobs
+
+    def reach(self, slots: Ints, wanted: Ints) -> Ints:
+        """How many tokens beyond the next one each slot has blocks for, at most those wanted.
+
+        Takes blocks that are free and that no other will need soon, while nothing waits.
+        """
+        s, size = self._slots, self._size
+        ends = s.prompt[slots] + s.count[slots]
+        for i in np.flatnonzero(ends + wanted > s.room[slots]):
+            missing = -(-int(ends[i] + wanted[i] - s.room[slots[i]]) // size)
+            spare = 0 if self._waiting else self._blocks.free - len(self.running)
+            self._give(self.running[int(slots[i])], self._blocks.take(max(0, min(missing, spare))))
+        return np.minimum(wanted, s.room[slots] - ends)
+
+    def _grow(self) -> Ints:
+        """Give every running sequence a block for its next token; returns their slots."""
+        s, slots = self._slots, self._active
+        for slot in slots[s.prompt[slots] + s.count[slots] > s.room[slots]]:
+            sequence = self.running.get(int(slot))
+            if sequence is not None and self._make_room(sequence):
+                self._give(sequence, self._blocks.take(1))
+        return self._active
+
+    def _make_room(self, sequence: Held) -> bool:
+        """Free a block, preempting the latest admitted; whether ``sequence`` still runs."""
+        while not self._blocks.free:
+            if not (self.parked.evict(sequence.request.attempt) or self._evict()):
+                self._preempt(next(reversed(self.running.values())))
+        return sequence.slot >= 0
+
+    def _evict(self) -> bool:
+        """Forget one cached prefix; whether there was one."""
+        for prefix in self._prefixes.values():
+            if prefix.cached:
+                prefix.forget(self._blocks)
+                return True
+        return False
+
+    def _preempt(self, sequence: Held) -> None:
+        """Throw a sequence out; it is recomputed when there is room again."""
+        self._save(sequence)
+        self._leave(sequence)
+        self._waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _save(self, sequence: Held) -> None:
+        """What a slot has made of its sequence."""
+        sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
+        sequence.drafts = Drafted(*self._slots.drafts[sequence.slot].tolist())
+
+    def _park(self, sequence: Held) -> None:
+        """Keep the blocks of what has KV; the last token has none yet."""
+        prompt, tokens = sequence.request.prompt, sequence.tokens
+        kept = -(-(len(prompt) + len(tokens) - 1) // self._size)
+        self.parked.put(
+            sequence.request.attempt, ParkedTurn(prompt, tokens, sequence.blocks[:kept])
+        )
+        sequence.blocks = sequence.blocks[kept:]
+
+    def _leave(self, sequence: Held) -> None:
+        """Free a running sequence's slot and blocks."""
+        del self.running[sequence.slot]
+        self._free_slots.append(sequence.slot)
+        self._blocks.drop(sequence.blocks)
+        sequence.slot, sequence.blocks = -1, []
+        self._active = np.fromiter(self.running, np.int32, len(self.running))
+
+    def _give(self, sequence: Held, blocks: list[int]) -> None:
+        held = len(sequence.blocks)
+        sequence.blocks += blocks
+        self._slots.tables[sequence.slot, held : len(sequence.blocks)] = blocks
+        self._slots.room[sequence.slot] = len(sequence.blocks) * self._size
+
+    def _admit(self) -> list[Joining]:
+        """Move waiting sequences, in order, into free slots while their blocks fit."""
+        admitted: list[Joining] = []
+        while self._waiting and self._free_slots:
+            admission = self._place(self._waiting[0])
+            if admission is None:
+                if self.running or not self._evict():
+                    break
+                continue
+            self._waiting.popleft()
+            admitted.append(admission)
+        if admitted:
+            self._active = np.fromiter(self.running, np.int32, len(self.running))
+        return admitted
+
+    def _place(self, sequence: Held) -> Joining | None:
+        """Give a waiting sequence a slot and its blocks; None when they do not fit."""
+        prefix, size = sequence.prefix, self._size
+        length = len(prefix.prompt) + len(sequence.tokens)
+        fresh = len(sequence.tokens) == 0
+        turn = self.parked.find(sequence.request.attempt)
+        own = prefix.blocks if turn is None else turn.blocks
+        missing = -(-length // size) - len(own)
+        if not self._clear(missing, sequence.request.attempt, own):
+            return None
+        slot = sequence.slot = self._free_slots.pop()
+        self.running[slot] = sequence
+        start = len(own) * size if turn is None else turn.known
+        self._give(sequence, self._found(sequence, turn))
+        self._give(sequence, self._blocks.take(missing))
+        self._slots.fill(
+            slot, sequence.request, sequence.tokens, sequence.logprobs, sequence.drafts
+        )
+        if fresh and prefix.tail is not None:
+            return Joining(sequence, length, follows=True)
+        leads = not prefix.cached and prefix.members > 1
+        if leads:
+            self._cache(sequence, fresh)
+        return Joining(sequence, start, leads=leads and fresh)
+
+    def _clear(self, missing: int, attempt: AttemptId, own: list[int]) -> bool:
+        """Free as many blocks, in the place of turns that are over, if these will do; an attempt's
+        ``own`` blocks stay."""
+        # Each running sequence may want a block soon: admitting into those would only preempt.
+        spare = self._blocks.spare - self._blocks.idle(own) - len(self.running)
+        if missing > self._blocks.free + spare:
+            return False
+        while missing > self._blocks.free:
+            self.parked.evict(attempt)
+        return True
+
+    def _found(self, sequence: Held, turn: ParkedTurn | None) -> list[int]:
+        """The blocks that a sequence begins with: those of its last turn, or of its prefix."""
+        if turn is None:
+            return self._blocks.share(sequence.prefix.blocks)
+        self.cached += turn.known
+        return self.parked.take(sequence.request.attempt).blocks
+
+    def _cache(self, sequence: Held, fresh: bool) -> None:
+        """Let the group share this sequence's prompt blocks, and a copy of their tail."""
+        prefix = sequence.prefix
+        full = (len(prefix.prompt) - 1) // self._size
+        prefix.cached = True
+        prefix.blocks = self._blocks.share(sequence.blocks[:full])
+        if fresh and self._blocks.free:
+            prefix.tail = self._blocks.take(1)[0]

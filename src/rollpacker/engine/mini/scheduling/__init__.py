@@ -1,4 +1,0 @@
-"""Which sequences run in a step, and which KV blocks they have.
-
-Nothing here touches weights.
-"""

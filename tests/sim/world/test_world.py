@@ -200,7 +200,7 @@ def check_once(run: Run) -> None:
             drawn.update(prompt.id for prompt in event.prompts)
         done.update(d.prompt for d in made if isinstance(d, do.AcceptGroup | do.DropGroup))
     assert not done - drawn
-    assert sum((drawn - done).values()) == run.policy.held
+    assert sum((drawn - done).values()) == run.policy.queue
 
 
 @settings(max_examples=settings().max_examples // 2)

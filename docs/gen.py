@@ -23,13 +23,13 @@ from pydantic.fields import FieldInfo
 
 from rollpacker.config import Config, RunConfig
 from rollpacker.config.base import MEANING, sections
-from rollpacker.config.reading.on_resume import on_resume
+from rollpacker.config.on_resume import on_resume
 from rollpacker.emulate.config import EmulationConfig
 from rollpacker.sim.costs.calibration import Calibration, builtin
 from rollpacker.sim.costs.hardware import DEVICES, DeviceSpec
 from rollpacker.sim.costs.layers_of_config import FAMILIES
 from rollpacker.sim.costs.models import MODELS, ModelShape
-from rollpacker.sim.world.config import DomainConfig, SimulationConfig
+from rollpacker.sim.world.machines import DomainConfig, SimulationConfig
 
 ROOT = Path(__file__).parent.parent
 SUPPORT = ROOT / "tests" / "train" / "support"

@@ -170,7 +170,7 @@ def test_three_places_are_enough() -> None:
 
 
 def test_a_page_that_is_out_of_date_is_found(tree: Path) -> None:
-    with pytest.raises(AssertionError, match=r"algorithms.py: the page is out of date"):
+    with pytest.raises(AssertionError, match=r"train.py: the page is out of date"):
         follow(section("An algorithm"), tree)
 
 

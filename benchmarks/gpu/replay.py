@@ -23,9 +23,8 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.model.generate import generate
 from rollpacker.polytrace.model.turns import Scale, TraceResponse, TraceTurn
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.polytrace.schema import Trace
 from rollpacker.trace_replay.plan import StepPlan, plan
 from rollpacker.trace_replay.replayer import Replayer

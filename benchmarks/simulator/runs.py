@@ -24,7 +24,7 @@ from rollpacker.demo.contention import Contention
 from rollpacker.demo.run import Size, demo_config
 from rollpacker.demo.warm_start import default_cache, warm_start
 from rollpacker.job import train
-from rollpacker.polytrace.describe.compare import STEP, TimedSteps, compare
+from rollpacker.polytrace.compare import STEP, TimedSteps, compare
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
 from rollpacker.sim.recorded.rerun import replayed

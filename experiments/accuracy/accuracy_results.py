@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from rollpacker.polytrace.statistics.statistics import correlations
+from rollpacker.polytrace.statistics import correlations
 
 BASE = ("off", "exact")
 """The same update but for rounding: together they are what the others are compared with."""

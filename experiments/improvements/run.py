@@ -21,9 +21,9 @@ import yaml
 from rollpacker.config import parse_as
 from rollpacker.polytrace import formats
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.estimate.estimate import on_paper_gpus, simulation_of
+from rollpacker.sim.estimate import on_paper_gpus, simulation_of
 from rollpacker.sim.workload.source import LengthSource, of_model, of_trace
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 
 SETTINGS = (

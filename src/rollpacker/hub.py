@@ -8,7 +8,7 @@ from typing import Literal
 from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from rollpacker.config.places import only_here
+from rollpacker.config.base import only_here
 
 _TIMEOUT_S = 10.0
 _MISSING = "there is no such folder"

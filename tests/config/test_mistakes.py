@@ -11,7 +11,7 @@ import yaml
 from rollpacker import config
 from rollpacker.cli import main
 from rollpacker.config import RunConfig
-from rollpacker.config.reading.foreign import _NAMES, KEYS, REASONS
+from rollpacker.config.reading import _NAMES, KEYS, REASONS
 
 JOB = "model: {path: m}\ndata: {path: 'rg:gcd'}\nrewards: [{function: rg}]\n"
 

@@ -2,7 +2,7 @@
 
 from rollpacker.config import RunConfig
 from rollpacker.config.base import Resumed, keys
-from rollpacker.config.reading.on_resume import on_resume
+from rollpacker.config.on_resume import on_resume
 
 
 def test_every_key_is_classified_on_purpose() -> None:

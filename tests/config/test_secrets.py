@@ -3,7 +3,7 @@
 import pytest
 
 from rollpacker.config import parse
-from rollpacker.config.reading.secrets import STARS, masked, masked_command
+from rollpacker.config.reading import STARS, masked, masked_command
 
 SHOWN = {
     "model": {"path": "Qwen/Qwen3-0.6B", "max_tokens": 5},

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from rollpacker import config
-from rollpacker.cli.convert import CommandLine, shell, translate
-from rollpacker.cli.convert.values import flat
+from rollpacker.cli.convert import CommandLine, script, translate
+from rollpacker.cli.convert.table import flat
 
 FILES = Path(__file__).parent / "files"
 NOTHING = CommandLine()
@@ -266,7 +266,7 @@ EVERY = ["verl_grpo.sh", "verl_dapo.sh", "verl_gspo.yaml", "trl_grpo.yaml"]
 def keys_of(name):
     file = FILES / name
     if file.suffix == ".sh":
-        return set(shell.overrides(file.read_text()))
+        return set(script.overrides(file.read_text()))
     tree = yaml.safe_load(file.read_text())
     return set(tree) if name.startswith("trl") else {key for key, _ in flat(tree)}
 

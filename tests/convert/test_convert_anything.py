@@ -8,11 +8,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.cli.convert import CommandLine, shell, translate, trl, verl
+from rollpacker.cli.convert import CommandLine, script, translate, trl, verl
 from rollpacker.cli.convert.render import render
-from rollpacker.cli.convert.table import Draft, Unknown, fill
-from rollpacker.cli.convert.values import flat, resolved
-from rollpacker.config.reading.foreign import KEYS
+from rollpacker.cli.convert.table import Draft, Unknown, fill, flat, resolved
+from rollpacker.config.reading import KEYS
 
 FILES = Path(__file__).parent / "files"
 NOTHING = CommandLine()
@@ -85,7 +84,7 @@ def test_what_is_no_job_is_one_line(tmp_path, name, text, said):
     ],
 )
 def test_words_of_the_shell(text, value):
-    found = shell.overrides(text)["x.y"]
+    found = script.overrides(text)["x.y"]
     assert (found, type(found)) == (value, type(value))
 
 
@@ -136,7 +135,7 @@ def test_hints_for_unknown_keys_are_what_files_are_translated_to():
         (table, leaves)
         for path, text in given.items()
         for table, leaves in [
-            (verl.table(), shell.overrides(text))
+            (verl.table(), script.overrides(text))
             if path.suffix == ".sh"
             else (trl.table(), yaml.safe_load(text))
             if path.name.startswith("trl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_convert import job, trl_job, verl_job
 
-from rollpacker.cli.convert import CommandLine, shell
+from rollpacker.cli.convert import CommandLine, script
 from rollpacker.cli.convert.table import Unknown
 
 _ROLLOUT = "actor_rollout_ref__rollout__"
@@ -172,7 +172,7 @@ def test_a_reward_model_of_verl_and_what_it_filters_by(tmp_path):
 def test_scripts_that_bash_takes(tmp_path):
     """A name of the environment that the script hands on, and a backslash at the end."""
     text = "A=$A\nB=${B}/x\nC=1\nC=$C.5\npython $A a.b=$A a.c=${B} a.d=$C \\"
-    found = shell.overrides(text)
+    found = script.overrides(text)
     assert (found["a.b"], found["a.c"], found["a.d"]) == ("$A", "${B}", 1.5)
     assert isinstance(found["a.b"], Unknown)
-    assert shell.overrides(text + " \n") == found
+    assert script.overrides(text + " \n") == found

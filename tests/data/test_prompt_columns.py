@@ -7,8 +7,7 @@ import pytest
 
 from rollpacker.config import DataConfig
 from rollpacker.data.base import DataError, Row
-from rollpacker.data.guess import load_guessed
-from rollpacker.data.load import Loaded, load_rows
+from rollpacker.data.load import Loaded, load_guessed, load_rows
 
 
 def load(folder: Path, *rows: dict, **settings) -> Loaded:

@@ -13,7 +13,7 @@ from pages import ROOT, Command, calls, commands, pages
 
 from rollpacker import config
 from rollpacker.cli import app
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.machines import SimulationConfig
 
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
 ASIDE = ("docs/log.md", "docs/extending.md")

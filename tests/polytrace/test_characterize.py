@@ -11,20 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
-from rollpacker.polytrace.describe.characterize import characterize
-from rollpacker.polytrace.describe.sentences import sentences
-from rollpacker.polytrace.describe.synchronous_round import Layout, imbalance, synchronous_round
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.describe import (
+    Layout,
+    characterize,
+    imbalance,
+    sentences,
+    synchronous_round,
+)
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.polytrace.statistics.bootstrap import intervals
-from rollpacker.polytrace.statistics.prediction import tail_prediction
-from rollpacker.polytrace.statistics.statistics import (
+from rollpacker.polytrace.statistics import (
     area_under_curve,
     dependence,
     drift,
+    intervals,
     known_cap,
     tail_index,
+    tail_prediction,
 )
 
 PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}

@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.polytrace.model.fit import fit, goodness_of_fit
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.length_model import LengthModel
+from rollpacker.polytrace.model.lengths import LengthModel
 from rollpacker.polytrace.model.workload import (
     DriftModel,
     PromptModel,
     RewardModel,
     WorkloadModel,
+    generate,
     load_model,
     model_names,
     save_model,
     to_json,
 )
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
-from rollpacker.polytrace.statistics.quantiles import QuantileTable
+from rollpacker.polytrace.statistics import QuantileTable
 
 PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}
 

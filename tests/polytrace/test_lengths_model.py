@@ -4,10 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.groups import intraclass_correlation
-from rollpacker.polytrace.model.copula import CopulaLengths
-from rollpacker.polytrace.model.length_model import LengthModel
+from rollpacker.polytrace.model.lengths import CopulaLengths, LengthModel
 from rollpacker.polytrace.model.workload import load_model
-from rollpacker.polytrace.statistics.quantiles import QuantileTable
+from rollpacker.polytrace.statistics import QuantileTable
 from rollpacker.trace_replay.simulated import Redrawn
 
 PAPER = {size: load_model(f"paper-{size}").lengths for size in ("8k", "16k", "32k")}

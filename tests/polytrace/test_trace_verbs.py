@@ -15,11 +15,10 @@ from trace_lines import dump, timing
 
 from rollpacker.cli import main
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.describe.compare import TimedSteps, compare, read_timed
+from rollpacker.polytrace.compare import TimedSteps, compare, read_timed
 from rollpacker.polytrace.formats.ours.native import concat
 from rollpacker.polytrace.model.fit import fit
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.workload import load_model, model_names
+from rollpacker.polytrace.model.workload import generate, load_model, model_names
 from rollpacker.polytrace.schema import TraceError
 
 Call = Callable[..., tuple[int, str, str]]

@@ -10,12 +10,9 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from rollpacker.polytrace.describe.characterize import TaskReport, characterize
-from rollpacker.polytrace.describe.sentences import sentences
-from rollpacker.polytrace.describe.synchronous_round import Layout
+from rollpacker.polytrace.describe import Layout, TaskReport, characterize, sentences
 from rollpacker.polytrace.formats.ours.native import concat
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.polytrace.schema import Trace
 from rollpacker.report.drawing import trace_figures
 from rollpacker.report.trace_report import write_trace_report

@@ -8,7 +8,7 @@ from rollpacker.cli.simulate.reproduce import reproduce_rows
 from rollpacker.config import parse_as
 from rollpacker.sim import reproduce
 from rollpacker.sim.reproduce import FIGURES, missing, part, row, verl, within
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.machines import SimulationConfig
 
 
 def test_status_follows_from_the_error() -> None:

@@ -21,11 +21,10 @@ from rollpacker.engine.compiling import COMPILING
 from rollpacker.engine.fake import FakeEngine
 from rollpacker.polytrace import formats
 from rollpacker.polytrace.formats.ours.native import concat
-from rollpacker.polytrace.model.generate import generate
 from rollpacker.polytrace.model.turns import Scale
 from rollpacker.polytrace.model.turns import TraceResponse as Response
 from rollpacker.polytrace.model.turns import TraceTurn as Turn
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.polytrace.schema import REWARD_BATCHES, SAMPLES, Trace, TraceError
 from rollpacker.trace_replay.engine import build_engine
 from rollpacker.trace_replay.plan import StepPlan, plan

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tiny_models import clone, group_batch, make_model, naive_logprobs, with_environment
 
 from rollpacker.config import GRPOConfig, GSPOConfig, RunConfig, SamplerCorrectionConfig
-from rollpacker.config.reading.load import ConfigError, parse
+from rollpacker.config.reading import ConfigError, parse
 from rollpacker.train.base import RATIO, Partial
 from rollpacker.train.losses import metrics
 from rollpacker.train.sampler_correction import SUMS, agreement

@@ -16,7 +16,7 @@ import typer
 
 from rollpacker import __version__, config
 from rollpacker.cli.doctor import doctor
-from rollpacker.cli.evaluate import evaluate
+from rollpacker.cli.evaluate import check_here, evaluate
 from rollpacker.cli.init import init
 from rollpacker.cli.mux.app import mux_app
 from rollpacker.cli.output import (
@@ -177,8 +177,6 @@ def train(
         raise ValueError(f"--resume {resume}: the only value is 'auto'")
     given = [*(overrides or []), *([f"output={out}"] if out else [])]
     loaded = config.load(path, given)
-    from rollpacker.cli.first_look import check_here
-
     check_here(loaded.model.path, loaded.data, loaded.eval and loaded.eval.data)
     from rollpacker.job import Stopped
     from rollpacker.job import train as run

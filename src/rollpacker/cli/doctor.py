@@ -15,8 +15,8 @@ from rollpacker.cli.output import Json, Overrides, console, print_json, print_pl
 
 if TYPE_CHECKING:
     from rollpacker.job.ask.doctor import MemoryFit
-    from rollpacker.sim.memory.fitting_settings import Changes
     from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, Part
+    from rollpacker.sim.memory.settings import Changes
 
 _GB = 1e9
 _REPORT = Path("rollpacker-doctor.json")
@@ -120,7 +120,7 @@ def _print(found: MemoryFit) -> None:
     needs, machine = found.needs, found.needs.machine
     print_plain(_headline(found))
     if found.defaults:
-        from rollpacker.sim.memory.fitting_settings import in_words
+        from rollpacker.sim.memory.settings import in_words
 
         print_plain(f"of what the job leaves out: {in_words(found.defaults)}")
     _table("each that decodes" if needs.trainer else "each device", needs.worker)
@@ -240,7 +240,7 @@ def _fix(found: MemoryFit) -> str:
 
 def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:
     machine = changed.machine
-    from rollpacker.sim.memory.fitting_settings import in_words
+    from rollpacker.sim.memory.settings import in_words
 
     keys = in_words(changes)
     more = machine.workers > needs.machine.workers

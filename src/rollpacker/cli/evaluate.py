@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
+
+if TYPE_CHECKING:
+    from rollpacker.config import DataConfig
+
+
+def check_here(model: str, *data: DataConfig | None) -> None:
+    """Raises ``ValueError`` for a model's folder, or data, that are not here: before the libraries
+    of a run are imported, which takes seconds.
+
+    The hub is not asked: what may be there is found missing later.
+    """
+    from rollpacker.data.read import check_places
+    from rollpacker.hub import check_model
+
+    try:
+        check_model(model)
+    except ValueError as error:
+        raise ValueError(f"model.path={model}: {error}") from None
+    for each in data:
+        if each is not None:
+            check_places(each)
 
 
 def evaluate(
@@ -29,8 +50,6 @@ def evaluate(
 
     loaded = config.load(path, overrides or [])
     if loaded.eval is not None:
-        from rollpacker.cli.first_look import check_here
-
         check_here(checkpoint, loaded.eval.data or loaded.data)
     from rollpacker.job.ask.assess import assess
     from rollpacker.runtime.record.progress import Progress

@@ -147,7 +147,7 @@ def _data(file: Path, overrides: Sequence[str]) -> DataConfig:
 
 
 def _row(config: DataConfig, wanted: str | None) -> Row:
-    from rollpacker.data.guess import load_leniently
+    from rollpacker.data.load import load_leniently
 
     rows = load_leniently(config)
     if wanted is None:

@@ -3,20 +3,16 @@
 Nothing here acts on a key, or knows who does.
 """
 
-from rollpacker.config.algorithms import (
-    AlgorithmConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    ReinforcePPConfig,
-    RLOOConfig,
-)
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig
-from rollpacker.config.environment import EnvironmentConfig, longest_response
-from rollpacker.config.reading.load import ConfigError, load, load_as, parse, parse_as
-from rollpacker.config.rewards import CodeTimeoutConfig, GradingConfig, RewardConfig
+from rollpacker.config.reading import ConfigError, load, load_as, parse, parse_as
+from rollpacker.config.rewards import (
+    CodeTimeoutConfig,
+    EnvironmentConfig,
+    GradingConfig,
+    RewardConfig,
+    longest_response,
+)
 from rollpacker.config.rollout import (
     DynamicSamplingConfig,
     EngineConfig,
@@ -27,10 +23,16 @@ from rollpacker.config.rollout import (
     TailBatchingConfig,
     VllmEngineConfig,
 )
-from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import (
+    AlgorithmConfig,
+    DAPOConfig,
+    DrGRPOConfig,
     FSDPTrainerConfig,
+    GRPOConfig,
+    GSPOConfig,
     LocalTrainerConfig,
+    ReinforcePPConfig,
+    RLOOConfig,
     SamplerCorrectionConfig,
     TrainConfig,
     TrainerConfig,
@@ -42,6 +44,7 @@ from rollpacker.config.tree import (
     EvalConfig,
     MuxConfig,
     RunConfig,
+    SamplesConfig,
 )
 
 __all__ = [

@@ -11,11 +11,22 @@ from pydantic import Field, model_validator
 
 from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
 from rollpacker.config.data import DataConfig, ModelConfig
-from rollpacker.config.environment import EnvironmentConfig
-from rollpacker.config.rewards import GradingConfig, RewardConfig
+from rollpacker.config.rewards import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
-from rollpacker.config.samples import SamplesConfig
 from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConfig
+
+# --- Samples that a run keeps
+
+
+class SamplesConfig(Config):
+    """What ``samples/step-*.parquet`` hold besides numbers: [samples](samples.md)."""
+
+    texts: Free[bool] = True
+    """Keep the text of prompts and responses."""
+    token_ids: Free[bool] = False
+    """Keep the token ids of responses."""
+    max_gb: Free[float] = Field(default=0.0, ge=0.0)
+    """Largest table on disk in GB, beyond which the rows of the oldest steps go; 0 keeps all."""
 
 
 class DevicesConfig(Config):

@@ -9,6 +9,9 @@ from typing import Any
 from rollpacker.chat import Message
 from rollpacker.core.types import PromptId
 
+Record = dict[str, Any]
+"""A row as it was read."""
+
 
 class DataError(ValueError):
     """The user's data is wrong; the message names the file, the row and the key to change."""

@@ -15,7 +15,7 @@ from rollpacker.chat import Complete
 from rollpacker.config import DataConfig
 from rollpacker.core.types import PromptId
 from rollpacker.data.base import DataError, Message, Row, whole_text
-from rollpacker.data.identity import canonical
+from rollpacker.data.held_out import canonical
 from rollpacker.errors import words_of
 
 

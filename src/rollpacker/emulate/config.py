@@ -10,8 +10,8 @@ from pydantic import Field
 from rollpacker.config import Config, RunConfig, load_as
 from rollpacker.policy.settings import asynchronous_grading
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.costs.costs import Ahead
 from rollpacker.sim.workload.source import LengthSource, load_source
 from rollpacker.sim.world.grading import RewardKind
 

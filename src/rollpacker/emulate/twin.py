@@ -14,11 +14,11 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.policy.engines.device_split import replica_size, split
 from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.rollout import from_journal
-from rollpacker.sim.estimate.estimate import CostCase, EstimatedJob
+from rollpacker.sim.estimate import CostCase, EstimatedJob
 from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload
 from rollpacker.sim.world.machines import WorldCosts
-from rollpacker.sim.world.result import StepResult
+from rollpacker.sim.world.step import StepResult
 from rollpacker.sim.world.world import World
 
 

@@ -35,9 +35,8 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send, WorkerSpec
-from rollpacker.sim.costs.ahead import Rule
-from rollpacker.sim.workload.turn_script import TurnScript, at_most
-from rollpacker.sim.workload.workload import DrawnWorkload
+from rollpacker.sim.costs.costs import Rule
+from rollpacker.sim.workload.workload import DrawnWorkload, TurnScript, at_most
 from rollpacker.sim.world.machines import SLEEP_S, bare_curve
 from rollpacker.sim.world.worker import GradientWork, SimWorker, StepWork
 from rollpacker.train.base import Partial, Update

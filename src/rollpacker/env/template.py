@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollpacker.chat import Complete
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.base import EpisodeError, Message
 from rollpacker.env.calls.call import Call, as_json
 from rollpacker.env.calls.calls import FORMATS, opens_reasoning, parse, written

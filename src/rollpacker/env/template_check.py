@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.calls import FORMATS, written
 from rollpacker.env.template import Template, Tools

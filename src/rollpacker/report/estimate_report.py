@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollpacker.report.drawing import page
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, seconds
-from rollpacker.sim.estimate.estimate import Estimate
+from rollpacker.sim.estimate import Estimate
 
 _HEADER = (
     "mode",

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import yaml
 
-from rollpacker.config.reading.secrets import masked
+from rollpacker.config.reading import masked
 from rollpacker.report.drawing import figures, page
 from rollpacker.report.drawing.figures import (
     LengthCurves,

@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.describe.characterize import TaskReport
-from rollpacker.polytrace.describe.sentences import sentences
-from rollpacker.polytrace.describe.shares import reward_time_share, tool_latency_share
-from rollpacker.polytrace.describe.synchronous_round import Layout, synchronous_rounds
+from rollpacker.polytrace.describe import (
+    Layout,
+    TaskReport,
+    reward_time_share,
+    sentences,
+    synchronous_rounds,
+    tool_latency_share,
+)
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics.statistics import finished, lengths_of, visits
+from rollpacker.polytrace.statistics import finished, lengths_of, visits
 from rollpacker.report.drawing import page, trace_figures
 from rollpacker.report.drawing.page import Grid, Page, Section, Tile, count, share
 

@@ -287,7 +287,7 @@ def _math(options: Mapping[str, Any], host: GraderHost | None) -> Scorer:
 
 
 def _judge(options: Mapping[str, Any]) -> Scorer:
-    from rollpacker.config.reading.load import parse_as
+    from rollpacker.config.reading import parse_as
     from rollpacker.reward.judge.judge import Judge
     from rollpacker.reward.judge.options import JudgeOptions
 

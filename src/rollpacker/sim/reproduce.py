@@ -21,9 +21,9 @@ from rollpacker.core.types import RoundKind
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.workload.source import LengthSource, of_model
 from rollpacker.sim.workload.workload import Recorded
-from rollpacker.sim.world.config import SimulationConfig
-from rollpacker.sim.world.result import JobResult, mean
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
+from rollpacker.sim.world.step import JobResult, mean
 
 # -- a result beside the paper's
 

@@ -12,13 +12,12 @@ from rollpacker.config import RolloutConfig, TailBatchingConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.polytrace.model.length_model import Floats, Lengths
+from rollpacker.polytrace.model.lengths import Floats, Lengths
 from rollpacker.sim.costs import calibration as calibrations
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.workload.source import LengthSource
-from rollpacker.sim.workload.turn_script import recorded_turns
-from rollpacker.sim.workload.workload import Recorded
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.workload.workload import Recorded, recorded_turns
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 from rollpacker.trace_replay.plan import StepPlan
 

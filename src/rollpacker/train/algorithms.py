@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollpacker.config import AlgorithmConfig
-from rollpacker.config import algorithms as configs
+from rollpacker.config import train as configs
 from rollpacker.config.base import Config
 from rollpacker.core.groups import differ
 

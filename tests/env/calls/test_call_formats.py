@@ -9,7 +9,7 @@ from call_texts import ADD, DEEPSEEK, GEMMA, GLM, ONE, V3, V31, XML, answers, re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
 from rollpacker.env.calls.calls import FORMATS, parse
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from call_texts import ONE, SCHEMA
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls.calls import FORMATS, parse
 
 pytestmark = pytest.mark.wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from call_texts import ADD, GLM, ONE, answers, read
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
 from rollpacker.env.calls.calls import parse
 

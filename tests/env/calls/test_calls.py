@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import BadCall, Call, Parsed
 from rollpacker.env.calls.calls import FORMATS, parse, written

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls.call import Call, Parsed
 from rollpacker.env.calls.calls import parse
 from rollpacker.env.messages import to_message

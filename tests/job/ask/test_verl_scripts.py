@@ -13,7 +13,7 @@ from rollpacker import config
 from rollpacker.cli.convert import CommandLine, translate
 from rollpacker.job.ask.doctor import MemoryFit, look
 from rollpacker.job.plan.checks import check
-from rollpacker.sim.memory.fitting_settings import with_changes
+from rollpacker.sim.memory.settings import with_changes
 
 ROWS = Path(__file__).with_name("verl_scripts.jsonl").read_text(encoding="utf-8").splitlines()
 SCRIPTS: dict[str, dict[str, Any]] = {row["name"]: row["keys"] for row in map(json.loads, ROWS)}

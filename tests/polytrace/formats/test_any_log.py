@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trace_lines import dump
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.describe.characterize import characterize
+from rollpacker.polytrace.describe import characterize
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.schema import TraceError
 

@@ -19,9 +19,9 @@ from rollpacker.core.sample_table import REQUIRED, part
 from rollpacker.core.sample_table import TURNS as TURN_COLUMNS
 from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, RoundKind
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.describe.characterize import characterize
+from rollpacker.polytrace.describe import characterize
 from rollpacker.polytrace.schema import Trace
-from rollpacker.sim.workload import turn_script
+from rollpacker.sim.workload import workload
 from rollpacker.sim.workload.source import of_trace
 
 PROMPT = 70
@@ -271,12 +271,12 @@ def test_its_waits_are_characterised_and_simulated(tmp_path: Path) -> None:
     source = of_trace(trace)
     played = {turns for prompt in source.recorded for turns in prompt.turns}
     assert played == {
-        (turn_script.ScriptedTurn(30),),
-        (turn_script.ScriptedTurn(30, 0.5, 45), turn_script.ScriptedTurn(12)),
+        (workload.ScriptedTurn(30),),
+        (workload.ScriptedTurn(30, 0.5, 45), workload.ScriptedTurn(12)),
         (
-            turn_script.ScriptedTurn(30, 0.5, 45),
-            turn_script.ScriptedTurn(12, 0.125, 20),
-            turn_script.ScriptedTurn(7),
+            workload.ScriptedTurn(30, 0.5, 45),
+            workload.ScriptedTurn(12, 0.125, 20),
+            workload.ScriptedTurn(7),
         ),
     }
     assert source.turns is not None

@@ -10,7 +10,7 @@ import pytest
 from trace_lines import Record, dapo, dump, multiturn, packed, polytrace_folder, timing, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats.files.columns import samples
+from rollpacker.polytrace.formats.files import samples
 from rollpacker.polytrace.formats.ours import native
 from rollpacker.polytrace.schema import Trace, TraceError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trace_lines import Record, dump, load, multiturn, polytrace_folder, turn
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats.files.columns import samples
+from rollpacker.polytrace.formats.files import samples
 from rollpacker.polytrace.schema import Trace
 
 

@@ -12,12 +12,11 @@ import pytest
 from trace_lines import dump
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.describe.characterize import characterize
-from rollpacker.polytrace.describe.sentences import sentences
+from rollpacker.polytrace.describe import characterize, sentences
 from rollpacker.polytrace.formats import detect
-from rollpacker.polytrace.formats.logs import steps
-from rollpacker.polytrace.formats.logs.counts import tokens
+from rollpacker.polytrace.formats.logs import responses
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
+from rollpacker.polytrace.formats.logs.texts import tokens
 from rollpacker.polytrace.schema import Trace, TraceError
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -180,7 +179,7 @@ def test_the_rank_in_a_name_is_no_step() -> None:
     ],
 )
 def test_steps_of_names(tmp_path: Path, name: str, step: int | None) -> None:
-    assert steps.in_name(tmp_path / name, numbers=True) == step
+    assert responses.in_name(tmp_path / name, numbers=True) == step
 
 
 def test_sentences_of_odd_logs_are_true() -> None:

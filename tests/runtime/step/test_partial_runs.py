@@ -20,7 +20,7 @@ from runtime_jobs import (
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
-from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.files import Reading
 from rollpacker.polytrace.formats.ours.journal import read as read_journal
 from rollpacker.polytrace.formats.ours.runs import read as read_table
 from rollpacker.report.run_report import write_report

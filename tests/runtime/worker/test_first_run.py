@@ -16,8 +16,7 @@ from rollpacker.engine.compiling import COMPILING, told_of_compiling
 from rollpacker.engine.mini.cpu import runner
 from rollpacker.engine.mini.engine import MiniEngine
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.engine_worker import measured
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollpacker.sim.costs.ahead import PLAIN, Ahead, Rule
-from rollpacker.sim.costs.costs import ahead_terms
-from rollpacker.sim.workload.sequences import SimulatedRequest
+from rollpacker.sim.costs.costs import PLAIN, Ahead, Rule, ahead_terms
+from rollpacker.sim.workload.workload import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 

@@ -12,8 +12,7 @@ from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import CurveCosts, GpuCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
-from rollpacker.sim.world.config import SimulationConfig
-from rollpacker.sim.world.machines import machine_of
+from rollpacker.sim.world.machines import SimulationConfig, machine_of
 
 CPU: dict[str, Any] = {
     "name": "mine",

@@ -18,7 +18,7 @@ from rollpacker.sim.costs.costs import (
 )
 from rollpacker.sim.costs.hardware import DEVICES, MeasuredDevice, find_device
 from rollpacker.sim.costs.models import MODELS, ModelShape, find_model
-from rollpacker.sim.workload.sequences import SimulatedRequest
+from rollpacker.sim.workload.workload import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 H800 = DEVICES["H800"]

@@ -8,9 +8,8 @@ import pytest
 
 from rollpacker.sim.costs.costs import BLOCK_SLACK, GpuCosts, TrainCosts
 from rollpacker.sim.costs.hardware import DEVICES
-from rollpacker.sim.costs.known_models import CONFIGS, FROZEN
 from rollpacker.sim.costs.layers_of_config import FAMILIES
-from rollpacker.sim.costs.models import MODELS, ModelShape, WeightCount, find_model
+from rollpacker.sim.costs.models import CONFIGS, FROZEN, MODELS, ModelShape, WeightCount, find_model
 
 H100 = DEVICES["H100"]
 

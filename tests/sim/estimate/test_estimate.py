@@ -10,11 +10,11 @@ import pytest
 
 from rollpacker.config.rollout import SpeculationConfig
 from rollpacker.polytrace.schema import SAMPLES, Trace
-from rollpacker.polytrace.statistics.statistics import dependence
-from rollpacker.sim.costs.ahead import Ahead
+from rollpacker.polytrace.statistics import dependence
+from rollpacker.sim import estimate as est
 from rollpacker.sim.costs.calibration import FOLDER
-from rollpacker.sim.estimate import estimate as est
-from rollpacker.sim.estimate.verdict import AHEAD, ModeEstimate, recommend, sentences
+from rollpacker.sim.costs.costs import Ahead
+from rollpacker.sim.estimate import AHEAD, ModeEstimate, recommend, sentences
 from rollpacker.sim.workload.source import of_trace
 from rollpacker.sim.world.machines import machine_of
 from rollpacker.sim.world.simulator import Simulation

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_estimate import trace_of
 
-from rollpacker.polytrace.describe.characterize import characterize
+from rollpacker.polytrace.describe import characterize
 from rollpacker.polytrace.schema import Trace
-from rollpacker.sim.estimate import estimate as est
+from rollpacker.sim import estimate as est
 from rollpacker.sim.workload.source import of_trace
 
 

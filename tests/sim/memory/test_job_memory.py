@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.sim.costs.hardware import DEVICES
 from rollpacker.sim.costs.models import MODELS
-from rollpacker.sim.memory.estimate_memory import needs
-from rollpacker.sim.memory.fitting_settings import candidates, fitting, with_changes
-from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
-from rollpacker.sim.memory.working_set import layer_token_bytes
+from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, layer_token_bytes, needs
+from rollpacker.sim.memory.settings import candidates, fitting, with_changes
 
 SMALL, LARGE = MODELS["Qwen2.5-0.5B"], MODELS["Qwen2.5-7B"]
 H100 = JobMachine(name="H100", cuda=True, devices=8, device_bytes=80e9, workers=8, on_device=1)

@@ -14,7 +14,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.sim.costs.costs import CurveCosts, DriverCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
 from rollpacker.sim.recorded import fit_costs, rerun
-from rollpacker.sim.workload.sequences import SimulatedRequest
+from rollpacker.sim.workload.workload import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 from rollpacker.sim.world.world import World
 

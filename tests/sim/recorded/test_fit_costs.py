@@ -10,12 +10,12 @@ import pytest
 from rollpacker import config
 from rollpacker.core.journal import JournalWriter
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.calibration import Calibration
+from rollpacker.sim.costs.costs import Ahead
 from rollpacker.sim.recorded import fit_costs, rerun
 from rollpacker.sim.recorded.run_record import RunRecord, read_run
 from rollpacker.sim.workload.source import LengthSource, of_model
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 
 TRUTH: dict[str, Any] = {

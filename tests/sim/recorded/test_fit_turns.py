@@ -14,9 +14,8 @@ from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded import fit_costs, rerun
 from rollpacker.sim.recorded.run_record import RunRecord, read_run
 from rollpacker.sim.workload.source import LengthSource, of_model
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
-from rollpacker.sim.workload.workload import Recorded
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.workload.workload import Recorded, ScriptedTurn, Turns
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 
 PROMPTS, RESPONSES = 16, 4

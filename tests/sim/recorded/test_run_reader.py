@@ -24,7 +24,7 @@ from rollpacker.core.types import (
 )
 from rollpacker.sim.recorded.rerun import gone_on, whole
 from rollpacker.sim.recorded.run_reader import Interval, Reader, RunStep, Tried
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
+from rollpacker.sim.workload.workload import ScriptedTurn, Turns
 
 P = PromptId("p")
 

@@ -14,7 +14,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.sim.costs.costs import CurveCosts, RewardCosts, TrainCosts
 from rollpacker.sim.costs.hardware import MeasuredDevice
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
+from rollpacker.sim.workload.workload import ScriptedTurn, Turns
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World
 

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.model.generate import generate
 from rollpacker.polytrace.model.turns import Scale, TraceResponse
 from rollpacker.polytrace.model.turns import TraceTurn as Recorded
-from rollpacker.polytrace.model.workload import load_model
+from rollpacker.polytrace.model.workload import generate, load_model
 from rollpacker.polytrace.schema import Trace
+from rollpacker.sim import estimate as est
 from rollpacker.sim.costs import calibration
-from rollpacker.sim.estimate import estimate as est
 from rollpacker.sim.workload.source import of_model, of_trace
-from rollpacker.sim.workload.turn_script import ScriptedTurn, at_most, recorded_turns
-from rollpacker.sim.world.config import SimulationConfig
+from rollpacker.sim.workload.workload import ScriptedTurn, at_most, recorded_turns
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
 from rollpacker.trace_replay.plan import plan
 from rollpacker.trace_replay.simulated import replay, replay_costs

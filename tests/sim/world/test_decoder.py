@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.sim.costs.ahead import Ahead
-from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, EngineCosts, GpuCosts
+from rollpacker.sim.costs.costs import ADMIT_SHARE, BLOCK_SLACK, Ahead, EngineCosts, GpuCosts
 from rollpacker.sim.costs.hardware import DEVICES
 from rollpacker.sim.costs.models import MODELS
-from rollpacker.sim.workload.sequences import SimulatedRequest
+from rollpacker.sim.workload.workload import SimulatedRequest
 from rollpacker.sim.world.decoder import Decoder
 
 GPU = GpuCosts(device=DEVICES["H800"], shape=MODELS["Qwen2.5-14B"])

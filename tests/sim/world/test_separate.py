@@ -15,7 +15,7 @@ from rollpacker.policy.engines.fleet import grid, separate
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.sim.costs.costs import TrainCosts
-from rollpacker.sim.workload.turn_script import ScriptedTurn
+from rollpacker.sim.workload.workload import ScriptedTurn
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World
 

@@ -13,9 +13,9 @@ from rollpacker.core.types import RoundKind
 from rollpacker.job.plan.checks import check_used
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.workload.source import load_source
-from rollpacker.sim.world.config import SimulationConfig
-from rollpacker.sim.world.result import JobResult
+from rollpacker.sim.world.machines import SimulationConfig
 from rollpacker.sim.world.simulator import Simulation
+from rollpacker.sim.world.step import JobResult
 
 MODES = ("off", "exact", "race", "prompts", "partial", "auto")
 

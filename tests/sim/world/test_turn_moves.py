@@ -13,12 +13,12 @@ from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.sim.costs.costs import TrainCosts
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns, TurnScript
+from rollpacker.sim.workload.workload import ScriptedTurn, Turns, TurnScript
 from rollpacker.sim.world.agenda import Agenda
-from rollpacker.sim.world.decoding import SimulatedDecoding
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.step import SimulatedAttempt, SimulatedStep
 from rollpacker.sim.world.worker import SimWorker
+from rollpacker.sim.world.world import SimulatedDecoding
 
 CAP = 1000
 

@@ -17,8 +17,7 @@ from rollpacker.core.types import AttemptId, FinishReason, Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
 from rollpacker.sim.costs.costs import BLOCK_SLACK, TrainCosts
-from rollpacker.sim.workload.sequences import SimulatedRequest, ToolKv
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
+from rollpacker.sim.workload.workload import ScriptedTurn, SimulatedRequest, ToolKv, Turns
 from rollpacker.sim.world.decoder import Decoder
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.world import World

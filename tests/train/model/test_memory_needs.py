@@ -1,4 +1,4 @@
-"""What the arithmetic of ``sim/memory/estimate_memory.py`` says is what tensors take."""
+"""What the arithmetic of ``sim/memory/needs.py`` says is what tensors take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.cpu.lanes import COLUMNS, HAS_BF16_DOT
 from rollpacker.job.plan.defaults import shape_of_config
 from rollpacker.sim.costs.models import ModelShape
-from rollpacker.sim.memory import engine_memory, estimate_memory, working_set
+from rollpacker.sim.memory import needs as engine_memory
+from rollpacker.sim.memory import needs as estimate_memory
+from rollpacker.sim.memory import needs as working_set
 from rollpacker.sim.memory.needs import JobMachine
 from rollpacker.train.algorithms import build
 from rollpacker.train.mesh import part

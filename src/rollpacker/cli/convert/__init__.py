@@ -12,10 +12,18 @@ from typing import Any, cast
 
 import yaml
 
-from rollpacker.cli.convert import script, shell, trl, verl
+from rollpacker.cli.convert import script, trl, verl
 from rollpacker.cli.convert.render import by_hand, render
-from rollpacker.cli.convert.table import CommandLine, Draft, Setting, Table, fill
-from rollpacker.cli.convert.values import flat, plain, resolved
+from rollpacker.cli.convert.table import (
+    CommandLine,
+    Draft,
+    Setting,
+    Table,
+    fill,
+    flat,
+    plain,
+    resolved,
+)
 from rollpacker.config import ConfigError, parse
 
 __all__ = ["CommandLine", "Converted", "translate"]
@@ -111,7 +119,7 @@ def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:
 
 def _launched(file: Path, text: str) -> tuple[Table, dict[str, Any], list[str]]:
     try:
-        given = shell.overrides(text)
+        given = script.overrides(text)
     except ValueError as error:
         raise ValueError(f"--from {file}: cannot be read as a shell script: {error}") from None
     if not any(key.startswith("actor_rollout_ref.") for key in given):

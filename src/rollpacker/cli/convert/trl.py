@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from rollpacker.cli.convert.joints import (
+from rollpacker.cli.convert.table import (
     CORRECTION,
     KIND,
     UPDATES,
+    Draft,
+    Table,
     correct,
     differ,
     fit,
     machines,
     warm_up,
 )
-from rollpacker.cli.convert.table import Draft, Table
 
 MARKS = (
     "reward_funcs",

@@ -6,17 +6,20 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, cast
 
-from rollpacker.cli.convert.joints import (
+from rollpacker.cli.convert.table import (
     CORRECTION,
     KIND,
     UPDATES,
+    Draft,
+    Setting,
+    Table,
+    Unknown,
     correct,
     differ,
     fit,
     machines,
     warm_up,
 )
-from rollpacker.cli.convert.table import Draft, Setting, Table, Unknown
 
 MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
 """Sections by which its configurations are recognised; two of them, or the first."""

@@ -21,17 +21,16 @@ from rollpacker.cli.output import (
     table_of,
 )
 from rollpacker.cli.simulate.rehearse import Encoder, rehearsed
-from rollpacker.cli.trace.source import read_responses, recognised
-from rollpacker.cli.trace.tables import compared
+from rollpacker.cli.trace.tables import compared, read_responses, recognised
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollpacker.polytrace.formats.files.reading import Count
+    from rollpacker.polytrace.formats.files import TokenCount
     from rollpacker.polytrace.schema import Trace
-    from rollpacker.sim.estimate.estimate import Estimate, EstimatedJob, EstimatedMachine
-    from rollpacker.sim.world.config import SimulationConfig
-    from rollpacker.sim.world.result import JobResult
+    from rollpacker.sim.estimate import Estimate, EstimatedJob, EstimatedMachine
+    from rollpacker.sim.world.machines import SimulationConfig
+    from rollpacker.sim.world.step import JobResult
 
 
 def simulate(
@@ -48,7 +47,7 @@ def simulate(
     rollout.tail_batching.mode=race
     """
     from rollpacker import config
-    from rollpacker.sim.world.config import SimulationConfig
+    from rollpacker.sim.world.machines import SimulationConfig
 
     loaded = config.load_as(SimulationConfig, path, overrides or [])
     began = time.perf_counter()
@@ -178,8 +177,8 @@ def estimate(
 
     Example: rollpacker estimate --from runs/demo/off
     """
-    from rollpacker.sim.estimate.estimate import EstimatedMachine
-    from rollpacker.sim.estimate.estimate import estimate as run
+    from rollpacker.sim.estimate import EstimatedMachine
+    from rollpacker.sim.estimate import estimate as run
 
     write_page = None
     if html is not None:
@@ -229,10 +228,10 @@ def _job(
     hardware: EstimatedMachine,
     task: str | None,
     notes: list[str],
-    count: Count | None,
+    count: TokenCount | None,
 ) -> tuple[Trace, EstimatedJob]:
     from rollpacker.emulate.twin import estimated
-    from rollpacker.sim.estimate.estimate import ASSUMED, on_own_workers, on_paper_gpus
+    from rollpacker.sim.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.recorded.run_record import is_run, read_run
     from rollpacker.sim.workload.source import of_trace
 

@@ -13,10 +13,9 @@ import yaml
 from rollpacker.errors import first_line
 
 if TYPE_CHECKING:
-    from rollpacker.polytrace.formats.files.lines import Note
-    from rollpacker.polytrace.formats.files.reading import Count
+    from rollpacker.polytrace.formats.files import Note, TokenCount
     from rollpacker.polytrace.formats.said import Said
-    from rollpacker.sim.estimate.estimate import DraftCases
+    from rollpacker.sim.estimate import DraftCases
 
 _NEEDS = "needs rollpacker[train]"
 _ENOUGH = 5_000_000
@@ -71,7 +70,7 @@ class Encoder:
         return self._tokenizer is not None
 
     @property
-    def count(self) -> Count | None:
+    def count(self) -> TokenCount | None:
         """Counts the tokens of a text with the tokenizer that is named; None where none is.
 
         Raises ``ValueError`` where it is none, or what it is for is not installed.
@@ -148,8 +147,8 @@ def _measured(
 
     from rollpacker.core.types import PromptId
     from rollpacker.engine.drafts import Rehearsal
-    from rollpacker.sim.costs.ahead import Ahead
-    from rollpacker.sim.estimate.estimate import DraftCases
+    from rollpacker.sim.costs.costs import Ahead
+    from rollpacker.sim.estimate import DraftCases
 
     rehearsal, count = Rehearsal(), 0
     for groups in (first, *steps):

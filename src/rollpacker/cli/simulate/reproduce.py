@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rollpacker.sim.reproduce import PaperJob, ResultRow
-    from rollpacker.sim.world.result import JobResult
+    from rollpacker.sim.world.step import JobResult
 
 _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
 

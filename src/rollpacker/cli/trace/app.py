@@ -12,7 +12,7 @@ import typer
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
 from rollpacker.cli.trace import tables
 from rollpacker.cli.trace.replay import replay
-from rollpacker.cli.trace.source import (
+from rollpacker.cli.trace.tables import (
     at_least,
     chosen_task,
     meant,
@@ -139,9 +139,8 @@ def characterize(
 
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
-    from rollpacker.polytrace.describe.characterize import characterize as describe
-    from rollpacker.polytrace.describe.sentences import sentences
-    from rollpacker.polytrace.describe.synchronous_round import Layout
+    from rollpacker.polytrace.describe import Layout, sentences
+    from rollpacker.polytrace.describe import characterize as describe
 
     layout = Layout(workers=workers, slots=slots)
     write_page = None if html is None else _page_writer()
@@ -226,7 +225,7 @@ def generate(
     Example: rollpacker trace generate math --steps 20 --out math.parquet
     """
     from rollpacker.polytrace import formats
-    from rollpacker.polytrace.model.generate import generate as make
+    from rollpacker.polytrace.model.workload import generate as make
 
     at_least(1, steps=steps, prompts=prompts, responses=responses)
     at_least(0, seed=seed)
@@ -291,7 +290,7 @@ def compare(
 
     Example: rollpacker trace compare simulated.json runs/demo/off
     """
-    from rollpacker.polytrace.describe import compare as comparing
+    from rollpacker.polytrace import compare as comparing
 
     sides = [comparing.read_timed(path) for path in (predicted, measured)]
     found = comparing.compare(*sides)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rollpacker.cli.output import Json, console, print_json, print_note, print_plain, table_of
-from rollpacker.cli.trace.source import at_least, chosen_task, read_responses
+from rollpacker.cli.trace.tables import at_least, chosen_task, read_responses
 
 if TYPE_CHECKING:
     from rollpacker.polytrace.model.turns import Scale

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from rollpacker.config.environment import CallFormat
+from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls import json_calls, literal_calls, tagged_calls
 from rollpacker.env.calls.call import Parsed
 from rollpacker.env.calls.tagged_calls import Tools

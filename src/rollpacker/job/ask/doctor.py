@@ -35,17 +35,16 @@ from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.hardware import find_device
 from rollpacker.sim.costs.models import ModelShape
-from rollpacker.sim.memory.estimate_memory import needs
-from rollpacker.sim.memory.fitting_settings import (
+from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, needs
+from rollpacker.sim.memory.settings import (
     NONE,
     Changes,
     fitting,
+    gpu_defaults,
     nearest,
     other_results,
     with_changes,
 )
-from rollpacker.sim.memory.gpu_defaults import gpu_defaults
-from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds
 
 _MOST_GPUS, _MOST_NODES = 8, 4
 """Of one machine, and how many of them are thought of."""

@@ -15,7 +15,7 @@ import yaml
 from rollpacker.config import DataConfig, ModelConfig, RunConfig, parse
 from rollpacker.data.base import Message, Row
 from rollpacker.data.encode import encode_prompts
-from rollpacker.data.guess import Answers, load_guessed
+from rollpacker.data.load import Answers, load_guessed
 from rollpacker.engine.mini.runner import SUPPORTED
 from rollpacker.job.plan.checks import check, check_ends
 from rollpacker.job.plan.defaults import count_model

@@ -13,18 +13,23 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollpacker.config import RunConfig
-from rollpacker.config.hub_names import ROUTED
+from rollpacker.config.base import ROUTED
 from rollpacker.errors import first_line
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.machine_checks import free_memory_gb
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.sim.costs.config_fields import EXPERTS, ConfigFields
+from rollpacker.sim.costs.layers_of_config import EXPERTS, ConfigFields
 from rollpacker.sim.costs.models import ModelShape, WeightCount, find_model
-from rollpacker.sim.memory.estimate_memory import needs
-from rollpacker.sim.memory.fitting_settings import NONE, Changes, in_words, with_changes
-from rollpacker.sim.memory.gpu_defaults import gpu_defaults, left_out
-from rollpacker.sim.memory.needs import JobMachine
+from rollpacker.sim.memory.needs import JobMachine, needs
+from rollpacker.sim.memory.settings import (
+    NONE,
+    Changes,
+    gpu_defaults,
+    in_words,
+    left_out,
+    with_changes,
+)
 from rollpacker.train.model.loading import source
 from rollpacker.train.model.lora import adapter_widths
 from rollpacker.train.state.optimizer import default_learning_rate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rollpacker.config import RunConfig
-from rollpacker.config.reading.on_resume import of_change, plain_key
+from rollpacker.config.on_resume import of_change, plain_key
 from rollpacker.core.journal import segments
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 

@@ -14,14 +14,20 @@ import polars as pl
 
 from rollpacker.polytrace.formats import detect, suite
 from rollpacker.polytrace.formats.detect import FORMATS
-from rollpacker.polytrace.formats.export import WRITABLE, write
-from rollpacker.polytrace.formats.files.lines import Note, Problem, silent
-from rollpacker.polytrace.formats.files.opened import Tick, quiet
-from rollpacker.polytrace.formats.files.reading import Count, Reading, Repeats
+from rollpacker.polytrace.formats.files import (
+    Note,
+    Problem,
+    Reading,
+    Repeats,
+    Tick,
+    TokenCount,
+    quiet,
+    silent,
+)
 from rollpacker.polytrace.formats.logs import reader
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.formats.ours import journal, native, runs
-from rollpacker.polytrace.formats.suite import SUITE
+from rollpacker.polytrace.formats.suite import SUITE, WRITABLE, write
 from rollpacker.polytrace.schema import Trace, TraceError
 
 __all__ = ["FORMATS", "WRITABLE", "problems", "read", "write"]
@@ -49,7 +55,7 @@ def read(
     task: str | None = None,
     note: Note = silent,
     tick: Tick = quiet,
-    count: Count | None = None,
+    count: TokenCount | None = None,
 ) -> Trace:
     """Read the trace at ``path``.
 

@@ -14,11 +14,9 @@ from polars.exceptions import PolarsError
 
 from rollpacker.core.sample_table import files as table_files
 from rollpacker.errors import first_line
-from rollpacker.polytrace.formats.files import opened
-from rollpacker.polytrace.formats.files.entries import beginning
-from rollpacker.polytrace.formats.files.lines import Problem
-from rollpacker.polytrace.formats.files.opened import bare
-from rollpacker.polytrace.formats.logs import steps
+from rollpacker.polytrace.formats import files
+from rollpacker.polytrace.formats.files import Problem, bare, beginning
+from rollpacker.polytrace.formats.logs import responses
 from rollpacker.polytrace.formats.logs.layouts import COMPANIONS, LAYOUTS, layout_of
 from rollpacker.polytrace.formats.ours import native, runs
 from rollpacker.polytrace.formats.suite import SUITE
@@ -228,7 +226,7 @@ def _gathered(folder: Path, notes: list[str], within: int) -> Iterator[Path]:
         elif {"all", "effective"} <= names and path.name == "effective":
             notes.append(f"{path}: a part of {path.parent / 'all'}: counted once")
         elif within < _DEEPEST_IN_STEP and (
-            within or steps.is_of_steps(path) or steps.is_of_steps(folder)
+            within or responses.is_of_steps(path) or responses.is_of_steps(folder)
         ):
             yield from _gathered(path, notes, within + 1)
 
@@ -273,7 +271,7 @@ def _of_records(path: Path, size: int, changed_ns: int) -> str | None:
     for record in first:
         for name, fits in _MARKS.items():
             if fits(record) and suffix != ".json":
-                return None if name == "journal" and opened.packing(path) else name
+                return None if name == "journal" and files.packing(path) else name
         if kind := layout_of(record):
             return kind
     named = (name for start, name in _NAMES.items() if path.name.startswith(start))

@@ -11,14 +11,12 @@ import polars as pl
 
 from rollpacker.core.sample_table import files as table_files
 from rollpacker.polytrace.formats import detect
-from rollpacker.polytrace.formats.files.lines import MOST, silent
-from rollpacker.polytrace.formats.files.reading import Copied, Reading, Repeats
-from rollpacker.polytrace.formats.files.tables import read_table
+from rollpacker.polytrace.formats.files import MOST, Copied, Reading, Repeats, read_table, silent
 from rollpacker.polytrace.formats.logs import texts
-from rollpacker.polytrace.formats.logs.counts import RESPONSE_IDS
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS
 from rollpacker.polytrace.formats.logs.responses import PromptIds
 from rollpacker.polytrace.formats.logs.responses import responses as log_responses
+from rollpacker.polytrace.formats.logs.texts import RESPONSE_IDS
 
 _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
 

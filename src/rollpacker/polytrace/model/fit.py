@@ -8,14 +8,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.model.copula import CopulaLengths
-from rollpacker.polytrace.model.fit_turns import fit_turns
-from rollpacker.polytrace.model.generate import generate
-from rollpacker.polytrace.model.workload import DriftModel, PromptModel, RewardModel, WorkloadModel
+from rollpacker.polytrace.model.lengths import CopulaLengths
+from rollpacker.polytrace.model.turns import fit_turns
+from rollpacker.polytrace.model.workload import (
+    DriftModel,
+    PromptModel,
+    RewardModel,
+    WorkloadModel,
+    generate,
+)
+from rollpacker.polytrace.numerics import distance, midranks
 from rollpacker.polytrace.schema import Trace, TraceError
-from rollpacker.polytrace.statistics.numerics import distance, midranks
-from rollpacker.polytrace.statistics.quantiles import QuantileTable
-from rollpacker.polytrace.statistics.statistics import (
+from rollpacker.polytrace.statistics import (
+    QuantileTable,
     correlations,
     drift,
     finished,

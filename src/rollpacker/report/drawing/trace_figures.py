@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from rollpacker.polytrace.describe.synchronous_round import SynchronousRound
+from rollpacker.polytrace.describe import SynchronousRound
 from rollpacker.report.drawing.figures import COLOURS, MAX_POINTS, Figure, line
 
 Floats = NDArray[np.float64]

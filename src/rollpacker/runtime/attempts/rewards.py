@@ -15,7 +15,7 @@ import numpy as np
 from rollpacker.config import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
-from rollpacker.data.columns.messages import is_blank
+from rollpacker.data.columns import is_blank
 from rollpacker.policy.grading import AdaptiveTimeouts
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rollpacker.config import RunConfig
-from rollpacker.config.reading.secrets import masked
+from rollpacker.config.reading import masked
 from rollpacker.core.journal import JournalWriter
 from rollpacker.core.types import Group, ReplicaId
 from rollpacker.durable import AppendFile, cut_jsonl, replace_file

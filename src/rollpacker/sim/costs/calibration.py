@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 
 from rollpacker.config import Config, load_as, parse_as
 from rollpacker.policy.engines.hardware import Devices
-from rollpacker.sim.costs.ahead import Ahead
 from rollpacker.sim.costs.costs import (
     PROMPT_TOKENS,
     ROLLOUT_START_S,
+    Ahead,
     CurveCosts,
     DriverCosts,
     Efficiency,

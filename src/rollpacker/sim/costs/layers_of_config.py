@@ -7,20 +7,179 @@ transformers builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
-from rollpacker.config.hub_names import ROUTED
-from rollpacker.sim.costs.config_fields import (
-    EXPERTS,
-    HEADS,
-    HIDDEN,
-    INNER,
-    KV_HEADS,
-    LAYERS,
-    ConfigFields,
+from rollpacker.config.base import ROUTED
+
+# --- Fields of config.json, by the names of each family
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+_HUB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    # What the hub's files of Gemma 3 leave to transformers.
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+    },
+    "gemma2": {"sliding_window_pattern": 2},
+    "cohere2": {"sliding_window_pattern": 4},
+    "qwen3_next": {"full_attention_interval": 4},
+}
+_TIED = (
+    *("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere", "cohere2"),
+    *("gpt2", "bloom", "falcon", "opt", "ernie4_5_moe", "lfm2", "mamba", "falcon_mamba"),
 )
-from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
+"""Families whose head is the embedding where nothing says otherwise."""
+
+
+class ConfigFields:
+    """Fields of a configuration, of its text model where it is composed of several."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        text = config.get("text_config")
+        inner = cast(dict[str, Any], text) if isinstance(text, dict) else config
+        self.name = name
+        self.composed = inner is not config
+        self.kind = str(inner.get("model_type"))
+        self._fields: Mapping[str, Any] = {**_HUB_DEFAULTS.get(self.kind, {}), **inner}
+        # The whole model ties its head, whatever its parts say.
+        tied = config.get("tie_word_embeddings", inner.get("tie_word_embeddings"))
+        self.tied = self.kind in _TIED if tied is None else bool(tied)
+
+    def get(self, *names: str) -> Any:
+        """The first of these that is set; None where none is."""
+        return next((self._fields[n] for n in names if self._fields.get(n) is not None), None)
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """The first of these that is set. Raises ``ValueError`` for none, without a default."""
+        value = self.get(*names)
+        if isinstance(value, list):  # one for each layer, all alike
+            value = next(iter(cast(list[Any], value)), None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if default is None:
+            raise ValueError(f"{self.name}: no integer {names[0]} in its config")
+        return default
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        """A list of numbers; None where there is none."""
+        value = self._fields.get(name)
+        return tuple(cast(list[int], value)) if isinstance(value, list) else None
+
+    def of_layer(self, index: int) -> ConfigFields:
+        """With what this layer has otherwise (``per_layer_config`` of transformers)."""
+        each = self._fields.get("per_layer_config")
+        if not isinstance(each, dict):
+            return self
+        own: Any = {int(n): v for n, v in cast(dict[Any, Any], each).items()}.get(index)
+        if not own:
+            return self
+        return ConfigFields({**self._fields, **own}, self.name)
+
+
+# --- One layer of a decoder
+
+Matrix = tuple[int, int]
+"""Outputs and inputs of a linear layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """Numbers of weights and of values; a token mixer and an MLP are added up to a layer.
+
+    Args:
+        matrices: of the mixer's linear layers.
+        feed_forward: those of MLPs that every token passes.
+        expert: those of one expert, where a router chooses among experts.
+        routed: how many of them a token meets.
+        other: further weights: norms, biases, convolutions, routers.
+        output: inputs of the mixer's last matrix.
+        mixed: values of a token that the mixer keeps for its gradient, besides its input and
+            ``output``.
+        normed: float32 values of a token that norms keep, where they compute in it throughout.
+        inner: sizes of the MLPs that a token passes, together.
+        kv_heads: heads that can be shared out among devices, each of which has one at least; of a
+            latent cache one.
+        kv_width: values that a token leaves in the cache of each of them.
+        window: most tokens of a sequence for which they are kept; 0: all.
+        state: values that are kept of a sequence, however long it is.
+    """
+
+    matrices: tuple[Matrix, ...] = ()
+    feed_forward: tuple[Matrix, ...] = ()
+    expert: tuple[Matrix, ...] = ()
+    experts: int = 0
+    routed: int = 0
+    other: int = 0
+    output: int = 0
+    mixed: int = 0
+    normed: int = 0
+    inner: int = 0
+    kv_heads: int = 0
+    kv_width: int = 0
+    window: int = 0
+    state: int = 0
+
+    def __add__(self, also: DecoderLayer) -> DecoderLayer:
+        """Both in one layer: at most one of them has experts, and one a cache by tokens."""
+        return DecoderLayer(
+            matrices=self.matrices + also.matrices,
+            feed_forward=self.feed_forward + also.feed_forward,
+            expert=self.expert + also.expert,
+            experts=self.experts + also.experts,
+            routed=self.routed + also.routed,
+            other=self.other + also.other,
+            output=self.output + also.output,
+            mixed=self.mixed + also.mixed,
+            normed=self.normed + also.normed,
+            inner=self.inner + also.inner,
+            kv_heads=self.kv_heads + also.kv_heads,
+            kv_width=self.kv_width + also.kv_width,
+            window=self.window + also.window,
+            state=self.state + also.state,
+        )
+
+    @property
+    def expert_weights(self) -> int:
+        """Of all experts that a router chooses among."""
+        return self.experts * _size(self.expert)
+
+    @property
+    def idle_weights(self) -> int:
+        """Of the experts that a token does not meet."""
+        return (self.experts - self.routed) * _size(self.expert)
+
+    @property
+    def linear(self) -> int:
+        """Weights of all matrices."""
+        return _size(self.matrices) + _size(self.feed_forward) + self.expert_weights
+
+    @property
+    def weights(self) -> int:
+        """All of them."""
+        return self.linear + self.other
+
+    def cached(self, devices: int) -> int:
+        """Values that a token leaves on so many devices together: where there are fewer heads,
+        some are held more than once."""
+        return max(devices, self.kv_heads) * self.kv_width
+
+
+def _size(matrices: tuple[Matrix, ...]) -> int:
+    return sum(rows * columns for rows, columns in matrices)
+
 
 FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "glm4"),

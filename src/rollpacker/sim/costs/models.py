@@ -9,10 +9,202 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from rollpacker.sim.costs.config_fields import CONTEXT, HEADS, HIDDEN, KV_HEADS, ConfigFields
-from rollpacker.sim.costs.decoder_layers import DecoderLayer, Matrix
-from rollpacker.sim.costs.known_models import CONFIGS, FROZEN, SAME
-from rollpacker.sim.costs.layers_of_config import FAMILIES, layers_of
+from rollpacker.sim.costs.layers_of_config import (
+    CONTEXT,
+    FAMILIES,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    ConfigFields,
+    DecoderLayer,
+    Matrix,
+    layers_of,
+)
+
+# --- Sizes of well-known models, as their config.json has them
+
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+def _known(
+    kind: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool = False, **more: Any
+) -> dict[str, Any]:
+    named = dict(zip(_SIZES, sizes, strict=True))
+    return {"model_type": kind, **named, "tie_word_embeddings": tied, **more}
+
+
+def _qwen3_next(kind: str, sizes: tuple[int, int, int, int, int, int, int]) -> dict[str, Any]:
+    """Three layers of the gated delta rule, one of attention, each with many experts."""
+    return _known(
+        kind,
+        sizes,
+        full_attention_interval=4,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        max_position_embeddings=262144,
+    )
+
+
+def _gemma2(sizes: tuple[int, int, int, int, int, int, int]) -> dict[str, Any]:
+    layers = ["sliding_attention", "full_attention"] * (sizes[0] // 2)
+    return _known("gemma2", sizes, tied=True, sliding_window=4096, layer_types=layers)
+
+
+def _gemma3(sizes: tuple[int, int, int, int, int, int, int], window: int) -> dict[str, Any]:
+    return _known(
+        "gemma3_text",
+        sizes,
+        tied=True,
+        sliding_window=window,
+        sliding_window_pattern=6,
+        max_position_embeddings=32768 if sizes[0] == 26 else 131072,
+    )
+
+
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    return _known(
+        "gpt_oss",
+        (layers, 2880, 64, 8, 64, 2880, 201088),
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        attention_bias=True,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+        max_position_embeddings=131072,
+    )
+
+
+_QWEN3_MOE: dict[str, Any] = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 40960,
+}
+
+# Layers, hidden, heads, KV heads, head size, MLP size, vocabulary: from each model's config.json.
+FROZEN: Mapping[str, int] = {
+    "Gemma-3-4B": 419_816_304,
+    "Gemma-3-12B": 421_290_864,
+    "Gemma-3-27B": 423_060_336,
+}
+"""Weights of parts that no token of text meets, as transformers builds them: towers of vision and
+what projects their output."""
+
+SAME: Mapping[str, str] = {
+    "QwQ-32B": "Qwen2.5-32B",
+    "Qwen3-Coder-30B-A3B": "Qwen3-30B-A3B",
+    "DeepSeek-R1-Distill-Qwen-7B": "Qwen2.5-7B",
+    "DeepSeek-R1-Distill-Qwen-14B": "Qwen2.5-14B",
+    "DeepSeek-R1-Distill-Qwen-32B": "Qwen2.5-32B",
+    "DeepSeek-R1-Distill-Llama-8B": "Llama-3.1-8B",
+    "DeepSeek-R1-Distill-Llama-70B": "Llama-3.3-70B",
+    "DeepSeek-Math-7B": "DeepSeek-LLM-7B",
+    "DeepSeek-R1": "DeepSeek-V3",
+    "Mathstral-7B": "Mistral-7B",
+    **{f"Qwen2-{size}": f"Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B", "72B")},
+}
+"""Models with the shapes of others."""
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen2.5-0.5B": _known("qwen2", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
+    "Qwen2.5-1.5B": _known("qwen2", (28, 1536, 12, 2, 128, 8960, 151936), tied=True),
+    "Qwen2.5-3B": _known("qwen2", (36, 2048, 16, 2, 128, 11008, 151936), tied=True),
+    "Qwen2.5-7B": _known("qwen2", (28, 3584, 28, 4, 128, 18944, 152064)),
+    "Qwen2.5-14B": _known("qwen2", (48, 5120, 40, 8, 128, 13824, 152064)),
+    "Qwen2.5-32B": _known("qwen2", (64, 5120, 40, 8, 128, 27648, 152064)),
+    "Qwen2.5-72B": _known("qwen2", (80, 8192, 64, 8, 128, 29568, 152064)),
+    "Qwen3-0.6B": _known("qwen3", (28, 1024, 16, 8, 128, 3072, 151936), tied=True),
+    "Qwen3-1.7B": _known("qwen3", (28, 2048, 16, 8, 128, 6144, 151936), tied=True),
+    "Qwen3-4B": _known("qwen3", (36, 2560, 32, 8, 128, 9728, 151936), tied=True),
+    "Qwen3-8B": _known("qwen3", (36, 4096, 32, 8, 128, 12288, 151936)),
+    "Qwen3-14B": _known("qwen3", (40, 5120, 40, 8, 128, 17408, 151936)),
+    "Qwen3-32B": _known("qwen3", (64, 5120, 64, 8, 128, 25600, 151936)),
+    "Qwen3-30B-A3B": _known(
+        "qwen3_moe", (48, 2048, 32, 4, 128, 6144, 151936), moe_intermediate_size=768, **_QWEN3_MOE
+    ),
+    "Qwen3-235B-A22B": _known(
+        "qwen3_moe", (94, 4096, 64, 4, 128, 12288, 151936), moe_intermediate_size=1536, **_QWEN3_MOE
+    ),
+    "Qwen3-Next-80B-A3B": {
+        **_qwen3_next("qwen3_next", (48, 2048, 16, 2, 256, 5120, 151936)),
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "Qwen3.5-35B-A3B": {
+        **_qwen3_next("qwen3_5_moe_text", (40, 2048, 16, 2, 256, 5632, 248320)),
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    "DeepSeek-R1-Distill-Qwen-1.5B": _known("qwen2", (28, 1536, 12, 2, 128, 8960, 151936)),
+    "DeepSeek-LLM-7B": _known("llama", (30, 4096, 32, 32, 128, 11008, 102400)),
+    "SmolLM2-135M": _known("llama", (30, 576, 9, 3, 64, 1536, 49152), tied=True),
+    "SmolLM2-360M": _known("llama", (32, 960, 15, 5, 64, 2560, 49152), tied=True),
+    "SmolLM2-1.7B": _known("llama", (24, 2048, 32, 32, 64, 8192, 49152), tied=True),
+    "SmolLM3-3B": _known("smollm3", (36, 2048, 16, 4, 128, 11008, 128256), tied=True),
+    "Llama-2-7B": _known("llama", (32, 4096, 32, 32, 128, 11008, 32000)),
+    "Llama-2-13B": _known("llama", (40, 5120, 40, 40, 128, 13824, 32000)),
+    "Llama-3.2-1B": _known("llama", (16, 2048, 32, 8, 64, 8192, 128256), tied=True),
+    "Llama-3.2-3B": _known("llama", (28, 3072, 24, 8, 128, 8192, 128256), tied=True),
+    "Llama-3-8B": _known("llama", (32, 4096, 32, 8, 128, 14336, 128256)),
+    "Llama-3-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "Llama-3.1-8B": _known("llama", (32, 4096, 32, 8, 128, 14336, 128256)),
+    "Llama-3.1-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "Llama-3.1-405B": _known("llama", (126, 16384, 128, 8, 128, 53248, 128256)),
+    "Llama-3.3-70B": _known("llama", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "Mistral-7B": _known("mistral", (32, 4096, 32, 8, 128, 14336, 32768), sliding_window=None),
+    "Mistral-Nemo": _known("mistral", (40, 5120, 32, 8, 128, 14336, 131072), sliding_window=None),
+    "Mistral-Small-24B": _known(
+        "mistral", (40, 5120, 32, 8, 128, 32768, 131072), sliding_window=None
+    ),
+    "Ministral-8B": _known("mistral", (36, 4096, 32, 8, 128, 12288, 131072), sliding_window=None),
+    "Phi-3-mini-4k": _known("phi3", (32, 3072, 32, 32, 96, 8192, 32064)),
+    "Phi-4": _known("phi3", (40, 5120, 40, 10, 128, 17920, 100352)),
+    "Phi-4-mini": _known("phi3", (32, 3072, 24, 8, 128, 8192, 200064), tied=True),
+    "Gemma-2B": _known("gemma", (18, 2048, 8, 1, 256, 16384, 256000), tied=True),
+    "Gemma-7B": _known("gemma", (28, 3072, 16, 16, 256, 24576, 256000), tied=True),
+    "Gemma-2-2B": _gemma2((26, 2304, 8, 4, 256, 9216, 256000)),
+    "Gemma-2-9B": _gemma2((42, 3584, 16, 8, 256, 14336, 256000)),
+    "Gemma-2-27B": _gemma2((46, 4608, 32, 16, 128, 36864, 256000)),
+    "Gemma-3-1B": _gemma3((26, 1152, 4, 1, 256, 6912, 262144), 512),
+    "Gemma-3-4B": _gemma3((34, 2560, 8, 4, 256, 10240, 262208), 1024),
+    "Gemma-3-12B": _gemma3((48, 3840, 16, 8, 256, 15360, 262208), 1024),
+    "Gemma-3-27B": _gemma3((62, 5376, 32, 16, 128, 21504, 262208), 1024),
+    "Mixtral-8x7B": _known(
+        "mixtral",
+        (32, 4096, 32, 8, 128, 14336, 32000),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=32768,
+    ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
+    "DeepSeek-V3": {
+        **_known("deepseek_v3", (61, 7168, 128, 128, 64, 18432, 129280)),
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 163840,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "v_head_dim": 128,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+    },
+}
 
 
 class WeightCount(NamedTuple):

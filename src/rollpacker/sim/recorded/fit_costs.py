@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import NO_DRAFTS, Drafted
 from rollpacker.policy.engines.hardware import LatencyCurve
-from rollpacker.polytrace.statistics.numerics import least_squares
+from rollpacker.polytrace.numerics import least_squares
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import DriverCosts
 from rollpacker.sim.recorded.run_reader import First, GradientTask, Interval, RunStep
 from rollpacker.sim.recorded.run_record import RunRecord
-from rollpacker.sim.world.result import mean
+from rollpacker.sim.world.step import mean
 
 Floats = NDArray[np.float64]
 

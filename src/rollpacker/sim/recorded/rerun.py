@@ -9,14 +9,14 @@ import numpy as np
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
-from rollpacker.polytrace.describe.compare import METRICS, STEP, Comparison, TimedSteps, compare
+from rollpacker.polytrace.compare import METRICS, STEP, Comparison, TimedSteps, compare
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
 from rollpacker.sim.recorded.run_reader import RunStep, Tried
 from rollpacker.sim.recorded.run_record import RunRecord
-from rollpacker.sim.workload.turn_script import ScriptedTurn, Turns
+from rollpacker.sim.workload.workload import ScriptedTurn, Turns
 from rollpacker.sim.world.machines import WorldCosts
-from rollpacker.sim.world.result import StepResult, mean
+from rollpacker.sim.world.step import StepResult, mean
 from rollpacker.sim.world.world import World
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rollpacker.core import journal
 from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
-from rollpacker.sim.workload.turn_script import ScriptedTurn
+from rollpacker.sim.workload.workload import ScriptedTurn
 
 # --- run lanes ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import yaml
 
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
-from rollpacker.polytrace.describe.compare import METRICS
+from rollpacker.polytrace.compare import METRICS
 from rollpacker.sim.recorded.run_reader import Reader, RunStep
 
 

@@ -11,18 +11,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rollpacker.polytrace import formats
-from rollpacker.polytrace.formats.files.lines import Note, silent
-from rollpacker.polytrace.model.copula import CopulaLengths
-from rollpacker.polytrace.model.fit_turns import fit_turns
-from rollpacker.polytrace.model.length_model import Floats, Lengths
-from rollpacker.polytrace.model.turn_model import TurnModel
-from rollpacker.polytrace.model.turns import Scale, response
+from rollpacker.polytrace.formats.files import Note, silent
+from rollpacker.polytrace.model.lengths import CopulaLengths, Floats, Lengths
+from rollpacker.polytrace.model.turns import Scale, TurnModel, fit_turns, response
 from rollpacker.polytrace.model.workload import load_model, model_names
+from rollpacker.polytrace.numerics import midranks
 from rollpacker.polytrace.schema import Trace
-from rollpacker.polytrace.statistics.numerics import midranks
-from rollpacker.polytrace.statistics.statistics import correlations, finished, known_cap, lengths_of
-from rollpacker.sim.workload.turn_script import recorded_turns
-from rollpacker.sim.workload.workload import Recorded
+from rollpacker.polytrace.statistics import correlations, finished, known_cap, lengths_of
+from rollpacker.sim.workload.workload import Recorded, recorded_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

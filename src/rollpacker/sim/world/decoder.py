@@ -22,9 +22,8 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from heapq import heappop, heappush
 
-from rollpacker.sim.costs.ahead import PLAIN, Pace, Rule
-from rollpacker.sim.costs.costs import ADMIT_SHARE, EngineCosts, ahead_terms
-from rollpacker.sim.workload.sequences import Live, SimulatedRequest, ToolKv
+from rollpacker.sim.costs.costs import ADMIT_SHARE, PLAIN, EngineCosts, Pace, Rule, ahead_terms
+from rollpacker.sim.workload.workload import Live, SimulatedRequest, ToolKv
 
 
 class Decoder:

@@ -21,16 +21,16 @@ from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import EngineCosts, packing_bound_s, single_sequence_s
 from rollpacker.sim.workload.source import LengthSource
 from rollpacker.sim.workload.workload import DrawnWorkload
-from rollpacker.sim.world.config import SimulationConfig
 from rollpacker.sim.world.machines import (
     CONTEXT,
+    SimulationConfig,
     WorldCosts,
     fleet_of,
     latency_curve,
     machine_of,
     rollout_gpus,
 )
-from rollpacker.sim.world.result import JobResult, StepResult
+from rollpacker.sim.world.step import JobResult, StepResult
 from rollpacker.sim.world.world import World
 
 _BOUND_SAMPLES = 4096

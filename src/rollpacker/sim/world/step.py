@@ -1,15 +1,120 @@
-"""The record of a simulated step in progress, and what it amounts to."""
+"""What a simulated step and job did, and the record of the step in progress."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.sim.workload.turn_script import TurnScript
-from rollpacker.sim.world.result import StepResult
+from rollpacker.sim.workload.workload import TurnScript
 from rollpacker.sim.world.worker import StepWork
+
+# --- Results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step. Times in seconds.
+
+    Args:
+        step_s: the whole step, weight sync included.
+        rollout_s: from the first request to the last decision of the rollout.
+        grade_wait_s: part of it after the last response had ended.
+        train_s: from the end of the rollout to the end of the step.
+        samples: responses kept.
+        decode_steps: of the engine with the most.
+        peak_kv: largest share of an engine's KV cache in use.
+        bubble: share of device time, sync included, without decoding or gradients, other than
+            ``tool_wait_s``.
+        tool_wait_s: in which all that an engine holds waits for tools; mean over engines.
+        longest_tool_s: that one response waits for its tools; at most, over responses.
+        stale_tokens: kept tokens that were decoded in earlier steps.
+        oldest: steps since the first token of a kept response; at most.
+    """
+
+    step: int
+    kind: RoundKind
+    step_s: float
+    rollout_s: float
+    grade_wait_s: float
+    train_s: float
+    samples: int
+    kept_tokens: int
+    decoded_tokens: int
+    decode_steps: int
+    preemptions: int
+    peak_kv: float
+    bubble: float
+    tool_wait_s: float = 0.0
+    longest_tool_s: float = 0.0
+    stale_tokens: int = 0
+    oldest: int = 0
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean; 0 of nothing."""
+    all_ = list(values)
+    return sum(all_) / len(all_) if all_ else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """A simulated job.
+
+    Args:
+        kept_vs_true_len: mean length of kept responses over that of all responses sampled
+            without a race.
+        packing_s: mean seconds of a step's rollout if every engine were always full.
+        cap: tokens of the longest response that there can be.
+        single_sequence_s: seconds of such a response, decoded alone.
+            Neither bound has tools in it: ``tool_bound_s``.
+        sim_wall_s: None, or what the simulation took; set by who has a clock.
+    """
+
+    steps: Sequence[StepResult]
+    kept_vs_true_len: float
+    packing_s: float
+    cap: int
+    single_sequence_s: float
+    sim_wall_s: float | None = None
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean seconds of a step."""
+        return mean(s.step_s for s in self.steps)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Responses trained on per second."""
+        total = sum(s.step_s for s in self.steps)
+        return sum(s.samples for s in self.steps) / total if total else 0.0
+
+    @property
+    def tool_wait_s(self) -> float:
+        """Mean seconds of a step in which an engine only waits for tools."""
+        return mean(s.tool_wait_s for s in self.steps)
+
+    @property
+    def tool_bound_s(self) -> float:
+        """Mean over steps of the longest time that one response waits for its tools."""
+        return mean(s.longest_tool_s for s in self.steps)
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of device time, weighted by time."""
+        total = sum(s.step_s for s in self.steps)
+        return sum(s.bubble * s.step_s for s in self.steps) / total if total else 0.0
+
+    @property
+    def stale_share(self) -> float:
+        """Of the kept tokens, those of earlier weights."""
+        kept = sum(s.kept_tokens for s in self.steps)
+        return sum(s.stale_tokens for s in self.steps) / kept if kept else 0.0
+
+    def of(self, kind: RoundKind) -> list[StepResult]:
+        """Steps of one kind of round."""
+        return [s for s in self.steps if s.kind == kind]
 
 
 @dataclass(slots=True)

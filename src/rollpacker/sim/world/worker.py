@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, GroupPart, ReplicaId
-from rollpacker.sim.costs.ahead import Rule
-from rollpacker.sim.costs.costs import EngineCosts
-from rollpacker.sim.workload.sequences import ToolKv
-from rollpacker.sim.workload.turn_script import TurnScript
+from rollpacker.sim.costs.costs import EngineCosts, Rule
+from rollpacker.sim.workload.workload import ToolKv, TurnScript
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.sim.world.decoder import Decoder
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollpacker.config.hub_names import ROUTED
+from rollpacker.config.base import ROUTED
 from rollpacker.core.types import Sample
 
 Packing = Literal["auto", "padded", "prompt_shared"]

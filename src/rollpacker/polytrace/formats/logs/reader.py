@@ -1,7 +1,8 @@
-"""A trainer's log as a trace: one row a response, no texts."""
+"""A trainer's log as a trace: one row a response with its reward, no texts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -11,11 +12,8 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
-from rollpacker.polytrace.formats.files.columns import pack, table
-from rollpacker.polytrace.formats.files.lines import Problem, Record
-from rollpacker.polytrace.formats.files.reading import Copied, Reading
-from rollpacker.polytrace.formats.logs import counts, rewards, texts
-from rollpacker.polytrace.formats.logs.counts import PROMPT_WAYS, RESPONSE_WAYS, values
+from rollpacker.polytrace.formats.files import Copied, Problem, Reading, Record, pack, table
+from rollpacker.polytrace.formats.logs import texts
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
 from rollpacker.polytrace.formats.logs.responses import (
     LoggedResponse,
@@ -23,7 +21,70 @@ from rollpacker.polytrace.formats.logs.responses import (
     check_text,
     responses,
 )
+from rollpacker.polytrace.formats.logs.texts import PROMPT_WAYS, RESPONSE_WAYS, values
 from rollpacker.polytrace.schema import SAMPLES, Trace
+
+# --- Rewards in a log that has a column for each reward function, beside other numbers
+
+_ADVANTAGES = {"advantage", "advantages"}
+_METRIC = re.compile(
+    r"(?:^|[_/])(?:kl|entropy|loss|lr|time|seconds|lengths?|len|tokens?|count|num|id|idx|index|step"
+    r"|seed|epoch|turns?|temperature|logprobs?|mask|ratio|rank|level|size)(?:[_/]|$)",
+    re.IGNORECASE,
+)
+"""Names of columns with numbers that are no rewards."""
+_SAME = 1e-3
+
+
+def numbers(record: Record) -> dict[str, float | None]:
+    """Of a response, the numbers that may be rewards, and its advantage."""
+    return {
+        name: texts.score(value, name)
+        for name, value in record.items()
+        if type(value) in (int, float) and not _METRIC.search(name)
+    }
+
+
+def summed(frame: pl.DataFrame, names: Sequence[str]) -> tuple[pl.Expr, list[str]]:
+    """The reward of each row, and the columns that it is the sum of.
+
+    Args:
+        frame: ``step``, ``prompt`` and ``numbers``, values in the order of ``names``.
+        names: of all columns with numbers, in the log's order, in which rewards go first.
+    """
+    values = {n: pl.col("numbers").list.get(i, null_on_oob=True) for i, n in enumerate(names)}
+    given = [name for name in names if name not in _ADVANTAGES]
+    chosen = [name for name in given if _is_named(name)] or given
+    for advantage in values.keys() & _ADVANTAGES:
+        before = names[: names.index(advantage)]
+        chosen = _told(frame.select("step", "prompt", **values), before, advantage) or chosen
+    known = [values[name] for name in chosen] or [pl.lit(None, pl.Float64())]
+    some = pl.any_horizontal(each.is_not_null() for each in known)
+    return pl.when(some).then(pl.sum_horizontal(known)), chosen
+
+
+def _is_named(column: str) -> bool:
+    return "reward" in column.lower()
+
+
+def _told(table: pl.DataFrame, names: Sequence[str], advantage: str) -> list[str]:
+    """The first columns, whose sum rises and falls within groups as advantages do; of those behind
+    them that never do, rewards by their name or by being the same in all groups. None where
+    advantages tell nothing."""
+    sums = {f"first {k}": pl.sum_horizontal(names[: k + 1]) for k in range(len(names))}
+    groups = table.with_columns(**sums).group_by("step", "prompt")
+    told = pl.col(advantage).max() - pl.col(advantage).min() > _SAME
+    fits = groups.agg(told.alias("told"), *(pl.corr(k, advantage) for k in sums))
+    fits = fits.filter("told").select(pl.col(k).fill_nan(0.0).fill_null(0.0).mean() for k in sums)
+    found = [fit or 0.0 for fit in fits.row(0)] if sums else []
+    if not found or max(found) <= 0.0:
+        return []
+    alike = [place for place, fit in enumerate(found) if fit >= max(found) - _SAME]
+    least, named = alike[0] + 1, any(map(_is_named, names))
+    same = {name: table[name].drop_nulls().n_unique() == 1 for name in names}
+    rest = [names[k] for k in alike[1:] if (_is_named(names[k]) if named else same[names[k]])]
+    return [*names[:least], *rest]
+
 
 _ROWS_AT_ONCE = 4096
 _LONGEST_KEPT = 64
@@ -110,7 +171,7 @@ class _Log:
             tabled -= last.height
 
     def _is_again(self, record: Record) -> bool:
-        own = counts.first(record, (self.layout.unique,)) if self.layout.unique else None
+        own = texts.first(record, (self.layout.unique,)) if self.layout.unique else None
         if not isinstance(own, str):
             return False
         known = own in self.ids
@@ -122,13 +183,13 @@ class _Log:
         """Add its row; what is equal for equal responses."""
         record, layout = response.record, self.layout
         prompt = self.prompts.of(response)
-        count = counts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
+        count = texts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
         if count is None:
             check_text(response.completion, layout.said)
         length = self._tokens(texts.sampled(response.completion)) if count is None else count
         truncated, state = _ending(record, layout)
-        rank = counts.first(record, (layout.rank,)) if layout.rank else None
-        rewarded = counts.first(record, layout.reward)
+        rank = texts.first(record, (layout.rank,)) if layout.rank else None
+        rewarded = texts.first(record, layout.reward)
         domain = "validation" if response.validation else _domain(record, layout)
         self.rows.append(
             {
@@ -140,8 +201,8 @@ class _Log:
                 "guessed": count is None,
                 "truncated": truncated,
                 "state": self._code(state),
-                "dp_rank": None if rank is None else counts.whole(rank, layout.rank),
-                "reward": counts.score(rewarded, "".join(layout.reward[:1])),
+                "dp_rank": None if rank is None else texts.whole(rank, layout.rank),
+                "reward": texts.score(rewarded, "".join(layout.reward[:1])),
                 "numbers": self._numbers(record) if layout.relogged else None,
                 "extra": self._code(self._extra(record)),
             }
@@ -158,14 +219,14 @@ class _Log:
 
     def _prompt_tokens(self, response: LoggedResponse) -> int:
         ways = (*self.layout.prompt_tokens, *PROMPT_WAYS)
-        if (found := counts.tokens(response.record, ways)) is not None:
+        if (found := texts.tokens(response.record, ways)) is not None:
             return found
         if self.layout.prefix is not None:
             return len(cast(list[Any], response.prompt))
         return self._tokens(texts.said(response.prompt))
 
     def _numbers(self, record: Record) -> list[float | None]:
-        found = rewards.numbers(record)
+        found = numbers(record)
         for name in found:
             self.numbers.setdefault(name, len(self.numbers))
         return [found.get(name) for name in self.numbers]
@@ -188,7 +249,7 @@ class _Log:
         if self.again:
             note(f"{task}: {self.again} responses were logged again: counted once")
         if self.numbers and frame["reward"].is_null().all():
-            total, columns = rewards.summed(frame, list(self.numbers))
+            total, columns = summed(frame, list(self.numbers))
             frame = frame.with_columns(reward=total)
             weights = "the sum of " if len(columns) > 1 else ""
             note(f"{task}: reward is {weights}{', '.join(columns)}; the log has no weights")
@@ -223,7 +284,7 @@ def _places(frame: pl.DataFrame) -> pl.Series:
 
 
 def _domain(record: Record, layout: LogLayout) -> str | None:
-    told = counts.first(record, layout.domain)
+    told = texts.first(record, layout.domain)
     return told if isinstance(told, str) else None
 
 

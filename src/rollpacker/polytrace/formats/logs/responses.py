@@ -1,4 +1,4 @@
-"""Responses in the records of a log."""
+"""Responses in the records of a log, and the training step that names of files tell."""
 
 from __future__ import annotations
 
@@ -12,13 +12,66 @@ from typing import Any, cast
 import polars as pl
 from polars.exceptions import PolarsError
 
-from rollpacker.polytrace.formats.files.entries import entries
-from rollpacker.polytrace.formats.files.lines import Problem, Record, shown
-from rollpacker.polytrace.formats.files.opened import bare
-from rollpacker.polytrace.formats.files.reading import Reading
-from rollpacker.polytrace.formats.logs import counts, steps, texts
-from rollpacker.polytrace.formats.logs.counts import values
+from rollpacker.polytrace.formats.files import Problem, Reading, Record, bare, entries, shown
+from rollpacker.polytrace.formats.logs import texts
 from rollpacker.polytrace.formats.logs.layouts import LAYOUTS, LogLayout
+from rollpacker.polytrace.formats.logs.texts import values
+
+# --- The training step in names of files and folders: one rule for all trainers
+
+_STEP, _ROUND, _EPOCH = (
+    re.compile(rf"(?:{words})s?[_\-=. ]?(\d{{1,9}})(?!\d)", re.IGNORECASE)
+    for words in ("step", "iteration|iter|rollout", "epoch")
+)
+"""The most telling first: of ``epoch_0_step_3`` and ``rollout_7_step_3`` it is the 3."""
+_DATE = re.compile(
+    r"(?<!\d)(?:19|20)\d\d([_\-.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?!\d)[_\-]?"
+)
+_TIME = re.compile(r"(?<!\d)[T_\- ]?(?:[01]\d|2[0-3])([_\-.:]?)[0-5]\d\1[0-5]\d(?!\d)[_\-]?")
+_OTHER = re.compile(
+    r"(?:epoch|rank|worker|shard|part|node|gpu|dp|tp|pp|proc|seed|v)[_\-=]?\d+"
+    r"(?:[_\-]?of[_\-]?\d+)?",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(?<![a-zA-Z\d])(\d{1,9})(?![a-zA-Z\d])")
+_LAST = re.compile(r"(?<!\d)(\d{1,9})$")
+_FOLDER = re.compile(r"(?:^|[_\-.])(?:global_)?steps?[_\-=.]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_FOLDERS_UP = 4
+
+
+def in_name(path: Path, numbers: bool) -> int | None:
+    """What stands after the word step, in the file's name or else in a folder's; with ``numbers``
+    else the last number of the file's name that counts nothing else (ranks, shards, parts). A date
+    is no step, nor is the time behind it where another number is left."""
+    name = bare(path).partition(".json")[0].removesuffix(".parquet").removesuffix(".table")
+    undated = _DATE.sub("", name)
+    if undated != name:
+        told = _in_text(_TIME.sub("", undated, count=1), path, numbers)
+        if told is not None:
+            return told
+    return _in_text(undated, path, numbers)
+
+
+def _in_text(name: str, path: Path, numbers: bool) -> int | None:
+    told = _STEP.search(name) or _ROUND.search(name) or _above(path)
+    if told is None and numbers:
+        rest = _OTHER.sub("", name)
+        found = _NUMBER.findall(rest)
+        if found:
+            return int(found[-1])
+        told = _LAST.search(rest)
+    told = told or _EPOCH.search(name)
+    return None if told is None else int(told[1])
+
+
+def _above(path: Path) -> re.Match[str] | None:
+    folders = path.resolve().parts[-1 - _FOLDERS_UP : -1]
+    return next((told for name in reversed(folders) if (told := _FOLDER.search(name))), None)
+
+
+def is_of_steps(folder: Path) -> bool:
+    """Whether a folder holds a step's files, and is no task of its own."""
+    return _FOLDER.search(folder.name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +112,7 @@ class PromptIds:
         seen = record.get("images") or record.get("image")
         text = texts.identity(response.prompt) + (texts.identity(seen) if seen else "")
         content = texts.prompt_id(text)
-        own = counts.first(record, self._layout.group)
+        own = texts.first(record, self._layout.group)
         if not isinstance(own, str | int):
             return content
         if (*step, own) not in self._own:
@@ -79,7 +132,7 @@ _SPLIT = re.compile(
 def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedResponse]:
     """Each response of a file. ``reading`` is told of what is wrong. Raises ``OSError``."""
     layout = LAYOUTS[kind]
-    named = steps.in_name(path, layout.numbers)
+    named = in_name(path, layout.numbers)
     validation = _is_validation(path)
     table = bare(path).endswith(".parquet")
     if table and (missing := _missing(path, layout)):
@@ -174,12 +227,12 @@ def _told(
     elif layout.conversation:
         prompt, completion = texts.sides(record.get(layout.conversation))
     else:
-        prompt = counts.first(record, layout.prompt)
-        completion = counts.first(record, layout.response)
+        prompt = texts.first(record, layout.prompt)
+        completion = texts.first(record, layout.response)
         check_text(prompt, layout.prompt[0])
         _check_single(completion, layout)
         completion = texts.with_reasoning(completion, record.get(texts.REASONING))
-    step = counts.step(counts.first(record, layout.step), layout.step[:1])
+    step = texts.step(texts.first(record, layout.step), layout.step[:1])
     step = named if step is None else step
     if step is None and not layout.stepless:
         raise ValueError(f"step: missing, and the file's name has none (read as {layout.title})")

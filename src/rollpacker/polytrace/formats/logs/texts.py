@@ -1,13 +1,15 @@
-"""Texts of a log: who said them, about how many tokens they have, and ids of prompts."""
+"""Fields of a log's record: texts and their authors, numbers of tokens, scores, ids of prompts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from functools import cache
+from math import isfinite
 from typing import Any, cast
 
-from rollpacker.polytrace.formats.files.lines import Record
+from rollpacker.polytrace.formats.files import MOST, Record, shown
 
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""
@@ -101,3 +103,170 @@ def sides(conversation: object) -> tuple[object, object]:
     roles = [cast(Record, part).get("role") if isinstance(part, dict) else None for part in parts]
     first = next((at for at, role in enumerate(roles) if role in _SAMPLED), len(parts))
     return parts[:first], parts[first:]
+
+
+# --- Numbers: tokens, scores, steps, each checked
+
+RESPONSE_COUNTS = (
+    "response_tokens",
+    "response_length",
+    "response_len",
+    "completion_tokens",
+    "completion_length",
+    "output_tokens",
+    "output_length",
+    "num_tokens",
+)
+PROMPT_COUNTS = ("prompt_tokens", "prompt_length", "prompt_len", "input_tokens", "input_length")
+RESPONSE_IDS = ("response_ids", "completion_ids", "output_ids")
+PROMPT_IDS = ("prompt_ids", "input_ids")
+RESPONSE_WAYS = (
+    "mask:response_mask",
+    "mask:completion_mask",
+    *(f"ids:{key}" for key in RESPONSE_IDS),
+    *(f"count:{key}" for key in RESPONSE_COUNTS),
+)
+"""Ways to count that hold in every trainer's logs (see ``layouts``)."""
+PROMPT_WAYS = (
+    *(f"ids:{key}" for key in PROMPT_IDS),
+    *(f"count:{key}" for key in PROMPT_COUNTS),
+)
+_FILLER = re.compile(r"<.*>|\[PAD\]", re.DOTALL)
+
+
+@cache
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))
+
+
+@cache
+def _way(way: str) -> tuple[str, str, str]:
+    """How to count, the path, and its first key."""
+    how, _, path = way.partition(":")
+    return how, path, _parts(path)[0]
+
+
+def values(record: object, path: str) -> list[Any]:
+    """All that ``path`` leads to, nulls left out."""
+    found = [record]
+    for part in _parts(path):
+        found = [each for one in found for each in _inside(one, part)]
+    return found
+
+
+def _inside(value: object, part: str) -> list[Any]:
+    if isinstance(value, dict):
+        inner = cast(Record, value).get(part)
+        return [] if inner is None else [inner]
+    if isinstance(value, list):
+        return [each for one in cast(list[Any], value) for each in _inside(one, part)]
+    return []
+
+
+def first(record: Record, paths: tuple[str, ...]) -> Any:
+    """What the first path that leads somewhere leads to first; None for none."""
+    for path in paths:
+        if path in record and record[path] is not None:
+            return record[path]
+        if "." in path and (found := values(record, path)):
+            return found[0]
+    return None
+
+
+def tokens(record: Record, ways: tuple[str, ...]) -> int | None:
+    """By the first of the ``ways`` that a record has; None where it has none.
+
+    Raises ``ValueError`` that names the key.
+    """
+    for way in ways:
+        how, path, key = _way(way)
+        if key not in record:
+            continue
+        found = values(record, path)
+        if how == "first":
+            found = found[:1]
+        counts = [count for each in found if (count := _count(how, each, path)) is not None]
+        if counts:
+            return whole(sum(counts), path)
+    return None
+
+
+def _count(how: str, value: object, path: str) -> int | None:
+    if not isinstance(value, list):
+        return whole(value, path) if how in ("count", "first") else None
+    entries = cast(list[Any], value)
+    if how == "mask":
+        return sum(1 for each in entries if each) if entries else None
+    return _without_filler(entries) if how == "padded" else len(entries)
+
+
+def _without_filler(pieces: list[Any]) -> int:
+    """The same special token again and again at the end stands for nothing.
+
+    Its first one ends the response, unless it is for padding or follows what has ended it.
+    """
+    last = pieces[-1] if pieces else None
+    if not _is_special(last):
+        return len(pieces)
+    start = len(pieces) - 1
+    while start and pieces[start - 1] == last:
+        start -= 1
+    filler = "pad" in str(last).lower() or (start > 0 and _is_special(pieces[start - 1]))
+    return start if filler else start + 1
+
+
+def _is_special(piece: object) -> bool:
+    return isinstance(piece, str) and bool(_FILLER.fullmatch(piece))
+
+
+def whole(value: object, name: str) -> int | None:
+    """A count; None for NaN, as tables write what is missing. Raises ``ValueError``."""
+    if isinstance(value, float) and value != value:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a whole number, got {shown(value)}")
+    if not 0 <= value <= MOST:
+        raise ValueError(f"{name}: expected 0 to {MOST}, got {shown(value)}")
+    if value != int(value):
+        raise ValueError(f"{name}: expected a whole number, got {shown(value)}")
+    return int(value)
+
+
+def step(value: object, names: tuple[str, ...]) -> int | None:
+    """A step, which some trainers write as text. Raises ``ValueError``."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return None if value is None else whole(value, names[0])
+
+
+def score(value: object, name: str) -> float | None:
+    """A reward: of a list the sum, of named and weighted ones theirs; None for NaN.
+
+    Raises ``ValueError``.
+    """
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return _sum([score(each, name) for each in cast(list[Any], value)])
+    if isinstance(value, dict):
+        told = cast(Record, value)
+        if "score" in told:
+            inner, weight = score(told["score"], name), score(told.get("weight", 1.0), name)
+            return None if inner is None or weight is None else inner * weight
+        return _sum([score(each, name) for each in told.values()])
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if number != number:
+        return None
+    if not isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {shown(value)}")
+    return number
+
+
+def _sum(given: list[float | None]) -> float | None:
+    known = [each for each in given if each is not None]
+    return sum(known) if known else None

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.core.attempts import JournalReader, RecordedAttempt, RecordedTurn, read_journal
-from rollpacker.polytrace.formats.files.columns import pack, samples
-from rollpacker.polytrace.formats.files.lines import Record
-from rollpacker.polytrace.formats.files.reading import Reading
+from rollpacker.polytrace.formats.files import Reading, Record, pack, samples
 from rollpacker.polytrace.schema import Trace, TraceError
 
 NAME = "run"

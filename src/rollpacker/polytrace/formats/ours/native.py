@@ -12,7 +12,7 @@ import polars as pl
 from polars.exceptions import ComputeError, PolarsError
 
 from rollpacker.errors import first_line
-from rollpacker.polytrace.formats.files.tables import read_table
+from rollpacker.polytrace.formats.files import read_table
 from rollpacker.polytrace.schema import (
     FILTERS,
     REWARD_BATCHES,

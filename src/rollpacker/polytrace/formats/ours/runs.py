@@ -13,10 +13,7 @@ import yaml
 from rollpacker.core.attempts import JournalReader, RecordedAttempt, RecordedTurn
 from rollpacker.core.sample_table import REQUIRED
 from rollpacker.core.sample_table import files as table_files
-from rollpacker.polytrace.formats.files.columns import samples
-from rollpacker.polytrace.formats.files.lines import Record
-from rollpacker.polytrace.formats.files.reading import Reading
-from rollpacker.polytrace.formats.files.tables import read_table, whole_numbers
+from rollpacker.polytrace.formats.files import Reading, Record, read_table, samples, whole_numbers
 from rollpacker.polytrace.formats.ours import journal
 from rollpacker.polytrace.formats.ours.journal import turn_columns
 from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError

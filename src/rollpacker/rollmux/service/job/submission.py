@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.config import load as load_run
-from rollpacker.config.places import only_here
+from rollpacker.config.base import only_here
 from rollpacker.core.codec import plain, read_record
-from rollpacker.data.files import is_pattern, kind_of
+from rollpacker.data.read import is_pattern, kind_of
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.service.api.bodies import NewJob

@@ -10,7 +10,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any
 
-from rollpacker.config.reading.secrets import masked_command
+from rollpacker.config.reading import masked_command
 from rollpacker.core.codec import plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.cluster import Job

@@ -1,4 +1,0 @@
-"""Configurations read and changed by people: files, overrides, mistakes, secrets.
-
-No key is defined here.
-"""

@@ -1,4 +1,0 @@
-"""Which columns of a row make a prompt.
-
-Nothing here reads files.
-"""

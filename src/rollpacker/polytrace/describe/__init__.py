@@ -1,4 +1,0 @@
-"""What a workload is like, in numbers and in words.
-
-Nothing here fits or generates.
-"""

@@ -1,4 +1,0 @@
-"""Statistics of response lengths.
-
-Nothing here knows formats or models.
-"""

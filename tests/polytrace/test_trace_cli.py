@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
 from trace_lines import dump, load, packed, polytrace_folder
 from typer.testing import CliRunner, Result
 
 from rollpacker.cli.trace.app import trace_app
-from rollpacker.polytrace.schema import TraceError
 
 
 def call(*words: object) -> Result:
@@ -52,13 +50,3 @@ def test_validate_lists_lines_and_fails(tmp_path: Path) -> None:
     assert done.exit_code == 1
     (problem,) = json.loads(done.stdout)["problems"]
     assert (problem["file"], problem["line"]) == (str(path), 2)
-
-
-def test_a_wrong_trace_is_the_user_s_mistake(tmp_path: Path) -> None:
-    done = call("import", tmp_path, "--out", tmp_path / "t.parquet")
-    assert isinstance(done.exception, TraceError)
-    done = call("export", tmp_path / "gone", "--to", "native", "--out", tmp_path / "t.parquet")
-    with pytest.raises(TraceError, match="gone: no such file or folder"):
-        raise done.exception or AssertionError
-    assert isinstance(call("validate", tmp_path).exception, TraceError)
-    assert isinstance(call("validate", tmp_path, "--format", "csv").exception, TraceError)

@@ -26,7 +26,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.cluster.nodes import Node, Nodes
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.runtime.ipc.wire import encode
+from rollpacker.runtime.ipc.link import encode
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.placement import ProcessSlot
 from rollpacker.runtime.pool.pool import WorkerPool

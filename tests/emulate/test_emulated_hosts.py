@@ -25,7 +25,7 @@ from rollpacker.emulate.messages import Draw
 from rollpacker.engine.base import Request, SamplingParams, Span
 from rollpacker.polytrace.model.workload import load_model
 from rollpacker.runtime.cluster.nodes import ThisMachine
-from rollpacker.runtime.ipc.channel import Host
+from rollpacker.runtime.ipc.link import Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 from rollpacker.sim.workload.source import LengthSource

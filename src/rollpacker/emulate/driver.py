@@ -18,7 +18,7 @@ from rollpacker.emulate.reward import BASE
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.cluster.local import Start
 from rollpacker.runtime.cluster.nodes import Node, Nodes
-from rollpacker.runtime.ipc.channel import DriverChannel, Host
+from rollpacker.runtime.ipc.link import DriverChannel, Host
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.sim.workload.workload import interleaved

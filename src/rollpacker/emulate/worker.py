@@ -29,8 +29,7 @@ from rollpacker.emulate.reward import head_of
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.policy.engines.device_split import turns
 from rollpacker.processes.children import shielded
-from rollpacker.runtime.ipc.channel import WorkerChannel
-from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.ipc.link import Wire, WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights

@@ -19,7 +19,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
 from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress

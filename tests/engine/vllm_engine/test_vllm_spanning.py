@@ -15,7 +15,7 @@ from vllm_pair import Pair
 
 from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 from rollpacker.engine.base import Span, Speculation
-from rollpacker.runtime.messages.shm_janitor import MEMORY
+from rollpacker.runtime.messages.shared_weights import MEMORY
 
 pytestmark = pytest.mark.cluster
 COUNT = 32

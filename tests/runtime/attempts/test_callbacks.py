@@ -15,7 +15,7 @@ import pytest
 from runtime_jobs import Workshop, run, write_byte_model
 
 import rollpacker
-from rollpacker.runtime.messages.breaker import Breaker, spawn
+from rollpacker.runtime.messages.faults import Breaker, spawn
 
 _SOON_S = 10.0
 _SOURCE = Path(rollpacker.__file__).parent
@@ -142,7 +142,7 @@ def test_tasks_that_nobody_awaits_are_spawned() -> None:
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     found[path.name] += node.func.attr in ("create_task", "ensure_future")
     assert +found == {
-        "breaker.py": 2,  # the work itself, and what is spawned
+        "faults.py": 2,  # the work itself, and what is spawned
         "cluster.py": 1,  # nodes that come back
         "worker_recovery.py": 1,
     }

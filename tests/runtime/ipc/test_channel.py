@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.runtime.ipc.link import Link
-from rollpacker.runtime.ipc.wire import HEAD, Wire, encode
+from rollpacker.runtime.ipc.link import HEAD, Link, Wire, encode
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from rollpacker.processes.children import allow_files
 from rollpacker.runtime.ipc import rendezvous as gates
+from rollpacker.runtime.ipc.link import HEAD, encode
 from rollpacker.runtime.ipc.rendezvous import Rendezvous, enter
-from rollpacker.runtime.ipc.wire import HEAD, encode
 
 
 class Bomb:

@@ -12,8 +12,7 @@ import pytest
 from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime.cluster.nodes import Node, ThisMachine
-from rollpacker.runtime.ipc.link import Link
-from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.ipc.link import Link, Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool

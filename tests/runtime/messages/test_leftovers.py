@@ -13,12 +13,12 @@ import psutil
 import pytest
 from runtime_jobs import Workshop, kill_group, start_cli
 
-from rollpacker.runtime.messages import shm_janitor
-from rollpacker.runtime.messages.shm_janitor import MEMORY, Belongings, clear
+from rollpacker.runtime.messages import shared_weights
+from rollpacker.runtime.messages.shared_weights import MEMORY, Belongings, clear
 
 _OWNER = """
 import sys, time
-from rollpacker.runtime.messages.shm_janitor import Belongings
+from rollpacker.runtime.messages.shared_weights import Belongings
 print(Belongings().name, flush=True)
 time.sleep(1000)
 """
@@ -32,7 +32,7 @@ def of(name: str) -> list[Path]:
 def test_names_are_removed_as_they_are_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(shm_janitor, "MEMORY", tmp_path)
+    monkeypatch.setattr(shared_weights, "MEMORY", tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("run-[1]-weights-a", "run-[1]-engine-cpushm_0", "run-[2]-weights-a", "run-1-x"):
         (tmp_path / name).touch()
@@ -64,7 +64,7 @@ def test_two_runs_that_start_at_once_keep_what_is_theirs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
 ) -> None:
     """The other clears before, or just after, this one has locked what it made."""
-    lock, others = fcntl.flock, [shm_janitor.clear_dead]
+    lock, others = fcntl.flock, [shared_weights.clear_dead]
 
     def clear_between(file: int, how: int) -> None:
         other = others.pop() if others and how == fcntl.LOCK_EX else None
@@ -74,7 +74,7 @@ def test_two_runs_that_start_at_once_keep_what_is_theirs(
         if other and moment == "flock":
             other()
 
-    monkeypatch.setattr(shm_janitor, "MEMORY", tmp_path)
+    monkeypatch.setattr(shared_weights, "MEMORY", tmp_path)
     monkeypatch.setattr(fcntl, "flock", clear_between)
     mine = Belongings()
     assert not others

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from rollpacker.runtime.messages import shared_weights
-from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut
-from rollpacker.runtime.messages.shm_janitor import clear
+from rollpacker.runtime.messages.shared_weights import SharedWeights, WeightsOut, clear
 
 NAME = f"rollpacker-test-{os.getpid()}"
 

@@ -14,12 +14,9 @@ import pytest
 
 from rollpacker.runtime.cluster.local import LocalHost
 from rollpacker.runtime.cluster.nodes import Nodes
-from rollpacker.runtime.ipc.channel import Host
-from rollpacker.runtime.ipc.link import Link
-from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.ipc.link import Host, Link, Wire
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import Breaker
-from rollpacker.runtime.messages.faults import Fault
+from rollpacker.runtime.messages.faults import Breaker, Fault
 from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.worker.worker import WorkerSpec
 

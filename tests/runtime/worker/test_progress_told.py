@@ -12,7 +12,7 @@ import pytest
 
 from rollpacker.config import FakeEngineConfig
 from rollpacker.engine.fake import FakeEngine
-from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.engine_worker import EngineWorker, FollowingWorker
 from rollpacker.runtime.worker.worker import Role, Server

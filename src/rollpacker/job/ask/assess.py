@@ -28,7 +28,7 @@ from rollpacker.job.plan.problems import Environments, environments_of, load_hel
 from rollpacker.reward.functions import voting
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
-from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.publishing import publish

@@ -12,8 +12,7 @@ from rollpacker.config import RunConfig
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.plan.resume import code_of
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
-from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError, spawn
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints
 from rollpacker.runtime.record.metrics import Counters
 

@@ -30,8 +30,7 @@ from rollpacker.job.run.worker_recovery import WorkerRecovery
 from rollpacker.report.of_run import write_reports
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import Breaker, spawn
-from rollpacker.runtime.messages.faults import NoRoomError, WorkerError
+from rollpacker.runtime.messages.faults import Breaker, NoRoomError, WorkerError, spawn
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, newest_step
 from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress, Watch

@@ -15,7 +15,7 @@ from typing import Any
 
 from rollpacker.job.plan.build import Parts
 from rollpacker.job.run.checkpoint_manager import CheckpointManager
-from rollpacker.runtime.messages.breaker import Breaker
+from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 _SHARE = 0.4

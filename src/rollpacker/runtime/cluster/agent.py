@@ -21,12 +21,12 @@ from rollpacker.processes.children import allow_files, shielded
 from rollpacker.runtime.cluster import node_messages as node
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.cluster.local import StartedWorker
+from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.ipc.rendezvous import enter
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
-from rollpacker.runtime.ipc.wire import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
-from rollpacker.runtime.messages.shm_janitor import Belongings
+from rollpacker.runtime.messages.shared_weights import Belongings
 from rollpacker.runtime.worker.heartbeat import Heartbeat
 
 _FENCE = 30

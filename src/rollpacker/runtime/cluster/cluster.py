@@ -16,12 +16,11 @@ from rollpacker.runtime.cluster import node_messages as messages
 from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
 from rollpacker.runtime.cluster.local import Start, start_processes
 from rollpacker.runtime.cluster.nodes import Node
-from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.ipc.failure_detector import Silence
+from rollpacker.runtime.ipc.link import Host
 from rollpacker.runtime.ipc.rendezvous import Rendezvous
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
-from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError, spawn
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 _CLOSE_S = 5.0

@@ -12,8 +12,7 @@ from multiprocessing import resource_tracker
 from typing import Protocol
 
 from rollpacker.processes.children import allow_files, shielded
-from rollpacker.runtime.ipc.link import Link
-from rollpacker.runtime.ipc.wire import Wire
+from rollpacker.runtime.ipc.link import Link, Wire
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.runtime.worker.worker_process import main
 

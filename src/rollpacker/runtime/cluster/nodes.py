@@ -10,8 +10,8 @@ from typing import Protocol
 from rollpacker.config import RunConfig
 from rollpacker.runtime.cluster.devices import Place, worker_devices
 from rollpacker.runtime.cluster.local import Start, start_local, start_processes
-from rollpacker.runtime.ipc.channel import Host
-from rollpacker.runtime.messages.shm_janitor import Belongings
+from rollpacker.runtime.ipc.link import Host
+from rollpacker.runtime.messages.shared_weights import Belongings
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 

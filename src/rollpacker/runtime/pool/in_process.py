@@ -12,7 +12,7 @@ from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import Engine
 from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
+from rollpacker.runtime.messages.faults import spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.pool.topology import Listener, Loss

@@ -16,10 +16,9 @@ from rollpacker.engine.base import EngineInfo, least
 from rollpacker.policy.engines.device_split import apart, turns
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
-from rollpacker.runtime.ipc.wire import encode
+from rollpacker.runtime.ipc.link import encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
-from rollpacker.runtime.messages.faults import WorkerError
+from rollpacker.runtime.messages.faults import WorkerError, spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
 from rollpacker.runtime.pool.supervisor import Supervisor

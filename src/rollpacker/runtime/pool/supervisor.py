@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rollpacker.runtime.cluster.nodes import Nodes
-from rollpacker.runtime.ipc.channel import Host
 from rollpacker.runtime.ipc.failure_detector import Silence
+from rollpacker.runtime.ipc.link import Host
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
-from rollpacker.runtime.messages.faults import Fault, WorkerError
+from rollpacker.runtime.messages.faults import Fault, WorkerError, spawn
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 _CLOSE_S = 3.0

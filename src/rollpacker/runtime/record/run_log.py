@@ -27,7 +27,7 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.environment_metrics import environment_metrics
-from rollpacker.runtime.attempts.programs import program_metrics, without_program
+from rollpacker.runtime.attempts.rewards import program_metrics, without_program
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.record.metrics import (
     AgreementAlarm,

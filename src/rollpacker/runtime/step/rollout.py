@@ -21,11 +21,10 @@ from rollpacker.runtime.attempts.carried import CarriedResponses
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.breaker import spawn
-from rollpacker.runtime.messages.faults import WorkerError, in_one_line
+from rollpacker.runtime.messages.faults import WorkerError, in_one_line, spawn
 from rollpacker.runtime.pool.in_process import Workers
 from rollpacker.runtime.pool.topology import Listener, Loss
-from rollpacker.runtime.step.draft_sources import DraftSources
+from rollpacker.runtime.step.decoding import DraftSources
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.grading import Graders
 from rollpacker.runtime.step.phase_nodes import PhaseNodes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Any
 
-from rollpacker.runtime.ipc.channel import WorkerChannel
+from rollpacker.runtime.ipc.link import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 
 

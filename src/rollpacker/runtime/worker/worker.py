@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import ALONE, Span
-from rollpacker.runtime.ipc.channel import WorkerChannel
+from rollpacker.runtime.ipc.link import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.heartbeat import Heartbeat
 

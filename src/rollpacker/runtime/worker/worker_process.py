@@ -6,7 +6,7 @@ import os
 import traceback
 
 from rollpacker.processes.children import keep_to_itself, shielded
-from rollpacker.runtime.ipc.channel import WorkerChannel
+from rollpacker.runtime.ipc.link import WorkerChannel
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.worker.colocated_worker import ColocatedWorker

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_check import check_file
 from mux_real_chaos import FAULTS, Storm
 from test_mux_events import fetch
 from test_mux_programs import until
-
-from rollpacker.rollmux.record.check import check_file
 
 JOBS = 6
 EVERY_S = 2.0

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_check import check_lines
 from mux_chaos import FAULTS, Chaos
 
-from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.service.views.history import event_log, journal
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from event_check import check_lines
 from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings, Team
-from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.store import StoreError

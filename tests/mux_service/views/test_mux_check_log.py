@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_check import check_lines
 from mux_world import SHARED, TTL, World
 
 from rollpacker.rollmux.model.inventory import Machine
-from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.views.history import event_log
 

@@ -4,11 +4,11 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+from event_check import Violation, check_lines
 
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.record.check import Violation, check_lines
 from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
 from rollpacker.rollmux.scheduler.scheduler import Scheduler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from rollpacker.cli.mux.demo import demo
 from rollpacker.cli.mux.jobs import end, history, logs, show, submit, wait
 from rollpacker.cli.mux.nodes import node_app, token_app
 from rollpacker.cli.mux.service import backup, drain, restore, serve, status
-from rollpacker.cli.output import Json, console, print_json, print_plain
+from rollpacker.cli.output import Json, console, print_json
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
 mux_app.add_typer(node_app, name="node")
@@ -26,7 +25,6 @@ for command in (
     *(drain, backup, restore),
 ):
     mux_app.command()(command)
-_SHOWN = 20
 
 
 @mux_app.command()
@@ -126,26 +124,3 @@ def _spent(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"),
         shares,
     ]
-
-
-@mux_app.command()
-def check(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Event log.")],
-    as_json: Json = False,
-) -> None:
-    """Check an event log against the rules, without the scheduler's code.
-
-    Example: rollpacker mux check events.jsonl
-    """
-    from rollpacker.rollmux.record.check import check_file
-
-    found = check_file(path)
-    if as_json:
-        print_json({"violations": [asdict(each) for each in found]})
-    else:
-        for each in found[:_SHOWN]:
-            print_plain(f"line {each.line}, {each.t:.1f} s: {each.rule}: {each.what}")
-        more = f", the first {_SHOWN} shown" if len(found) > _SHOWN else ""
-        print_plain(f"{len(found)} violations{more}")
-    if found:
-        raise typer.Exit(1)

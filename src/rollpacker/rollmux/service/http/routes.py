@@ -300,7 +300,7 @@ async def _journal(daemon: DaemonParts, asked: Asked) -> HttpReply:
 
 
 async def _events(daemon: DaemonParts, _: Asked) -> HttpReply:
-    """The event log, JSON lines: rollpacker mux check reads it."""
+    """The event log, JSON lines."""
     core = daemon.writer.core
     return HttpReply(
         200, history.event_log(core.store.reader(), core.settings), "application/jsonl"

@@ -1,4 +1,4 @@
-"""The log for readers: as a journal, and in the form that ``rollpacker mux check`` reads."""
+"""The log for readers: as a journal, and as the event log that simulations write too."""
 
 from __future__ import annotations
 

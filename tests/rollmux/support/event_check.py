@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rollmux.record.check_nodes import EPSILON, NodeChecker
+from event_check_nodes import EPSILON, NodeChecker
 
 
 @dataclass(frozen=True, slots=True)

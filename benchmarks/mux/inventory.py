@@ -11,12 +11,12 @@ import io
 import time
 
 import numpy as np
+from rollpacker.rollmux.record.check import check_lines
 
 from benchmarks._run import flags
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Fixed, Machine
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.record.check import check_lines
 from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
 from rollpacker.rollmux.scheduler.inventory_file import InventoryFile

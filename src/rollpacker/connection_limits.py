@@ -81,7 +81,6 @@ class Places:
             self._known[place] = self._known.pop(place)
 
     def leave(self, place: ConnectionPlace) -> None:
-        """The connection is over."""
         self._strangers.pop(place, None)
         if place in self._known:
             del self._known[place]
@@ -95,7 +94,6 @@ class Places:
             self._end(place)
 
     def close(self) -> None:
-        """Close all connections."""
         for place in (*self._strangers, *self._known):
             self._end(place)
 

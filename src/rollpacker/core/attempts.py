@@ -70,7 +70,6 @@ class RecordedAttempt:
         self.waits += ((now, None),)
 
     def answer(self, seconds: float, added: int) -> None:
-        """The environment has answered."""
         self.acts, self.acting = True, False
         if self.turns:
             self.turns[-1].wait_s, self.turns[-1].added = seconds, added
@@ -134,7 +133,6 @@ class JournalReader:
         self._carries = False
 
     def take(self, line: Line) -> None:
-        """One line."""
         if "meta" in line:
             self._resume(line["meta"])
             return

@@ -146,7 +146,6 @@ class JournalWriter:
             older.pop(0).unlink()
 
     def close(self) -> None:
-        """Flush and close."""
         self.flush()
         self._file.close()
 

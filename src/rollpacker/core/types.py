@@ -158,7 +158,6 @@ class Drafted(NamedTuple):
         return 1.0 + self.accepted / max(1, self.verifications)
 
     def plus(self, other: Drafted) -> Drafted:
-        """Of both."""
         return Drafted(*(mine + their for mine, their in zip(self, other, strict=True)))
 
 

@@ -145,7 +145,6 @@ def chat_of(value: Any) -> Any:
 
 
 def _spoken(turn: Mapping[str, Any]) -> Message:
-    """A turn of ShareGPT's."""
     speaker = turn["from"]
     role = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
     return {"role": role, "content": turn["value"]}

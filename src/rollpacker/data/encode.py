@@ -237,7 +237,6 @@ def _takes_template(row: Row, tokenizer: Any, config: DataConfig) -> bool:
 def _text(
     row: Row, tokenizer: Any, config: DataConfig, kwargs: Mapping[str, Any], complete: Complete
 ) -> str:
-    """The text to tokenize."""
     if not _takes_template(row, tokenizer, config):
         return _bare(row, config)
     if not tokenizer.chat_template:

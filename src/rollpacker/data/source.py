@@ -38,9 +38,7 @@ class PromptStream(Protocol):
         """Begin the next epoch; what was not drawn in this one is passed over."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON."""
-        ...
+    def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
@@ -113,7 +111,6 @@ class PromptSource:
         self._begin(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON."""
         return {
             "epoch": self.epoch,
             "cursors": dict(self._cursors),

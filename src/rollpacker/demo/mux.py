@@ -46,7 +46,6 @@ class Service:
 
     @property
     def client(self) -> MuxClient:
-        """Asks it."""
         return MuxClient(self.url, self.token)
 
 

@@ -67,7 +67,6 @@ class Emulated:
 
     @property
     def ahead(self) -> Ahead:
-        """Decoding ahead."""
         return self.config.ahead or self.calibration.ahead
 
     @property
@@ -76,7 +75,6 @@ class Emulated:
         return self.source.prompt_tokens or self.calibration.prompt_tokens
 
     def kind(self, domain: str) -> RewardKind:
-        """Of a domain's rewards."""
         return self.config.rewards.get(domain, "math")
 
     @cached_property

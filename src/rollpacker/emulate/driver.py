@@ -36,7 +36,6 @@ class WorkloadDraws:
         self._known: dict[PromptId, tuple[Draw, int]] = {}
 
     def add(self, drawn: Sequence[Prompt]) -> None:
-        """These were drawn together."""
         counts: dict[str, int] = {}
         for prompt in drawn:
             counts[prompt.domain] = counts.get(prompt.domain, 0) + 1
@@ -69,7 +68,6 @@ class Counted(Problems):
         self._draws = draws
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """The next fresh prompts."""
         drawn = super().draw(counts)
         self._draws.add(drawn)
         return drawn
@@ -107,7 +105,6 @@ class EmulatedNodes:
 
     @property
     def lost(self) -> Collection[int]:
-        """Those that are gone."""
         return self._nodes.lost
 
     def regain(self) -> Mapping[int, Node]:
@@ -118,7 +115,6 @@ class EmulatedNodes:
         """They share no devices with anybody."""
 
     def store(self) -> str:
-        """Nobody meets."""
         return "emulated/"
 
     def close(self) -> None:
@@ -148,7 +144,6 @@ class EmulatedHost:
         self._host.wait(seconds)
 
     def kill(self) -> None:
-        """End it at once."""
         self._host.kill()
 
     async def end(self, seconds: float = 5.0) -> str:

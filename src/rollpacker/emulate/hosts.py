@@ -30,7 +30,6 @@ class EmulatedWorker:
 
     @property
     def pid(self) -> int:
-        """The process, others' too."""
         return self._process.pid or 0
 
     @property

@@ -33,7 +33,6 @@ class Lateness:
         self.longest_s = max(self.longest_s, seconds)
 
     def __add__(self, other: Lateness) -> Lateness:
-        """Of both."""
         return Lateness(self.counts + other.counts, max(self.longest_s, other.longest_s))
 
     def quantile(self, share: float) -> float:

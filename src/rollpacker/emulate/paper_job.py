@@ -43,7 +43,6 @@ class Paper:
 
     @property
     def costs(self) -> Calibration:
-        """Of the calibration."""
         return calibration.load(self.calibration)
 
 

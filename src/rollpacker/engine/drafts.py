@@ -262,7 +262,6 @@ class Drafter:
         self._right = 1.0 + _FORGET * (self._right - 1.0)
 
     def catch_up(self) -> None:
-        """Learn what has ended."""
         if not (self._past or self._new):
             self._make_room()
             return
@@ -440,7 +439,6 @@ class Speculator:
         self._misses = self._pause = 0
 
     def turn_over(self) -> None:
-        """The weights change."""
         self.how = NO_SPECULATION
         self._drafter.turn_over()
 

@@ -139,7 +139,6 @@ class FakeEngine:
         return bool(self._held)
 
     def stats(self) -> EngineStats:
-        """Counters and load."""
         running = len(self._running())
         return EngineStats(
             running=running,

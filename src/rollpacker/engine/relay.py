@@ -102,7 +102,6 @@ class Lead:
         self._answered("sleep")
 
     def wake(self) -> None:
-        """Allocate it again."""
         self._answered("wake")
 
     def busy(self) -> bool:

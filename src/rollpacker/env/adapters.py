@@ -207,7 +207,6 @@ class SkyrlEnvironment:
         return {name: value for name, value in numbers.items() if value is not None}
 
     async def close(self) -> None:
-        """Close it."""
         close = getattr(self._instance, "close", None)
         if close is not None:
             await call(close)
@@ -298,7 +297,6 @@ class OpenenvEnvironment:
         )
 
     async def step(self, reply: Message) -> Turn:
-        """Send a reply's action."""
         try:
             action = self._action(said(reply).rpartition("</think>")[2].strip())
         except ValueError as error:
@@ -328,7 +326,6 @@ class OpenenvEnvironment:
         return made(**{name: text})
 
     async def close(self) -> None:
-        """Leave the server."""
         await call(self._client.close)
 
 

@@ -187,7 +187,6 @@ class ToolsFactory:
         """Nothing more is begun."""
 
     def make(self) -> ToolsEnvironment:
-        """For one episode."""
         return ToolsEnvironment(self._tools, self.faults)
 
     async def close(self) -> None:

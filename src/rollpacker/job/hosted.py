@@ -136,7 +136,6 @@ class HostedJob:
 
     @property
     def bias(self) -> Bias:
-        """Of the last rounds."""
         return self._policy.bias()
 
     @property

@@ -33,7 +33,6 @@ class EvaluationPolicy:
 
     @property
     def answers(self) -> int:
-        """In all."""
         return len(self._prompts) * self._each
 
     @property

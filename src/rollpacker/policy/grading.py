@@ -71,7 +71,6 @@ class AdaptiveTimeouts:
         return {"anchors": list(self._anchors.items()), "later": dict(self._later)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._anchors = OrderedDict((case, seconds) for case, seconds in state["anchors"])
         self._later = dict(state["later"])
 
@@ -275,7 +274,6 @@ class EmptySteps:
         return {"in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Count on."""
         self.in_a_row = state["in_a_row"]
 
     def __str__(self) -> str:

@@ -138,7 +138,6 @@ class LedgerWriter(Ledger):
         return None if enter is None else enter(self, event)
 
     def follow(self, decision: do.Decision) -> None:
-        """Enter what was decided."""
         enter = self._DECISIONS.get(type(decision))
         if enter is not None:
             enter(self, decision)

@@ -40,7 +40,6 @@ class Observations:
 
     @classmethod
     def joined(cls, parts: Iterable[Observations]) -> Observations:
-        """All of them together."""
         pieces = list(parts)
         if not pieces:
             return cls.of([])
@@ -208,7 +207,6 @@ class LengthHistory:
         self._step = step
 
     def __len__(self) -> int:
-        """Attempts in the window."""
         return sum(len(group) for seen in self._rounds.values() for group in seen.lengths.values())
 
     def seen(self, *kinds: Source) -> Observations:
@@ -257,7 +255,6 @@ class LengthHistory:
                         yield np.asarray(seen.lengths[prompt], np.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything observed, as JSON."""
         return {
             "step": self._step,
             "rounds": [
@@ -272,7 +269,6 @@ class LengthHistory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self._step = state["step"]
         self._rounds = {(seen["step"], seen["source"]): _Round(**seen) for seen in state["rounds"]}
         self._cache.clear()
@@ -439,7 +435,6 @@ class BiasMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self._kept.clear()
         self._kept.extend(np.asarray(lengths, np.int64) for lengths in state["kept"])
         for name, audits in self._audits.items():

@@ -76,7 +76,6 @@ class Regrouping:
                 return None
 
     def start(self, event: ev.StepStarted) -> None:
-        """A step begins."""
         self._replicas = frozenset(event.replicas)
 
     def lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
@@ -108,11 +107,9 @@ class Regrouping:
         self._prompt_tokens |= {prompt.id: prompt.tokens for prompt in event.prompts}
 
     def started(self, decision: do.StartAttempt) -> None:
-        """An attempt begins."""
         self._base[decision.attempt] = -self._progress.get(decision.engine, 0)
 
     def forget(self, decision: do.AcceptGroup | do.DropGroup) -> None:
-        """A prompt is done."""
         self._prompt_tokens.pop(decision.prompt, None)
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
@@ -189,7 +186,6 @@ class Regrouping:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._prompt_tokens = {PromptId(p): n for p, n in state["prompt_tokens"].items()}
         if self._planner is not None:
             self._planner.load_state_dict(state["planner"])

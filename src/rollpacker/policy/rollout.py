@@ -147,7 +147,6 @@ class RolloutPolicy:
         return state if self._engines is None else state | {"engines": self._engines.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
         self._speculating.load_state_dict(state["speculating"])

@@ -142,12 +142,10 @@ class RolloutSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return _ADAPTER.dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutSettings:
-        """The inverse of ``to_json``."""
         return _ADAPTER.validate_python(data)
 
 

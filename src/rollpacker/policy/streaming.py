@@ -160,7 +160,6 @@ class Streaming:
         self._tail.release()
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:
-        """A task is done."""
         replica = self._sums.get(event.replica)
         if replica is not None:
             replica.tasks -= 1

@@ -103,7 +103,6 @@ class Trace:
 
     @property
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """``samples``, ``reward_batches`` and ``filters``."""
         return self.samples, self.reward_batches, self.filters
 
     def only(self, task: str) -> Trace:

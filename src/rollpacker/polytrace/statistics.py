@@ -74,7 +74,6 @@ class QuantileTable:
         return np.exp(log)
 
     def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...]) -> Floats:
-        """Independent draws."""
         return self.at(rng.random(shape))
 
 

@@ -112,9 +112,7 @@ class Child(Protocol):
         """The same, when it has ended."""
         ...
 
-    def kill(self) -> None:
-        """End it."""
-        ...
+    def kill(self) -> None: ...
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -127,7 +127,6 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill it."""
         if self.poll() is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

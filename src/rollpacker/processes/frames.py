@@ -215,7 +215,6 @@ class Channel:
         return frames, state
 
     def close(self) -> None:
-        """Close the socket."""
         self._sock.close()
 
 

@@ -137,7 +137,6 @@ class SupervisedPool(ABC, Generic[M]):
         return said
 
     def close(self) -> None:
-        """End all processes."""
         if self._checking is not None:
             self._checking.cancel()
         for member in self._members:
@@ -215,7 +214,6 @@ class SupervisedPool(ABC, Generic[M]):
             self._said.append(line)
 
     def _write(self, member: M, frames: Sequence[bytes]) -> None:
-        """Never waits."""
         member.channel.send(b"".join(frames))
         self._flush_later(member)
 

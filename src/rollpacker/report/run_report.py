@@ -258,7 +258,6 @@ def _missing(run: RunFolder) -> Section:
 
 
 def _ranges(steps: Iterable[int]) -> str:
-    """``0 to 3, 7``."""
     spans: list[list[int]] = []
     for step in sorted(steps):
         if spans and step == spans[-1][1] + 1:

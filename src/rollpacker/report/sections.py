@@ -217,7 +217,6 @@ def environment_facts(run: RunFolder, gantt: Gantt) -> dict[str, Any]:
 
 
 def _last(run: RunFolder, name: str) -> float | None:
-    """The newest audits' word."""
     key = f"tail/audited_kept_vs_true_{name}"
     return next((line[key] for line in reversed(run.metrics) if key in line), None)
 

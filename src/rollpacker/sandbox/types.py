@@ -139,7 +139,6 @@ class Verdict:
 
     @property
     def passed(self) -> int:
-        """Tests that passed."""
         return sum(result.verdict == "pass" for result in self.tests)
 
 

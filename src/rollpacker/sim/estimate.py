@@ -65,7 +65,6 @@ class ModeEstimate:
 
     @property
     def range(self) -> str:
-        """In words."""
         return f"{self.low:.2f}x to {self.high:.2f}x"
 
 

@@ -112,7 +112,6 @@ class PaperJob:
         return Simulation(config, costs, self.source(config), record).run()
 
     def source(self, config: SimulationConfig) -> LengthSource:
-        """Its lengths."""
         return of_model(config.workload)
 
 

@@ -32,7 +32,6 @@ class StepPlan:
 
     @property
     def turns(self) -> list[TraceTurn]:
-        """All turns."""
         return [turn for response in self.responses for turn in response.turns]
 
     @property

@@ -92,7 +92,6 @@ class _Conversation:
 
     @property
     def turn(self) -> TraceTurn:
-        """The turn in progress."""
         return self.response.turns[self.place]
 
     @property
@@ -289,7 +288,6 @@ class _Step:
         return self._now() - start
 
     def _fire(self) -> None:
-        """Run what is due."""
         now = self._now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2](now)

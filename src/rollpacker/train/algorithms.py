@@ -182,7 +182,6 @@ class GroupScaled(Algorithm):
         return (values / (rewards.std(ddof=1) + self.config.std_epsilon)).astype(np.float32)
 
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
-        """See ``Algorithm``."""
         if self.needs_batch:
             return over_batch_std(groups, self.config.std_epsilon)
         return super().batch_advantages(groups)
@@ -278,7 +277,6 @@ class ReinforcePP(Algorithm):
 
     @property
     def needs_batch(self) -> bool:
-        """Always."""
         return True
 
     @property
@@ -287,7 +285,6 @@ class ReinforcePP(Algorithm):
         return self.config.whiten == "tokens"
 
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
-        """See ``ReinforcePPConfig.whiten``."""
         if not groups:
             return []
         match self.config.whiten:

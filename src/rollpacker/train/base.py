@@ -36,7 +36,6 @@ class Partial:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def __add__(self, other: Partial) -> Partial:
-        """Sum of two partials."""
         names = self.sums.keys() | other.sums.keys()
         return Partial(
             normaliser=self.normaliser + other.normaliser,
@@ -47,7 +46,6 @@ class Partial:
         )
 
     def _range(self, name: str, other: Partial) -> tuple[float, float]:
-        """That of both."""
         found = [each.ranges[name] for each in (self, other) if name in each.ranges]
         return min(low for low, _ in found), max(high for _, high in found)
 

@@ -126,7 +126,6 @@ class Trainer(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
         return self._optimizer.sums.device
 
     @property

@@ -44,8 +44,6 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Run a function there."""
-
         async def work() -> _T:
             return function()
 

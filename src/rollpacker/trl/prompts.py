@@ -43,7 +43,6 @@ class Given:
 
     @property
     def quotas(self) -> dict[str, int]:
-        """Prompts of an epoch."""
         return {_DOMAIN: max(1, self._size)}
 
     def remaining(self) -> dict[str, int]:
@@ -51,7 +50,6 @@ class Given:
         return {_DOMAIN: len(self._left)}
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """The next of them."""
         count = counts[_DOMAIN]
         drawn, self._left = self._left[:count], self._left[count:]
         return tuple(drawn)
@@ -121,7 +119,6 @@ class TrainerProblems(Problems):
     """The trainer's prompts; how long they are is known when they are drawn."""
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """The next fresh prompts."""
         drawn = self.source.draw(counts)
         return tuple(replace(prompt, tokens=len(self.tokens[prompt.id])) for prompt in drawn)
 

@@ -112,7 +112,6 @@ class TrainerRewards:
     def grade(
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
-        """Start grading; never waits."""
         del training
         batch = [(attempt, rows[attempt.prompt]) for attempt in attempts]
         if not batch:
@@ -266,7 +265,6 @@ class TrainerRewards:
         return {attempt: now - self._of[attempt].since for attempt in self._open}
 
     def end_step(self) -> list[str]:
-        """Nothing is mended."""
         return []
 
     def close(self) -> None:

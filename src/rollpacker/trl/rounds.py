@@ -65,7 +65,6 @@ class LoggingProgress(Progress):
         super().__init__(Console(quiet=True))
 
     def note(self, text: str) -> None:
-        """A line."""
         level = logging.WARNING if text.startswith("WARNING") else logging.INFO
         _LOG.log(level, "%s", in_names_of_trl(text))
 
@@ -261,7 +260,6 @@ class Rounds:
         return [dict(rows[attempt.prompt].columns) for attempt in self._kept]
 
     def _offer(self, examples: Sequence[Example]) -> None:
-        """The trainer's own draw."""
         rows, tokens = self._problems.rows, self._problems.tokens
         self._problems.forget()
         for row in given_rows(examples, self._trainer.num_generations):
@@ -284,7 +282,6 @@ class Rounds:
 
     @property
     def prompt_ids(self) -> list[list[int]]:
-        """Of the same."""
         return [attempt.prompt_tokens.tolist() for attempt in self._kept]
 
     def graded(self) -> list[Logged]:

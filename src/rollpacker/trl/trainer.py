@@ -76,7 +76,6 @@ class GRPOTrainer(trl.GRPOTrainer):
             self.rollpacker.close()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's."""
         loss = super().training_step(*args, **kwargs)
         self.rollpacker.trained()
         return loss
@@ -149,7 +148,6 @@ class _Told(TrainerCallback):
         self._learning_rate = 0.0 if schedule is None else schedule.get_last_lr()[0]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """An update."""
         del args, state, control
         self._rounds.updated(self._learning_rate)
 
@@ -159,6 +157,5 @@ class _Told(TrainerCallback):
         self._rounds.logged(kwargs.get("logs") or {})
 
     def on_save(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """A checkpoint."""
         del control
         self._rounds.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -41,18 +41,15 @@ class PolicyActor:
             self._begin(self._watch(worker))
 
     async def start(self, step: int, remaining: int) -> int:
-        """As ``RoundDriver.start``."""
         if self._error is not None:
             raise self._error
         self._round = asyncio.get_running_loop().create_future()
         return self._driver.start(step, remaining)
 
     async def drawn(self, prompts: Sequence[Prompt]) -> tuple[PromptId, ...]:
-        """As ``RoundDriver.drawn``."""
         return self._driver.drawn(prompts)
 
     async def place(self, workers: Mapping[PromptId, int]) -> None:
-        """As ``RoundDriver.place``."""
         self._driver.place(workers)
 
     async def report(self, worker: int, number: int, reports: Sequence[Report]) -> None:
@@ -80,23 +77,18 @@ class PolicyActor:
         return self._driver.trained(seconds), self._driver.alarms
 
     async def published(self, step: int) -> None:
-        """As ``RoundDriver.published``."""
         self._driver.published(step)
 
     async def end_epoch(self, epoch: int) -> None:
-        """As ``RoundDriver.end_epoch``."""
         self._driver.end_epoch(epoch)
 
     async def held(self) -> int:
-        """As ``RoundDriver.held``."""
         return self._driver.held
 
     async def state_dict(self) -> dict[str, Any]:
-        """As ``RoundDriver.state_dict``."""
         return self._driver.state_dict()
 
     async def close(self) -> None:
-        """As ``RoundDriver.close``."""
         self._driver.close()
 
     def _send(self, worker: int, decisions: Sequence[do.Decision]) -> None:

@@ -156,7 +156,6 @@ class Speed:
         self._last: deque[tuple[int, float]] = deque(maxlen=_SPEEDS)
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A response has finished."""
         self._last.append((tokens, seconds))
 
     def tokens(self, seconds: float) -> int:
@@ -308,7 +307,6 @@ class RoundDriver:
         return self._policy.bias().alarms
 
     def metrics(self) -> dict[str, float]:
-        """Of the last round."""
         current, bias = self.round, self._policy.bias()
         return {
             "tail/round_kind": _KINDS[current.kind],
@@ -325,7 +323,6 @@ class RoundDriver:
         return {"policy": self._policy.state_dict(), "clock_s": self._clock()}
 
     def close(self) -> None:
-        """Close the journal."""
         self._journal.close()
 
     # What the policy decided ------------------------------------------------------------------

@@ -71,7 +71,6 @@ class RowQueue:
         return rows[0].clone() if len(rows) == 1 else tu.concat_tensordict(rows)
 
     def forget(self, prompts: Iterable[PromptId]) -> None:
-        """These are done."""
         for prompt in prompts:
             del self._rows[prompt]
 

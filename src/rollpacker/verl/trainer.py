@@ -56,7 +56,6 @@ class TailBatchingTrainer(PlainTrainer):
         return self.llm_server_manager.get_client(client_cls=CancellingClient)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """As verl's, with ``rollpacker.verl.AgentLoopManager``."""
         if not hasattr(agent_loop_manager, "policy"):
             raise ValueError(
                 f"trainer.v1.trainer_mode={MODE} needs +actor_rollout_ref.rollout.agent."

@@ -206,7 +206,6 @@ class MiniEngine:
         self._runner.allocate(self._blocks.count)
 
     def close(self) -> None:
-        """Give everything back."""
         self._runner.release()
 
     def busy(self) -> bool:
@@ -214,7 +213,6 @@ class MiniEngine:
         return bool(self._scheduler.held)
 
     def stats(self) -> EngineStats:
-        """Counters and load."""
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting,

@@ -158,9 +158,7 @@ class Runner(Protocol):
         """Allocate the KV blocks, zeroed."""
         ...
 
-    def release(self) -> None:
-        """Give their memory back."""
-        ...
+    def release(self) -> None: ...
 
     def refresh(self, *, force: bool = False) -> None:
         """Take up changes of the model's weights."""

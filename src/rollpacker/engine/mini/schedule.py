@@ -57,7 +57,6 @@ class Blocks:
         return list(blocks)
 
     def drop(self, blocks: list[int]) -> None:
-        """Stop referring to blocks."""
         for block in blocks:
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -201,7 +200,6 @@ class Parked:
             self._blocks.drop(turn.blocks)
 
     def clear(self) -> None:
-        """Give up all."""
         for attempt in [*self._away, *self._back]:
             self.drop(attempt)
 
@@ -467,7 +465,6 @@ class SequenceScheduler:
             raise ValueError(f"group {request.group!r} has two different prompts")
 
     def add(self, request: Request, watcher: StopWatcher | None) -> None:
-        """Queue a request."""
         prefix = self._prefixes.get(request.group)
         if prefix is None:
             prefix = self._prefixes[request.group] = Prefix(request.prompt)

@@ -37,7 +37,6 @@ class RowDraws(NamedTuple):
     uniform: NDArray[np.float64]
 
     def of(self, where: slice | NDArray[Any]) -> RowDraws:
-        """Of some rows."""
         return RowDraws(
             self.temperature[where], self.top_k[where], self.top_p[where], self.uniform[where]
         )

@@ -64,7 +64,6 @@ class Counting(Scheduler):
         self.num_spec_tokens = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's."""
         if self.ahead is not None:
             self.ahead.hand_in()
         before = {r.request_id for r in self.running}

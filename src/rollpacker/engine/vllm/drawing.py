@@ -132,7 +132,6 @@ class DraftingTexts:
         self._tickets = 0
 
     def group(self, slot: int) -> PromptId:
-        """Whose response it is."""
         return self.rows[slot].request.group
 
     def place(self, row: VllmAttempt) -> None:
@@ -159,7 +158,6 @@ class DraftingTexts:
         self.count[slot] = count
 
     def leave(self, row: VllmAttempt) -> None:
-        """Take its slot back."""
         del self.rows[row.slot]
         self._free.append(row.slot)
         row.slot = -1
@@ -239,7 +237,6 @@ class VllmSpeculator(Speculator):
         self.judge(drafts, np.minimum(right, drafts.lengths))
 
     def gone(self, row: VllmAttempt) -> None:
-        """An attempt is over."""
         if row.slot < 0:
             if self.how.below:
                 request = row.request

@@ -334,7 +334,6 @@ class VllmEngine:
         return bool(self._rows)
 
     def stats(self) -> EngineStats:
-        """Counters and load."""
         running, waiting = self._scheduler.get_request_counts()
         return EngineStats(
             running=running,

@@ -32,11 +32,9 @@ class Seeded(LogitsProcessor):
         self._rows: dict[int, VllmAttempt] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """It decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the batch's rows."""
         if batch_update is None:
             return
         rows = self._rows
@@ -120,7 +118,6 @@ class Verifying(Worker):
     """A worker whose runner verifies drafts."""
 
     def init_device(self) -> None:
-        """As vLLM's."""
         super().init_device()
         runner = self.model_runner
         runner.rejection_sampler = Verifier(runner, runner.rejection_sampler)

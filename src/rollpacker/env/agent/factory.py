@@ -55,7 +55,6 @@ class AgentFactory:
         self._reaper: Reaper | None = None
 
     async def open(self) -> None:
-        """Start the server."""
         self._reaper = Reaper()
         await self._endpoint.open()
 

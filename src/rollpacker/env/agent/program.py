@@ -37,7 +37,6 @@ class OutputTail:
         self._loop.add_reader(pipe.fileno(), self._read)
 
     def close(self) -> None:
-        """Read no more."""
         if not self._pipe.closed:
             self._loop.remove_reader(self._pipe.fileno())
             self._pipe.close()

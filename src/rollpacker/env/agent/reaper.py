@@ -25,7 +25,6 @@ class Reaper:
         self._say(group)
 
     def forget(self, group: int) -> None:
-        """It is over."""
         self._say(-group)
 
     def close(self) -> None:

@@ -72,7 +72,6 @@ class EnvironmentProcess(SupervisedProcess):
 
     @property
     def busy(self) -> bool:
-        """Whether it holds episodes."""
         return bool(self.episodes)
 
 

@@ -149,7 +149,6 @@ class Environments:
         return episodes
 
     def close(self) -> None:
-        """End their processes."""
         if self._pool is not None:
             self._pool.close()
 

@@ -235,7 +235,6 @@ class BuiltJob:
         parts.log.journal.meta(parts.policy.journal_head())
 
     async def run(self) -> None:
-        """The train loop."""
         parts, config, count = self._parts, self._config, self._counters
         first = count.step
         shown = title(config, parts.emulation)

@@ -35,7 +35,6 @@ class Division:
 
     @property
     def processes(self) -> int:
-        """Of engines and replicas."""
         return self.training + self.decoding * len(self.sizes) if self.apart else self.decoding
 
 

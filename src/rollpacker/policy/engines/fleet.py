@@ -55,12 +55,10 @@ class Fleet:
 
     @property
     def tp(self) -> int:
-        """Devices of each engine."""
         return len(next(iter(self.engines.values())))
 
     @cached_property
     def devices(self) -> frozenset[Device]:
-        """All of them."""
         return frozenset(chain(*self.engines.values(), *self.replicas.values()))
 
     @cached_property

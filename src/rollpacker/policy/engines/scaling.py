@@ -107,7 +107,6 @@ class Scaling(ABC):
         """What to free now, if anything."""
 
     def lose(self, engine: EngineId) -> None:
-        """An engine has died."""
         self._fleet = self._fleet and self._fleet.without(engine)
 
     def lose_replicas(self, replicas: Collection[ReplicaId]) -> None:
@@ -418,7 +417,6 @@ class _View:
     work: float
 
     def stay(self, groups: _Groups, tp: int) -> _Plan:
-        """Nothing moves."""
         plan = self._plan(groups, groups, tp, {})
         assert plan is not None
         return plan

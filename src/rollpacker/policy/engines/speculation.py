@@ -107,7 +107,6 @@ class Speculating:
             yield self._tell(decision.engine, self._rows)
 
     def finished(self, event: ev.AttemptFinished, _of: Attempt) -> None:
-        """What its drafts brought."""
         self._refused += min(event.verifications, event.drafted - event.accepted)
         self._accepted += event.accepted
         self._learnt |= event.verifications > 0
@@ -129,11 +128,9 @@ class Speculating:
                 yield self._tell(engine, self._rows)
 
     def finish(self, _decision: do.FinishRollout) -> None:
-        """The round is over."""
         self._told.clear()
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """Engines have died."""
         for engine in event.engines:
             self._told.pop(engine, None)
 
@@ -145,7 +142,6 @@ class Speculating:
         return {"refused": self._refused, "accepted": self._accepted, "rows": costs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._refused = state["refused"]
         self._accepted = state["accepted"]
         if (costs := state["rows"]) is not None:

@@ -293,7 +293,6 @@ class AutoMode:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self._choice = Choice(**state["choice"])
         self._prediction = Prediction(**state["prediction"])
         self._next = state["next"]
@@ -465,7 +464,6 @@ class Measurements:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self.history.load_state_dict(state["history"])
         self._meter.load_state_dict(state["meter"])
         self._auto.load_state_dict(state["admission"])

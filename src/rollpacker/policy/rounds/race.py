@@ -200,7 +200,6 @@ class RoundState:
     finished: bool = False
 
     def end(self, race: Race) -> None:
-        """A race is decided."""
         race.done = True
         self.undecided -= 1
         self.due.discard(race.prompt.id)
@@ -247,7 +246,6 @@ class Carrying:
         self._begun.pop(prompt, None)
 
     def clear(self) -> None:
-        """The epoch is over."""
         self._begun.clear()
 
     def due(self, queue: Sequence[Prompt], quotas: Mapping[str, int], step: int) -> set[PromptId]:
@@ -313,11 +311,9 @@ class Carrying:
         return Continued(plan, begun, due)
 
     def state_dict(self) -> dict[str, int]:
-        """First steps, as JSON."""
         return {str(prompt): step for prompt, step in self._begun.items()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore ``state_dict``."""
         self._begun = {PromptId(prompt): step for prompt, step in state.items()}
 
 

@@ -44,7 +44,6 @@ class EnginePlacement:
 
     @property
     def engines(self) -> list[EngineId]:
-        """Those that live."""
         return [engine for engine in self._engines if engine in self._ledger.loads]
 
     def retire(self, engine: EngineId) -> None:
@@ -112,7 +111,6 @@ class TailBatching:
         return state if carrying is None else state | {"begun": carrying.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._next_attempt = state["next_attempt"]
         self.queue = deque(Prompt(**item) for item in state["queue"])
         if self._carrying is not None:
@@ -288,7 +286,6 @@ class TailBatching:
             current.ready.append(race)
 
     def _accept(self, current: RoundState, race: Race) -> Iterable[do.Decision]:
-        """A group has won."""
         yield from self._end(current, race)
         informative = race.informative(self._config.min_reward_range)
         yield do.AcceptGroup(prompt=race.prompt.id, attempts=race.kept(), informative=informative)

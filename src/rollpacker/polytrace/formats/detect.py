@@ -245,7 +245,6 @@ def _is_run(folder: Path) -> bool:
 
 
 def _numbers(path: Path) -> list[tuple[int, str]]:
-    """Sorts ``step_10`` after ``step_9``."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

@@ -390,7 +390,6 @@ class Reading:
     count: TokenCount | None = None
 
     def leave(self, problem: Problem) -> None:
-        """Something is left out."""
         if self.left is None:
             self.note(f"{problem}: left out")
         else:

@@ -200,7 +200,6 @@ def good_lines(files: Sequence[Path], kind: str, reading: Reading) -> Iterator[L
 
 
 def _fresh(given: Given, reading: Reading, **options: Any) -> list[Record]:
-    """All lines but copies."""
     repeats = reading.repeats
     return [
         line
@@ -526,8 +525,6 @@ def _in_batch_order(frame: pl.DataFrame, task: str, step: int) -> list[str]:
 def _by_step(
     file: str, lines: Callable[[Trace], Iterable[Record]]
 ) -> Callable[[Trace], dict[str, list[Record]]]:
-    """A file a step."""
-
     def files(trace: Trace) -> dict[str, list[Record]]:
         found: dict[str, list[Record]] = {}
         for line in lines(trace):

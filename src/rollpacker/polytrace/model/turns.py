@@ -60,7 +60,6 @@ class TraceResponse:
 
     @property
     def tokens(self) -> int:
-        """Generated over all turns."""
         return sum(turn.tokens for turn in self.turns)
 
 

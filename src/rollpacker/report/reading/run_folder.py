@@ -64,7 +64,6 @@ class WorkerPlace:
 
     @property
     def name(self) -> str:
-        """Such as ``engine 0``."""
         return f"{self.kind} {self.number}"
 
 

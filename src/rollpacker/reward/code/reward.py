@@ -157,9 +157,7 @@ class GraderHost(Protocol):
 
     checked: bool
 
-    def say(self, text: str) -> None:
-        """Tell the user."""
-        ...
+    def say(self, text: str) -> None: ...
 
     def unwanted(self) -> bool:
         """Whether nobody waits for the running job any more; asking is a sign of life."""

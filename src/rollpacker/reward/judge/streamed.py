@@ -82,7 +82,6 @@ class LayerStore:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory in use."""
         return (len(self._resident) + len(self._buffers)) * self.layer_bytes
 
     @torch.no_grad()

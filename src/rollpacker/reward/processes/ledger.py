@@ -161,7 +161,6 @@ class ScoreLedger:
         self._held.pop(attempt, None)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._held.clear()
 
     def wanted(self, job: GradingJob) -> bool:

@@ -166,7 +166,6 @@ class GradingProcess(SupervisedProcess):
 
     @property
     def busy(self) -> bool:
-        """Whether it holds jobs."""
         return bool(self.jobs)
 
 

@@ -79,7 +79,6 @@ class Waiting:
             self._ledger.fail(self._jobs.popleft(), error)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._jobs.clear()
         self.rows.forget()
 

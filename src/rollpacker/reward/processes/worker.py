@@ -61,7 +61,6 @@ class Driver:
         self._sock.sendall(frame(text))
 
     def say(self, text: str) -> None:
-        """Tell the user."""
         self.reply({"say": text})
 
     def begin(self, job: int) -> None:

@@ -228,7 +228,6 @@ class Cluster:
         """Groups whose summary is stale."""
 
     def new_group(self) -> CoExecutionGroup:
-        """An empty group."""
         group = CoExecutionGroup(self.number)
         self.number += 1
         self.groups[group.id] = group
@@ -277,7 +276,6 @@ class Cluster:
         return freed
 
     def drop(self, node: PoolNode) -> None:
-        """Forget a node."""
         group = self.groups[node.group]
         group.nodes[node.pool].remove(node.name)
         del group.bits[node.name]

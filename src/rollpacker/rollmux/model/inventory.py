@@ -154,7 +154,6 @@ class Cloud(Inventory):
         return self._limit[pool] - used
 
     def ever(self, pool: int, needs: Needs) -> float:
-        """The limit."""
         return self._limit[pool] if self._machine.suits(needs) else 0
 
     def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
@@ -180,17 +179,14 @@ class Cloud(Inventory):
                 self._made[pool] -= 1
 
     def takes(self, name: str, needs: Needs) -> bool:
-        """All alike."""
         del name
         return self._machine.suits(needs)
 
     def memory_gb(self, name: str) -> float:
-        """All alike."""
         del name
         return self._machine.memory_gb
 
     def fail(self, name: str, now: float) -> None:
-        """The provider has others."""
         del now
         self._used.discard(name)
 
@@ -199,7 +195,6 @@ class Cloud(Inventory):
         return {"made": list(self._made), "used": sorted(self._used)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._made[:] = state["made"]
         self._used = set(state["used"])
 
@@ -315,7 +310,6 @@ class Fixed(Inventory):
         return slot.status == "open" and slot.machine.suits(needs)
 
     def memory_gb(self, name: str) -> float:
-        """Its own."""
         return self.slots[name].machine.memory_gb
 
     def fail(self, name: str, now: float) -> None:
@@ -368,11 +362,9 @@ class Fixed(Inventory):
         self._changed(machines=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All machines."""
         return {"slots": plain(list(self.slots.values()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         slots = load(state["slots"], list[Slot])
         self.slots = {slot.machine.name: slot for slot in slots}
         self._changed(machines=True)

@@ -134,7 +134,6 @@ class Observed:
     means: tuple[float, float] = (0.0, 0.0)
 
     def add(self, rollout_s: float, train_s: float) -> None:
-        """One more iteration."""
         self.ring.append((rollout_s, train_s))
         del self.ring[:-RING]
         self.count += 1

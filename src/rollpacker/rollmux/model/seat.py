@@ -125,7 +125,6 @@ class Seat:
         return self.expected_end + ASKS_S if self.state in IDLE else self.late_at
 
     def reserve(self, target: float) -> None:
-        """Nobody sits here yet."""
         self.state = SeatState.AWAY
         self.target = target
 

@@ -41,7 +41,6 @@ class Team:
 
     @property
     def guaranteed(self) -> tuple[float, float]:
-        """Nodes of either pool."""
         return self.rollout, self.train
 
 

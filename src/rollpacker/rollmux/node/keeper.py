@@ -89,7 +89,6 @@ class ProgramSupervisor:
         self._over(code if code >= 0 else 128 - code)
 
     def _unwanted(self) -> bool:
-        """Before it is started."""
         asked = any(os.path.exists(self._path(name)) for name in ("stop", "kill"))
         return asked or not os.path.exists(self._path("program.json"))
 

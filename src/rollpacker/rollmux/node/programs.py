@@ -108,11 +108,9 @@ class NodePrograms:
             (self.folder(name) / "kill").touch()
 
     def folder(self, name: AttemptName) -> Path:
-        """An attempt's own."""
         return self._folder / str(name)
 
     def log(self, name: AttemptName) -> Path:
-        """What it printed."""
         return self.folder(name) / "log"
 
     def _names(self) -> list[AttemptName]:

@@ -95,7 +95,6 @@ class Admission:
         """Whether the nodes have a limit."""
 
     def refill(self) -> None:
-        """A new decision begins."""
         self.left = float(self._settings.effort)
 
     def seat(self, job: Job, masks: Masks) -> Seat:

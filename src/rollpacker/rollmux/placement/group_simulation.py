@@ -90,7 +90,6 @@ class _Actor:
         self._last = 0.0
 
     def seconds(self, pool: int) -> float:
-        """Of its next phase."""
         return self._durations[self.count % len(self._durations)][pool]
 
     def iterate(self, now: float) -> float:

@@ -118,12 +118,10 @@ class EventLog:
     def meta(
         self, settings: Settings, jobs: Iterable[TraceJob], machines: Iterable[Machine] = ()
     ) -> None:
-        """The first line."""
         if self._file is not None:
             self._put(head(settings, [_spec(job) for job in jobs], machines))
 
     def write(self, now: float, kind: str, job: str | None, **more: Any) -> None:
-        """One event."""
         if self._file is not None:
             self._put(line(now, kind, job, **more))
 

@@ -110,7 +110,6 @@ class Assignments:
         self._made.append(do.Suspend(job=job.spec.id, group=group))
 
     def cancel(self, job: Job) -> None:
-        """Undo a reservation."""
         self._release(self._reservations.cancel(job))
 
     def forget(self, job: Job, now: float) -> None:

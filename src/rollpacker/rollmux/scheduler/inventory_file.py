@@ -62,7 +62,6 @@ class InventoryFile:
         return replace(found, prices=self.prices, limit=self.limit)
 
     def scheduler(self, base: Settings) -> Scheduler:
-        """One for these nodes."""
         settings = self.settings(base)
         return Scheduler(settings, Fixed(self.machines) if self.prices is None else None)
 

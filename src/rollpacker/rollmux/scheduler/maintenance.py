@@ -35,7 +35,6 @@ class Maintenance:
         return inventory
 
     def joined(self, now: float, event: ev.NodeJoined) -> None:
-        """A node is there."""
         self._fixed(event.machine.name).join(event.machine, now)
 
     def closed(self, event: ev.NodeClosed) -> None:
@@ -51,7 +50,6 @@ class Maintenance:
         self._known(event.node).remove(event.node)
 
     def failed(self, node: str, now: float) -> None:
-        """A node is gone."""
         inventory = self._cluster.inventory
         if not isinstance(inventory, Fixed) or node in inventory.slots:
             inventory.fail(node, now)

@@ -45,7 +45,6 @@ class Looks:
         """Times as they were noted; those that do not count any more are passed over."""
 
     def note(self, group: CoExecutionGroup, now: float) -> None:
-        """A group has changed."""
         seats = group.seats
         self._times.pop(group.id, None)
         if any(seat.state in WAITING for seat in seats):

@@ -75,7 +75,6 @@ class Queue:
         self.retry_at = retry_at
 
     def waiting(self, now: float) -> list[Job]:
-        """The next one first."""
         jobs = list(self.jobs.values())
         if len(jobs) < 2:
             return jobs

@@ -108,7 +108,6 @@ class Scheduler:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """``snapshot`` as JSON."""
         return plain(self.snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -51,7 +51,6 @@ class SchedulerSnapshot:
     rehearsed: list[Rehearsed]
 
     def recalled(self) -> dict[Members, tuple[float, dict[str, float]]]:
-        """The inverse of ``remembered``."""
         return {
             each.members: (
                 each.at,
@@ -61,7 +60,6 @@ class SchedulerSnapshot:
         }
 
     def restore(self, cluster: Cluster) -> None:
-        """Fill an empty cluster."""
         cluster.inventory.load_state_dict(self.inventory)
         cluster.reservation = self.reservation
         cluster.number = self.number

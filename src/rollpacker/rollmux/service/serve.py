@@ -220,7 +220,6 @@ class _Server(uvicorn.Server):
     """Stops at the first signal, without a trace, and waits for no handshake for long."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on the sockets."""
         protocol = partial(
             self.config.http_protocol_class,
             config=self.config,

@@ -181,7 +181,6 @@ class Store:
             raise UnavailableError(f"the database cannot be written: {error}") from error
 
     def meta(self) -> dict[str, str]:
-        """Format, settings, clock."""
         return dict(self._read("SELECT name, value FROM meta"))
 
     def set_meta(self, values: Mapping[str, str]) -> None:

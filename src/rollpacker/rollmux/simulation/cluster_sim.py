@@ -76,7 +76,6 @@ class Running:
         return True
 
     def iterate(self) -> None:
-        """An iteration is over."""
         self.done += 1
 
 
@@ -185,7 +184,6 @@ class ClusterSimulation:
         self._join(run)
 
     def _join(self, run: Running) -> None:
-        """It is new here."""
         spec = run.job.spec
         run.wait(self.now, clock_runs=spec.slo_since == "submission")
         self._post(ev.JobArrived(spec=spec))

@@ -61,7 +61,6 @@ class FinishedJob:
 
     @property
     def slowdown(self) -> float:
-        """Since submission."""
         return self.elapsed_s / self.solo_s
 
 

@@ -138,7 +138,6 @@ class Trajectory:
         return self.earlier if self.output is None else self.earlier.plus(self.output.drafts)
 
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
-        """It goes on elsewhere."""
         self._stay(now)
         self.engine, self.target, self.begun = engine, None, begun
         self.earlier = self.earlier.plus(begun.drafts)
@@ -183,7 +182,6 @@ class Trajectory:
         return [*self.stays, (self.engine, self.since_s, stop)]
 
     def sample(self) -> Sample:
-        """The finished, graded response."""
         assert self.output is not None
         return Sample(
             prompt=self.prompt,

@@ -85,7 +85,6 @@ class KnownResponse:
         return None if self.grade is None else replace(self.grade, attempt=attempt)
 
     def to_json(self) -> dict[str, Any]:
-        """What ``from_json`` reads."""
         prompt, talk = self.prompt_tokens, self.conversation
         return {
             "finish_reason": self.output.finish_reason,
@@ -177,7 +176,6 @@ class CarriedResponses:
                     self._next[prompt, index] = replace(left, carried=attempt.spans(step))
 
     def clear(self) -> None:
-        """The epoch is over."""
         self._next = {}
 
     def save(self, folder: Path, *, begun: bool) -> None:

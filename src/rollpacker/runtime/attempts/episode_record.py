@@ -109,7 +109,6 @@ class EpisodeRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EpisodeRecord:
-        """Restore ``to_json``."""
         turns = [TurnRecord(**turn) for turn in data["turns"]]
         added = [(start, stop) for start, stop in data["added"]]
         return cls(**{**data, "turns": turns, "added": added})

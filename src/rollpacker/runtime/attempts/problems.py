@@ -40,7 +40,6 @@ class Problems:
         return max(len(tokens) for tokens in self.tokens.values())
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """The next fresh prompts."""
         return tuple(self.source.draw(counts))
 
     def remaining(self) -> dict[str, int]:

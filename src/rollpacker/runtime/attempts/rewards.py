@@ -255,11 +255,9 @@ class Rewards:
         return self._timeouts.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``."""
         self._timeouts.load_state_dict(state)
 
     def close(self) -> None:
-        """End the processes."""
         self._pool.close()
 
 
@@ -362,5 +360,4 @@ def _case(prompt: PromptId | None, test: int) -> str:
 
 
 def _counted(lines: Sequence[str]) -> list[str]:
-    """Each line once."""
     return [f"{line} ({n} times)" if n > 1 else line for line, n in Counter(lines).items()]

@@ -126,7 +126,6 @@ class Agent:
                 raise EOFError
 
     def _obey(self, command: Any) -> bool:
-        """Whether to go on."""
         match command:
             case node.Spawn():
                 self._spawn(command)

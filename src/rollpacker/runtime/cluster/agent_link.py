@@ -18,7 +18,6 @@ class RemoteHost:
 
     @property
     def pid(self) -> int:
-        """Not known here."""
         return 0
 
     def wait(self, seconds: float) -> None:

@@ -31,9 +31,7 @@ class StartedWorker(Protocol):
     """What a worker runs in, for whoever has started it."""
 
     @property
-    def pid(self) -> int:
-        """Its process."""
-        ...
+    def pid(self) -> int: ...
 
     @property
     def sentinel(self) -> int:
@@ -80,7 +78,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its own process."""
         return self._process.pid or 0
 
     @property
@@ -90,7 +87,6 @@ class WorkerProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
         return self._process.exitcode is not None
 
     def wait(self, seconds: float) -> None:
@@ -121,7 +117,6 @@ class LocalHost:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._started.pid
 
     def wait(self, seconds: float) -> None:

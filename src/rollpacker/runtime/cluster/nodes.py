@@ -93,7 +93,6 @@ class ThisMachine:
         return [Node(number=0, places=places, folder=self._belongings.folder)]
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
-        """Start them here."""
         (mine,) = specs.values()
         hosts = start_local(mine, self._start)
         return {spec.rank: host for spec, host in zip(mine, hosts, strict=True)}
@@ -104,14 +103,12 @@ class ThisMachine:
         return ()
 
     def regain(self) -> Mapping[int, Node]:
-        """None is gone."""
         return {}
 
     def fence(self, stop_at: float | None) -> None:
         """There is no other machine."""
 
     def store(self) -> str:
-        """Files serve."""
         return ""
 
     def close(self) -> None:

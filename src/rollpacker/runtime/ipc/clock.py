@@ -18,7 +18,6 @@ class Clock:
         self._zero = time.monotonic() - offset / rate
 
     def __call__(self) -> float:
-        """Now."""
         return (time.monotonic() - self._zero) * self._rate
 
     def at(self, monotonic: float) -> float:

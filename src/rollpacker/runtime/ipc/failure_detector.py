@@ -44,7 +44,6 @@ class Silence:
         self._at.pop(who, None)
 
     def sign(self, who: int) -> None:
-        """A sign of life."""
         self._heard.add(who)
 
     def work(self, who: int, at: str, done: int, longest_s: float | None) -> None:

@@ -67,9 +67,7 @@ class Host(Protocol):
     """What a worker runs in, from the driver's side."""
 
     @property
-    def link(self) -> DriverChannel:
-        """To the worker."""
-        ...
+    def link(self) -> DriverChannel: ...
 
     @property
     def pid(self) -> int:
@@ -142,7 +140,6 @@ class Wire:
         return pickle.loads(self.message())
 
     def message(self) -> bytearray:
-        """The same, not unpacked."""
         return self._exactly(HEAD.unpack(self._exactly(HEAD.size))[0])
 
     def fileno(self) -> int:
@@ -160,7 +157,6 @@ class Wire:
         return data
 
     def close(self) -> None:
-        """Say no more."""
         self._end.close()
 
 

@@ -158,7 +158,6 @@ class WeightsOut:
         self._data = mapped(self.shared.path)
 
     def write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace what is there."""
         for name, weight in weights:
             start, stop = self._places[name]
             place = self._data[start:stop].view(weight.dtype).view(weight.shape)

@@ -143,7 +143,6 @@ class InProcess:
         return []
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
-        """There is one device."""
         raise AssertionError(f"one device cannot be {engine} of {members}")
 
 

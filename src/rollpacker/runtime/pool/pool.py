@@ -108,7 +108,6 @@ class WorkerPool:
 
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
-        """The live ones."""
         return self._topology.whole(self._supervisor.live)
 
     @property
@@ -136,7 +135,6 @@ class WorkerPool:
         return max(kept.values(), default=0)
 
     async def onload(self, phase: Phase) -> None:
-        """They come back."""
         await self._supervisor.ask(self._topology.only(phase), msg.Onload())
 
     async def start(self) -> None:

@@ -77,7 +77,6 @@ class Topology:
         return part.replica
 
     def node(self, worker: int) -> int:
-        """That it runs on."""
         return self._posts[worker].device.node
 
     def decodes(self, worker: int) -> bool:

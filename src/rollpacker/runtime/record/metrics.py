@@ -257,7 +257,6 @@ class Counters:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def add(self, record: StepRecord) -> None:
-        """A step has ended."""
         kept = sum(attempt.tokens for attempt in record.kept)
         self.step += 1
         self.prompts_trained += len(record.trained)
@@ -305,7 +304,6 @@ class Counters:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Their part of ``summary.json``."""
         return {
             "steps": self.step,
             "steps_without_learning": self.untaught,

@@ -327,7 +327,6 @@ class Watch:
         self._trouble = trouble
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             record = self._record()

@@ -47,7 +47,6 @@ class DraftSources:
         self._before: dict[PromptId, Texts] = {}
 
     def begin(self) -> None:
-        """A step begins."""
         for prompt, texts in self._now.items():
             self._forget(prompt)
             self._before[prompt] = tuple(texts)
@@ -60,7 +59,6 @@ class DraftSources:
         self._tokens -= sum(map(len, self._before.pop(prompt, ())))
 
     def finished(self, prompt: PromptId, tokens: NDArray[np.int32]) -> None:
-        """A response is there."""
         self._now[prompt].append(tokens)
 
     def earlier(self, prompt: PromptId) -> Texts:
@@ -123,7 +121,6 @@ class Decoding:
         self._record = StepRecord(step=0, start_s=0.0)
 
     def begin(self, record: StepRecord) -> None:
-        """A step begins."""
         self._record = record
         if self._hints is not None:
             self._hints.begin()
@@ -246,7 +243,6 @@ class Decoding:
     # What happened -----------------------------------------------------------------------------
 
     def take(self, engine: EngineId, report: msg.EngineReport) -> None:
-        """An engine reports."""
         match report:
             case msg.Finished():
                 self._outbox.hold(engine)
@@ -432,7 +428,6 @@ class EngineOutbox:
         self._tired: list[EngineId] = []
 
     def begin(self) -> None:
-        """A step begins."""
         self._attempts.clear()
         self._waits = False
         self._forming.clear()

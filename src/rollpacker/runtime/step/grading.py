@@ -98,7 +98,6 @@ class Grading:
         self._grades: list[Grade] = []
 
     def begin(self, record: StepRecord) -> None:
-        """A step begins."""
         self._record = record
         epoch = self._problems.source.passed if record.training else None
         self._rewards.begin_step(record.step, epoch)

@@ -37,9 +37,7 @@ class Tenant(Protocol):
         they keep on a node, at most."""
         ...
 
-    async def onload(self, phase: Phase) -> None:
-        """They come back."""
-        ...
+    async def onload(self, phase: Phase) -> None: ...
 
 
 class PhaseNodes(Protocol):

@@ -127,7 +127,6 @@ class Publishing:
         self._share()
 
     def loaded(self, engine: EngineId) -> None:
-        """An engine has them."""
         if self._missing is not None and engine in self._missing:
             self._missing.discard(engine)
             if not self._missing:

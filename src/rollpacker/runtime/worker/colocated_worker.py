@@ -45,7 +45,6 @@ class ColocatedWorker:
 
     @property
     def at(self) -> str:
-        """What it is at."""
         return self._next.at
 
     def busy(self) -> bool:
@@ -53,11 +52,9 @@ class ColocatedWorker:
         return self._next.busy()
 
     def work(self) -> bool | None:
-        """A step of it."""
         return self._next.work()
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self._engine.close()
         self._trainer.close()
 

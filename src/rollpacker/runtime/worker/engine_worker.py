@@ -78,7 +78,6 @@ class EngineWorker:
         self._begin_step()
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self._carrier.close()
         self._engine.close()
 
@@ -195,7 +194,6 @@ class FollowingWorker:
         raise EOFError
 
     def close(self) -> None:
-        """The lead sees it."""
         self._lead.close()
         self._engine.close()
 

@@ -84,7 +84,6 @@ class TrainWorker:
         return call
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self._out is not None:
             self._out.shared.remove()
 
@@ -93,7 +92,6 @@ class TrainWorker:
         return bool(self._tasks)
 
     def work(self) -> None:
-        """The next gradients."""
         self._trainer.warm.load()
         self._accumulate(self._tasks.popleft())
 

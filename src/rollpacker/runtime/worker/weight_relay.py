@@ -57,7 +57,6 @@ class WeightRelay:
         return msg.Carried(weights=weights, start_s=start, end_s=end, problem=problem)
 
     def close(self) -> None:
-        """Leave nothing behind."""
         if self._got is not None:
             self._got.unlink(missing_ok=True)
 

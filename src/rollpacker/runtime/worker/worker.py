@@ -95,9 +95,7 @@ class Role(Protocol):
         nothing."""
         ...
 
-    def close(self) -> None:
-        """Leave nothing behind."""
-        ...
+    def close(self) -> None: ...
 
 
 def prepare(spec: WorkerSpec) -> None:

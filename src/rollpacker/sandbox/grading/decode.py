@@ -43,7 +43,6 @@ class Pairs(list[tuple[Any, Any]]):
     """A dict, not hashed: a program may have chosen keys that collide."""
 
     def items(self) -> Pairs:
-        """As of a dict."""
         return self
 
 
@@ -206,11 +205,9 @@ class _Brief(reprlib.Repr):
         return repr(x) if bits < _SHOWN_BITS else f"<an integer of {bits} bits>"
 
     def repr_Pairs(self, x: Pairs, level: int) -> str:  # noqa: N802
-        """As of a dict."""
         return self._first(f"{self._one(k, level)}: {self._one(v, level)}" for k, v in x)
 
     def repr_SetMembers(self, x: SetMembers, level: int) -> str:  # noqa: N802
-        """As of a set."""
         return self._first(self._one(each, level) for each in x)
 
     def _one(self, value: Any, level: int) -> str:

@@ -126,7 +126,6 @@ class PytestMark:
         self.named = named
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Decorate, or take arguments."""
         if named or len(args) != 1 or not callable(args[0]):
             return PytestMark(self.name, (*self.args, *args), {**self.named, **named})
         marked: Any = args[0]
@@ -259,7 +258,6 @@ class MonkeyPatch:
         setattr(target, name, value)
 
     def delattr(self, target: Any, name: str = "", raising: bool = True) -> None:
-        """``delattr(object, "name")``, or ``delattr("module.name")``."""
         if not name:
             target, name = _resolve(target)
         old = inspect.getattr_static(target, name, _MISSING)
@@ -269,22 +267,18 @@ class MonkeyPatch:
             delattr(target, name)
 
     def setitem(self, items: Any, key: Any, value: Any) -> None:
-        """Set an item."""
         self._keep(items, key)
         items[key] = value
 
     def delitem(self, items: Any, key: Any, raising: bool = True) -> None:
-        """Remove an item."""
         self._keep(items, key)
         if key in items or raising:
             del items[key]
 
     def setenv(self, name: str, value: Any, **_: Any) -> None:
-        """Set an environment variable."""
         self.setitem(os.environ, name, str(value))
 
     def delenv(self, name: str, raising: bool = True) -> None:
-        """Remove an environment variable."""
         self.delitem(os.environ, name, raising)
 
     def _keep(self, items: Any, key: Any) -> None:

@@ -113,7 +113,6 @@ class Calibration(Config):
 
     @property
     def shape(self) -> ModelShape:
-        """Sizes of the model."""
         return find_model(self.model)
 
     def moved(self, model: str | None, device: str | None) -> Calibration:

@@ -52,7 +52,6 @@ class Ahead(Config):
 
     @property
     def possible(self) -> bool:
-        """Whether engines decode ahead."""
         return self.tokens > 1.0 or bool(self.measured)
 
     @cached_property

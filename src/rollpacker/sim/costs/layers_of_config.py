@@ -163,12 +163,10 @@ class DecoderLayer:
 
     @property
     def linear(self) -> int:
-        """Weights of all matrices."""
         return _size(self.matrices) + _size(self.feed_forward) + self.expert_weights
 
     @property
     def weights(self) -> int:
-        """All of them."""
         return self.linear + self.other
 
     def cached(self, devices: int) -> int:

@@ -266,7 +266,6 @@ class ModelShape:
 
     @property
     def layers(self) -> int:
-        """How many."""
         return len(self.blocks)
 
     @property

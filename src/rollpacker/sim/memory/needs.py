@@ -133,7 +133,6 @@ class MemoryNeeds:
 
     @property
     def total(self) -> float:
-        """Of the fullest device."""
         machine = self.machine
         shared = sum(part.size for part in self.shared)
         return max(
@@ -567,7 +566,6 @@ def _largest(phases: dict[str, float]) -> tuple[Part, ...]:
 
 
 def _trainer(job: Placed) -> list[Part]:
-    """What stays: weights first."""
     config, count, shard = job.config, job.shape.parameters, job.division.replica
     share = f", 1/{shard} of them" if shard > 1 else ""
     rank = config.model.lora_rank

@@ -116,7 +116,6 @@ def _phase_cpu_s(steps: Sequence[RunStep], cores: int) -> float:
 
 
 def _ahead(steps: Sequence[RunStep]) -> dict[str, Any]:
-    """What drafts were like."""
     seen = reduce(Drafted.plus, (step.drafts for step in steps), NO_DRAFTS)
     if not seen.accepted:
         return {}

@@ -88,12 +88,10 @@ class Tried:
         return self.offset + self.tokens - self.base
 
     def end_turn(self, now: float, tokens: int) -> None:
-        """Its environment is next."""
         self.turns.append(ScriptedTurn(tokens - sum(turn.tokens for turn in self.turns)))
         self.tokens, self.acting_s, self.held = tokens, now, tokens + self.added
 
     def answer(self, seconds: float, added: int) -> None:
-        """Its environment has answered."""
         turn = self.turns.pop() if self.turns else ScriptedTurn(0)
         self.turns.append(ScriptedTurn(turn.tokens, seconds, added))
         self.added += added
@@ -105,7 +103,6 @@ class Tried:
         self.tokens, self.decoding, self.acting_s = max(self.tokens, tokens), False, None
 
     def end(self, now: float, tokens: int) -> None:
-        """Its response is there."""
         if self.acting_s is not None:
             if self.turns:
                 self.answer(now - self.acting_s, 0)
@@ -130,13 +127,11 @@ class Lane:
     _since: float = 0.0
 
     def mark(self, now: float, handled: Handled) -> Mark:
-        """This moment."""
         self._sequence_s += len(self.running) * (now - self._since)
         self._since = now
         return Mark(now, self._sequence_s, self.prefilled, handled)
 
     def join(self, tried: Tried, clock: Hashable, mark: Mark) -> None:
-        """One has come."""
         tried.clock, tried.offset = clock, 0
         if len(self.running) < self.most:
             tried.entered = mark
@@ -409,7 +404,6 @@ class Reader:
         tried.answer(event["seconds"], event["tokens"])
 
     def _go_on(self, now: float, tried: Tried, engine: int) -> None:
-        """A turn begins."""
         tried.engine, tried.base, tried.acting_s = engine, tried.tokens, None
         lane, mark = self._lane(engine), self._mark(engine, now)
         lane.bring(tried, self.prompt_tokens[tried.prompt])

@@ -83,7 +83,6 @@ def shared_cores(folder: Path) -> int:
 
 
 def _max_running(folder: Path) -> int | None:
-    """``engine.max_running`` of a run."""
     try:
         config: Any = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

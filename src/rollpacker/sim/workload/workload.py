@@ -159,7 +159,6 @@ class TurnScript:
 
     @property
     def turn(self) -> ScriptedTurn:
-        """The one in progress."""
         return self.turns[self._place]
 
     @property
@@ -245,13 +244,9 @@ class Workload(Protocol):
         """Take fresh prompts of each domain."""
         ...
 
-    def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
-        """Of one response."""
-        ...
+    def turns(self, step: int, prompt: PromptId, index: int) -> Turns: ...
 
-    def reward(self, step: int, prompt: PromptId, index: int) -> float:
-        """Of one response."""
-        ...
+    def reward(self, step: int, prompt: PromptId, index: int) -> float: ...
 
     def domain(self, prompt: PromptId) -> str:
         """Of a prompt that is out."""
@@ -352,7 +347,6 @@ class DrawnWorkload:
         return visit
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
-        """Of one response."""
         tokens = self.length(step, prompt, index)
         visit = self._out[prompt]
         if self._turns is None and not visit.turns:

@@ -123,7 +123,6 @@ class Simulation:
             yield self._world.run_step(number)
 
     def run(self) -> JobResult:
-        """Run the whole job."""
         steps = list(self.steps())
         return JobResult(
             steps=steps,

@@ -57,7 +57,6 @@ class SimulatedDecoding:
         self._forming: dict[EngineId, tuple[EngineId, ...]] = {}
 
     def begin(self, step: SimulatedStep) -> None:
-        """A step begins."""
         self._now = step
 
     # What is to be done ------------------------------------------------------------------------
@@ -289,7 +288,6 @@ class World:
         self._kept = Counter[str]()
 
     def _hire(self) -> SimWorker:
-        """Another worker."""
         worker = SimWorker(
             len(self._workers),
             self._agenda,

@@ -202,7 +202,6 @@ def _owner(name: str, wrapped: dict[str, Any]) -> str | None:
 
 
 def _base(module: Any) -> Any:
-    """What is wrapped."""
     if hasattr(module, "get_base_layer"):
         return module.get_base_layer()
     return module.original_module

@@ -187,7 +187,6 @@ class Card:
 
     @property
     def read(self) -> ResponseText:
-        """Decodes responses."""
         return ResponseText.of(self.tokenizer, self.stop_token_ids)
 
 

@@ -247,7 +247,6 @@ class ClientConnection(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is there."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._place = self._places.take(self.abort)
@@ -283,7 +282,6 @@ class ClientConnection(asyncio.Protocol):
         self._places.leave(self._place)
 
     def abort(self) -> None:
-        """Close it at once."""
         self._give_up()
         if self._transport is not None:
             self._transport.abort()

@@ -200,7 +200,6 @@ class Session:
 
     @property
     def calling(self) -> bool:
-        """Whether it takes calls."""
         return self._last is not None and self._last.calling
 
     def ask(self, body: Mapping[str, Any], *, again: bool = False) -> ProgramRequest:

@@ -162,7 +162,6 @@ class _Log:
             )
 
     def _drop(self, count: int) -> None:
-        """The last rows."""
         tabled = count - len(self.rows)
         del self.rows[len(self.rows) - min(count, len(self.rows)) :]
         while tabled > 0:

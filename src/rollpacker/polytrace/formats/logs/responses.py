@@ -221,7 +221,6 @@ def _of_traces(entry: Record) -> Iterator[Record]:
 def _told(
     record: Record, layout: LogLayout, named: int | None
 ) -> tuple[object, object, int | None]:
-    """Prompt, completion and step."""
     if layout.prefix is not None:
         prompt, completion = _before(record, layout.prefix), None
     elif layout.conversation:

@@ -167,7 +167,6 @@ class HeldLease:
         self._told(None, released)
 
     def _told(self, stop_at: float | None, tail_released: bool) -> None:
-        """The daemon has answered."""
         with self._telling:
             if self._problem is not None or self._closing.is_set():
                 return
@@ -213,9 +212,7 @@ class HeldLease:
 class PhaseState(Protocol):
     """What a phase needs on its devices; ``train.state.warm_state.WarmState`` is one."""
 
-    def load(self) -> None:
-        """Host memory to device."""
-        ...
+    def load(self) -> None: ...
 
     def offload(self) -> None:
         """Device to host memory, the device's memory given back."""
@@ -319,6 +316,5 @@ class Phases:
         return self._lease.tail_released
 
     def end(self) -> None:
-        """The job is over."""
         if self._client is not None:
             self._client.end(self._job)

@@ -130,7 +130,6 @@ class RunningPrograms:
             self._on.setdefault(node, set()).add(job)
 
     def discard(self, job: str, nodes: Sequence[str]) -> None:
-        """It is over."""
         for node in nodes:
             left = self._on.get(node, set()) - {job}
             if left:
@@ -140,7 +139,6 @@ class RunningPrograms:
 
     @property
     def jobs(self) -> set[str]:
-        """All of them."""
         return {job for jobs in self._on.values() for job in jobs}
 
     def on(self, node: str) -> list[str]:

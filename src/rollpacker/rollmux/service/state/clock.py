@@ -44,5 +44,4 @@ class ClusterClock:
         return round(self._offset + self._monotonic(), 6)
 
     def save(self) -> dict[str, str]:
-        """For the store's meta."""
         return {"clock_boot": self._boot, "clock_offset": repr(self._offset)}

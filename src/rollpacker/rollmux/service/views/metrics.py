@@ -68,7 +68,6 @@ class Metrics(Collector):
         self._seconds.labels(route).observe(seconds)
 
     def commit(self, entries: int, seconds: float) -> None:
-        """One more transaction."""
         self._commit.observe(seconds)
         self._batch.observe(entries)
 

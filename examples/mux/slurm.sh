@@ -46,7 +46,7 @@ if [ -z "$url" ]; then
 		kill -0 "$daemon"   # ends the script where the daemon has ended
 		sleep 1
 	done
-	rollpacker mux token add agents --role node --to "$folder/node.token" --state "$state"
+	mux token add agents --role node --to "$folder/node.token"
 	echo "$URL" >"$folder/url"
 fi
 

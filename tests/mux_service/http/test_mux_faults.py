@@ -67,7 +67,7 @@ def jobs_of(link: Link) -> list[str]:
 def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
     """Writes fail at a limit; what was acknowledged stays, and the same keys work after it."""
     daemon = Daemon(tmp_path, ttl=60.0)
-    daemon.file_limit = 200_000
+    daemon.file_limit = 400_000
     daemon.start()
     link = Link(daemon.port, daemon.token)
     acknowledged = submit_until_refused(link)

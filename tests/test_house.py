@@ -27,9 +27,11 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 MODULES = [path for path in FILES if SOURCE in path.parents]
 
-MAX_FILE_LINES = 1000
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
 MAX_FOLDER_FILES = 20
+MOST = {"src": (95_400, 515), "tests": (80_700, 510)}
+"""Lines and files of Python. These numbers only fall; a change that raises one says why here."""
 # Two numba kernels: cut into inlined parts they gave other bits in one process of seven.
 MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}
 # Spelled apart, so that this file does not hold them itself.
@@ -82,9 +84,16 @@ def test_the_rules_look_at_the_package() -> None:
     assert Path(__file__).resolve() in FILES
 
 
-def test_files_have_at_most_1000_lines() -> None:
+def test_files_have_at_most_800_lines() -> None:
     sizes = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {each: size for each, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_the_house_grows_no_more() -> None:
+    for folder, (lines, files) in MOST.items():
+        found = [path for path in FILES if path.is_relative_to(ROOT / folder)]
+        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in found) <= lines
+        assert len(found) <= files
 
 
 def test_folders_have_few_files() -> None:

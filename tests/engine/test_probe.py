@@ -8,8 +8,8 @@ import pytest
 from engine_models import build
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.engine.latency import answers, differ, drafts_differ
 from rollpacker.engine.mini import MiniEngine
+from rollpacker.engine.probe import answers, differ, drafts_differ
 
 
 @pytest.fixture(scope="module")

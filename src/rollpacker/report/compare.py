@@ -167,7 +167,6 @@ _RESULTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("truncated", "clipped_ratio", share),
     ("prompts trained", "prompts_trained", count),
 )
-_ACCURACIES = (("sampled accuracy", "sampled_accuracy"), ("greedy accuracy", "greedy_accuracy"))
 
 
 def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:

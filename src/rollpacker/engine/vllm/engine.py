@@ -29,15 +29,8 @@ from rollpacker.engine.base import (
 )
 from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.drafts import Drafter
-from rollpacker.engine.latency import (
-    ON_A_CPU,
-    ON_A_GPU,
-    answers,
-    decode_ahead,
-    differ,
-    drafts_differ,
-    measure_steps,
-)
+from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
+from rollpacker.engine.probe import answers, differ, drafts_differ
 from rollpacker.engine.vllm.build import build
 from rollpacker.engine.vllm.drawing import VllmAttempt, VllmSpeculator
 from rollpacker.engine.vllm.kv_blocks import room

@@ -455,7 +455,7 @@ class EngineTrial:
                 weight.mul_(by)
 
     def _weights(self) -> tuple[str, dict[str, Any]]:
-        from rollpacker.engine.latency import answers, differ
+        from rollpacker.engine.probe import answers, differ
 
         self._load()
         self._first = answers(self._engine)
@@ -489,7 +489,7 @@ class EngineTrial:
         return f"{mean:.1e} nats apart, {most:.1e} at most", {"mean": mean, "most": most}
 
     def _sleep(self) -> tuple[str, dict[str, Any]]:
-        from rollpacker.engine.latency import answers, differ
+        from rollpacker.engine.probe import answers, differ
 
         held, begun = _held(self._device), time.monotonic()
         self._engine.sleep()
@@ -507,7 +507,7 @@ class EngineTrial:
         )
 
     def _drafts(self) -> tuple[str, dict[str, Any]]:
-        from rollpacker.engine.latency import drafts_differ
+        from rollpacker.engine.probe import drafts_differ
 
         if self._notes:
             raise ValueError(self._notes[-1])
@@ -529,7 +529,7 @@ class EngineTrial:
 def _with_prompt(number: int, tokens: Any) -> Any:
     import numpy as np
 
-    from rollpacker.engine.latency import prompt
+    from rollpacker.engine.probe import prompt
 
     return np.concatenate([prompt(number), tokens]).astype(np.int64)
 

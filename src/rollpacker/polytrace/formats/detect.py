@@ -25,7 +25,6 @@ from rollpacker.polytrace.schema import SAMPLES, TraceError
 FORMATS = (*SUITE, "polytrace", "native", "run", "journal", *LAYOUTS)
 """Names that ``read`` takes; ``polytrace`` is a folder with any of the first four."""
 _TABLES = ("native", "run")
-_LINES = (*SUITE, "polytrace", "journal")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _NEARLY = 2
 """Columns that a table may lack and still be meant as a native trace."""

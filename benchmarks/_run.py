@@ -8,7 +8,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,14 @@ COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
 """``rollpacker``, of this interpreter."""
 
 
-def flags(doc: str | argparse.ArgumentParser | None, **options: Any) -> argparse.ArgumentParser:
+def flags(doc: str | None, **options: Any) -> argparse.ArgumentParser:
     """A parser with a flag for each option.
 
     An option is its default; a type, where there is none; False, for a switch; a list, for
     several; a pair of one of these and its help; or what ``add_argument`` takes.
     """
-    parser = (
-        doc
-        if isinstance(doc, argparse.ArgumentParser)
-        else argparse.ArgumentParser(
-            description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=plain)
     for name, option in options.items():
         value, text = option if isinstance(option, tuple) else (option, None)
         more: dict[str, Any] = {"default": value, "type": type(value)}
@@ -56,12 +51,6 @@ def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> None:
 def listed(ratios: Sequence[float]) -> str:
     """The ratios of all rounds, and their median."""
     return f"{', '.join(f'{r:.2f}' for r in ratios)} (median {statistics.median(ratios):.2f})"
-
-
-def told(forms: Mapping[str, str], rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """The median of each column over the rows, in its form."""
-    medians = {name: statistics.median(row[name] for row in rows) for name in forms}
-    return [form.format(medians[name]) for name, form in forms.items()]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -92,9 +81,9 @@ def apart(module: str, *words: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def daemon(*words: str, before: Sequence[str] = ()) -> Iterator[str]:
-    """The address of ``rollpacker mux serve WORDS``, started by ``before`` it, while it lasts."""
-    command = [*before, *COMMAND, "mux", "serve", *words]
+def daemon(*words: str) -> Iterator[str]:
+    """The address of ``rollpacker mux serve WORDS`` while it lasts."""
+    command = [*COMMAND, "mux", "serve", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -422,17 +422,12 @@ def cpu(arguments: argparse.Namespace, fail: Callable[[str], object]) -> None:
     for name in chosen:
         experiment = known[name].only(arguments.arm)
         model = arguments.out / "models" / Path(load(HERE / name / "cpu.yaml").model.path).name
-        about = arguments.out / f"{name}.txt"
-        if not arguments.again:
-            make_model(model)
-        if arguments.models:
-            continue
-        if not arguments.again:
-            about.write_text(run_arms(experiment, model, arguments, overrides), encoding="utf-8")
+        make_model(model)
+        about = run_arms(experiment, model, arguments, overrides)
         runs = runs_there(experiment, arguments.out)
         for each in known.values():
             if name in (each.name, each.runs):
-                write(arguments.pages, each, experiment, runs, about.read_text(encoding="utf-8"))
+                write(arguments.pages, each, experiment, runs, about)
 
 
 def write(pages: Path, shown: Experiment, experiment: Experiment, runs: Runs, about: str) -> None:
@@ -647,8 +642,6 @@ def main() -> None:
     parser.add_argument("--arm", action="append", help="only this one")
     parser.add_argument("--out", type=Path, default=Path("runs/experiments"), help="of the runs")
     parser.add_argument("--pages", type=Path, default=HERE, help="of <figure>/cpu.md")
-    parser.add_argument("--again", action="store_true", help="write the pages of runs made earlier")
-    parser.add_argument("--models", action="store_true", help="make the models and stop")
     arguments = parser.parse_intermixed_args()
     if arguments.command == "cpu":
         cpu(arguments, parser.error)

@@ -2,15 +2,15 @@
 
     python -m benchmarks.driver.emulated
     python -m benchmarks.driver.emulated --nodes 4
-    python -m benchmarks.driver.emulated --gpus 512 --modes exact --factor 20 --processes 2
-    python -m benchmarks.driver.emulated --trace TRACE --task math --steps 3
+    python -m benchmarks.driver.emulated --gpus 512 --modes exact --factor 20
+    python -m benchmarks.driver.emulated --graders 16 --trace TRACE
 
 Each mode runs `rollpacker train` with `devices.emulate`, in a process of its own: driver, policy,
 channels, grading processes, journal and samples are real, the devices take the calibrated time of
 GPUs divided by the factor, in processes of this machine or (`--nodes`) of the nodes of a Ray
 cluster, all of them on this machine: agents start them there, and sockets lead to them. The same
 policy settings, lengths and machine then go through the simulator. All seconds are emulated;
-lateness and callbacks are of the machine's clock. Where the driver's CPU time, times the factor, is
+lateness is of the machine's clock. Where the driver's CPU time, times the factor, is
 more than 60% of the rollouts' time, the driver is slower than it would be beside real devices, and
 the row says so. The rewards and the model are made up.
 """
@@ -18,7 +18,6 @@ the row says so. The rewards and the model are made up.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import statistics
@@ -28,72 +27,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks._run import apart, flags, lines, metrics, summary, table
-from benchmarks.driver.step import Meter, TimedLoop
 from rollpacker import config
 from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
 from rollpacker.job import train
-from rollpacker.runtime.record.metrics import Metrics
-from rollpacker.runtime.record.progress import Progress
 
 PHASES = ("rollout", "of it grading's end", "training", "sync", "step")
 GPUS = 64
 """Of the paper's 32B setting, which has 128 prompts of 8 responses a step."""
 
 
-class Policy(asyncio.DefaultEventLoopPolicy):
-    """Event loops whose callbacks are timed."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__()
-        self._meter = meter
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return TimedLoop(self._meter)
-
-
-class Steps(Progress):
-    """Longest callback of each step. The one that begins the first does not count: in it, all that
-    the start has left is collected as garbage."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__(Console(stderr=True, width=160))
-        self._meter = meter
-        self.longest_s: list[float] = []
-
-    def start(self, title: str, total_steps: int, done: int = 0) -> None:
-        super().start(title, total_steps, done)
-        asyncio.get_running_loop().call_soon(self._meter.reset)
-
-    def step(self, metrics: Metrics) -> None:
-        super().step(metrics)
-        self.longest_s.append(self._meter.longest_s)
-        self._meter.reset()
-
-
 def job_of(args: argparse.Namespace, mode: str, folder: Path) -> config.RunConfig:
     """The paper's setting on so many GPUs, in one mode."""
-    devices = {"processes": args.processes} | ({"task": args.task} if args.task else {})
     paper = Paper(
-        calibration=args.calibration,
-        workload=str(args.trace or args.workload),
+        calibration="paper-32b-32k",
+        workload=str(args.trace or "paper-32k"),
         gpus=args.gpus,
         factor=args.factor,
         steps=args.steps,
-        devices=devices,
     )
-    rollout: dict[str, Any] = {"planner": args.planner}
-    if args.prompts:
-        rollout["prompts_per_step"] = args.prompts
-    if args.cap:
-        rollout["max_completion_length"] = args.cap
     nodes = args.nodes or 1
     changes: dict[str, Any] = {
-        "rollout": rollout,
+        "rollout": {"planner": "off"},
         "devices": {"nodes": nodes, "per_node": args.gpus // nodes},
         "cluster": {"address": args.address},
     }
@@ -104,10 +61,8 @@ def job_of(args: argparse.Namespace, mode: str, folder: Path) -> config.RunConfi
 
 def run_mode(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     """One mode, emulated and simulated."""
-    meter = Meter()
-    asyncio.set_event_loop_policy(Policy(meter))
-    job, steps = job_of(args, mode, folder), Steps(meter)
-    run = train(job, progress=steps)
+    job = job_of(args, mode, folder)
+    run = train(job)
     found = summary(run)
     emulated, simulated = measured(run), predicted(job, run)
     return {
@@ -116,8 +71,7 @@ def run_mode(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any
         "simulated": {phase: statistics.mean(values) for phase, values in simulated.items()},
         "kept": found["kept_tokens"],
         "kept_simulated": sum(step.kept_tokens for step in simulate(run)),
-        "longest_ms": [1e3 * seconds for seconds in steps.longest_s],
-        "driver_cpu_s": found["timing_s"]["driver_cpu"] / len(steps.longest_s),
+        "driver_cpu_s": found["timing_s"]["driver_cpu"] / found["steps"],
         **found["emulated"],
     }
 
@@ -159,7 +113,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     off = next((row for row in rows if row["mode"] == "off"), None)
     table(["mode", *PHASES, "kept tokens", "off / mode"], [beside_all(row, off) for row in rows])
     columns = ("mode", "a step takes longer by, ms of the clock", "late p50 / p99 / max, ms")
-    columns += ("driver CPU s a step", "driver utilisation", "longest callback by step, CPU ms")
+    columns += ("driver CPU s a step", "driver utilisation")
     print()
     table(columns, map(clock, rows))
 
@@ -176,8 +130,7 @@ def clock(row: Mapping[str, Any]) -> list[str]:
     more = 1e3 * (row["emulated"]["step"] - row["simulated"]["step"]) / row["factor"]
     late = " / ".join(f"{row['lateness_ms'][key]:.1f}" for key in ("p50", "p99", "max"))
     use = f"{row['driver_utilisation']:.2f}" + ("" if row["honest"] else ", not honest")
-    longest = ", ".join(f"{ms:.0f}" for ms in row["longest_ms"])
-    return [row["mode"], f"{more:.0f}", late, f"{row['driver_cpu_s']:.2f}", use, longest]
+    return [row["mode"], f"{more:.0f}", late, f"{row['driver_cpu_s']:.2f}", use]
 
 
 def beside(emulated: float, simulated: float) -> str:
@@ -190,10 +143,10 @@ def faster(off: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def ray_nodes(args: argparse.Namespace) -> Iterator[str]:
-    """The address of a Ray cluster of so many nodes, made for as long as it is needed."""
-    if args.address or not args.nodes:
-        yield args.address
+def ray_nodes(count: int) -> Iterator[str]:
+    """The address of a Ray cluster of so many nodes while it is needed; empty for none."""
+    if not count:
+        yield ""
         return
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
@@ -201,7 +154,7 @@ def ray_nodes(args: argparse.Namespace) -> Iterator[str]:
     head = least | {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(args.nodes):
+        for _ in range(count):
             cluster.add_node(num_cpus=1, **least)
         yield cluster.address
     finally:
@@ -212,28 +165,20 @@ def main() -> None:
     args = flags(
         __doc__,
         gpus=GPUS,
-        processes=(1, "that hold a node's devices"),
         nodes=(0, "of a Ray cluster; default: no Ray"),
-        address=("", "of that; default: one on this machine"),
+        address=("", "of that, which a mode's process is told"),
         factor=50.0,
         steps=2,
         modes=["off", "exact", "race", "auto"],
-        planner={"default": "off", "choices": ["off", "paper"]},
         graders=(0, "default: one for 8 GPUs, at most 32"),
-        prompts=(0, "a step; default: as many a GPU"),
-        cap=(0, "longest response; default: the paper's"),
-        calibration="paper-32b-32k",
-        workload=("paper-32k", "fitted lengths"),
-        trace=(Path, "lengths of a trace instead"),
-        task=(str, "of the trace"),
-        out=(Path, "folder in which the runs are kept"),
+        trace=(Path, "lengths of a trace; default: the paper's"),
         json=(False, "one mode in this process; its numbers are the last line"),
     ).parse_args()
     if args.json:
         with tempfile.TemporaryDirectory(prefix="emulated-") as name:
-            print(json.dumps(run_mode(args, args.modes[0], args.out or Path(name))))
+            print(json.dumps(run_mode(args, args.modes[0], Path(name))))
         return
-    with ray_nodes(args) as address:
+    with ray_nodes(args.nodes) as address:
         same = (*sys.argv[1:], "--address", address, "--json", "--modes")
         show([apart("benchmarks.driver.emulated", *same, mode) for mode in args.modes])
 

@@ -10,12 +10,14 @@ batches.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.models import Section, forget, random_model, synchronize
+from benchmarks._run import flags, table
+from benchmarks.gpu.models import forget, random_model, synchronize
 from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
@@ -102,36 +104,29 @@ def generate_rate(model: Any, batch: int, steps: int, device: str) -> float:
 
 
 def main() -> None:
-    section = Section(__doc__)
-    device = section.parse().device
+    choices = {"choices": tuple(PLANS), "default": "cpu"}
+    device = flags(__doc__, device=choices).parse_args().device
     names, batches = PLANS[device]
-    steps, rate = STEPS[device], copy_rate(device)
-    section.row(measured="copy", gb_s=rate / 1e9)
-    for name in names:
-        if section.left() < 0:
-            section.row(shape=name, error="not reached: the section's time was over")
-            continue
-        model = random_model(name, device)
-        for batch in batches:
-            if section.left() < 0:
-                section.row(shape=name, batch=batch, error="not reached: time was over")
-                continue
-            limit = batch * rate / step_bytes(model, batch, PROMPT + steps // 2)
-            mini = mini_rate(model, batch, steps, device)
-            forget(device)
-            plain = generate_rate(model, batch, steps, device)
-            forget(device)
-            section.row(
-                shape=name,
-                batch=batch,
-                mini_tokens_s=mini,
-                generate_tokens_s=plain,
-                limit_tokens_s=limit,
-                mini_of_generate=mini / plain,
-                mini_of_limit=mini / limit,
-            )
-        del model
+    rate = copy_rate(device)
+    print(f"the device copies {rate / 1e9:,.0f} GB/s\n")
+    table(
+        ("shape", "batch", "mini tokens/s", "generate tokens/s", "mini of the limit"),
+        ([n, batch, *cells] for n in names for batch, cells in measured(n, batches, device, rate)),
+    )
+
+
+def measured(
+    name: str, batches: Sequence[int], device: str, rate: float
+) -> Iterator[tuple[int, list[str]]]:
+    """A row for each batch."""
+    model, steps = random_model(name, device), STEPS[device]
+    for batch in batches:
+        limit = batch * rate / step_bytes(model, batch, PROMPT + steps // 2)
+        mini = mini_rate(model, batch, steps, device)
         forget(device)
+        plain = generate_rate(model, batch, steps, device)
+        forget(device)
+        yield batch, [f"{mini:,.0f}", f"{plain:,.0f}", f"{mini / limit:.1%}"]
 
 
 if __name__ == "__main__":

@@ -6,21 +6,16 @@ from how many tokens end a response.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import gc
-import json
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
-
-from benchmarks._run import flags
 
 CONTEXT = 2048
 
@@ -106,25 +101,3 @@ def forget(device: str) -> None:
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()
-
-
-class Section:
-    """A section's command line, its deadline and its rows, one JSON line each."""
-
-    def __init__(self, description: str | None) -> None:
-        device = {"choices": ("cpu", "cuda"), "default": "cpu"}
-        self.parser = flags(description, device=device, budget=(120.0, "seconds"))
-        self._begun = time.monotonic()
-
-    def parse(self) -> argparse.Namespace:
-        """The arguments; from now on ``left`` counts down."""
-        self.arguments = self.parser.parse_args()
-        return self.arguments
-
-    def left(self) -> float:
-        """Seconds of the budget that are left."""
-        return self.arguments.budget - (time.monotonic() - self._begun)
-
-    def row(self, **cells: Any) -> None:
-        """One finished measurement."""
-        print(json.dumps(cells), flush=True)

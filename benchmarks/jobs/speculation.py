@@ -18,7 +18,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks._run import flags, listed, metrics, summary, table, told
+from benchmarks._run import flags, listed, metrics, summary, table
 from rollpacker.demo.run import Size, demo_config
 from rollpacker.demo.warm_start import Recipe, default_cache, warm_start
 from rollpacker.job import train
@@ -69,6 +69,10 @@ def _mean(steps: list[dict[str, Any]], name: str) -> float:
     return statistics.mean(step[name] for step in steps) if steps else 1.0
 
 
+def medians(rows: list[dict[str, Any]]) -> list[str]:
+    return [f.format(statistics.median(row[name] for row in rows)) for name, f in COLUMNS.items()]
+
+
 def main() -> None:
     arguments = flags(
         __doc__,
@@ -94,7 +98,7 @@ def main() -> None:
             row = run_arm(model, folder, arm, size, overrides)
             rows.append({"round": number, **row})
     by_arm = {arm: [row for row in rows if row["arm"] == arm] for arm in ARMS}
-    table(["arm", *COLUMNS], ([arm, *told(COLUMNS, mine)] for arm, mine in by_arm.items()))
+    table(["arm", *COLUMNS], ([arm, *medians(mine)] for arm, mine in by_arm.items()))
     for base in ("off", "exact, a token at a time"):
         for name in ("decode_steps", "decode_cpu_s", "rollout_s", "step_s"):
             pairs = zip(by_arm["exact, ahead"], by_arm[base], strict=True)

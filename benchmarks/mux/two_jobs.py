@@ -56,9 +56,7 @@ def write_model(folder: Path, seed: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_job(
-    folder: Path, name: str, seed: int, steps: int, length: int, mux: dict[str, Any]
-) -> Path:
+def write_job(folder: Path, name: str, seed: int, steps: int, mux: dict[str, Any]) -> Path:
     """A job's configuration file; its run's folder is ``folder/name``."""
     tree = {
         "seed": seed,
@@ -72,7 +70,7 @@ def write_job(
         "rollout": {
             "prompts_per_step": 8,
             "num_generations": 8,
-            "max_completion_length": length,
+            "max_completion_length": 48,
             "tail_batching": {"mode": "off"},
         },
         "train": {"learning_rate": 1e-4},
@@ -152,7 +150,7 @@ def run_arm(
         return MuxClient(url, folder / "token").timeline(3600.0)
 
 
-def measure(folder: Path, steps: int, length: int) -> dict[str, Any]:
+def measure(folder: Path, steps: int) -> dict[str, Any]:
     """Both arms; times in seconds.
 
     All jobs are built first and then wait for the daemon of their arm, so that only steps are
@@ -174,7 +172,7 @@ def measure(folder: Path, steps: int, length: int) -> dict[str, Any]:
                     "worst_train_s": 5.0,
                     "cores": {"rollout": [0], "train": [1]},
                 }
-                config = write_job(folder, f"{name}-{seed}", seed, steps, length, mux)
+                config = write_job(folder, f"{name}-{seed}", seed, steps, mux)
                 jobs[name].append(start(config))
         everyone = [job for each in jobs.values() for job in each]
         until = time.monotonic() + TIMEOUT_S
@@ -223,9 +221,9 @@ def phase_means(timeline: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    args = flags(__doc__, steps=6, length=48, json=False).parse_args()
+    args = flags(__doc__, steps=6, json=False).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), args.steps, args.length)
+        found = measure(Path(folder), args.steps)
     if args.json:
         print(json.dumps(found))
         return

@@ -33,12 +33,15 @@ for i in range(count):
 print(total)
 """
 ENDLESS = "while True: pass\n"
-WARM_UP = 20
+WARM_UP, EXECUTIONS = 20, 300
+BUSY, HONEST_RUNS, SPINNERS = 8, 200, 20
+BUDGET_S = 0.25
+"""CPU seconds of a program beside busy processes."""
 EACH = 10
 """A bare subprocess after so many executions, so that both see the same machine."""
 
 
-def cost(executions: int, zygotes: int) -> dict[str, float]:
+def cost(zygotes: int) -> dict[str, float]:
     """Of a short program, ``zygotes`` at once; the rate is by the wall clock, without the
     subprocesses."""
     block = EACH * zygotes
@@ -54,18 +57,18 @@ def cost(executions: int, zygotes: int) -> dict[str, float]:
 
         list(threads.map(once, range(WARM_UP * zygotes)))
         bare_cpu_s()
-        for first in range(0, executions, block):
+        for first in range(0, EXECUTIONS, block):
             cpu_began, began = time.process_time() + sandbox.cpu_s(), time.perf_counter()
-            timed = np.array(list(threads.map(once, range(first, min(first + block, executions)))))
+            timed = np.array(list(threads.map(once, range(first, min(first + block, EXECUTIONS)))))
             wall += time.perf_counter() - began
             cpu += time.process_time() + sandbox.cpu_s() - cpu_began + timed[:, 1].sum()
             latency.extend(timed[:, 0])
             bare += bare_cpu_s()
-    bare_ms, cpu_ms = bare / -(-executions // block) * 1e3, cpu / executions * 1e3
+    bare_ms, cpu_ms = bare / -(-EXECUTIONS // block) * 1e3, cpu / EXECUTIONS * 1e3
     p50, p99 = np.percentile(latency, [50, 99]) * 1e3
     return {
         "zygotes": zygotes,
-        "executions_per_s": executions / wall,
+        "executions_per_s": EXECUTIONS / wall,
         "p50_ms": float(p50),
         "p99_ms": float(p99),
         "cpu_ms_per_execution": float(cpu_ms),
@@ -98,48 +101,41 @@ def honest_test(count: int) -> StdinTest:
     return StdinTest(stdin=f"{count}\n", stdout=f"{count * (count - 1) // 2}\n")
 
 
-def busy(processes: int, honest: int, spinners: int, budget_s: float) -> dict[str, Any]:
-    """Verdicts beside ``processes`` that never sleep."""
-    load = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
+def busy() -> dict[str, Any]:
+    """Verdicts beside processes that never sleep."""
+    load = [multiprocessing.Process(target=spin, daemon=True) for _ in range(BUSY)]
     with Sandbox("standard", zygotes=2) as sandbox, ThreadPoolExecutor(2) as threads:
         count = 1_000_000
         took = min(sandbox.run(HONEST, [honest_test(count)], 30.0).cpu_s for _ in range(5))
-        test = honest_test(int(count * 0.6 * budget_s / took))
+        test = honest_test(int(count * 0.6 * BUDGET_S / took))
         for process in load:
             process.start()
         try:
-            good = [threads.submit(sandbox.run, HONEST, [test], budget_s) for _ in range(honest)]
-            bad = [threads.submit(sandbox.run, ENDLESS, [test], budget_s) for _ in range(spinners)]
+            good = [
+                threads.submit(sandbox.run, HONEST, [test], BUDGET_S) for _ in range(HONEST_RUNS)
+            ]
+            bad = [threads.submit(sandbox.run, ENDLESS, [test], BUDGET_S) for _ in range(SPINNERS)]
             verdicts = [each.result() for each in good]
             endless = [each.result() for each in bad]
         finally:
             for process in load:
                 process.kill()
-    shares = sorted(verdict.cpu_s / budget_s for verdict in verdicts)
+    shares = sorted(verdict.cpu_s / BUDGET_S for verdict in verdicts)
     return {
-        "busy_processes": processes,
-        "honest": honest,
+        "busy_processes": BUSY,
+        "honest": HONEST_RUNS,
         "honest_not_passed": sum(verdict.verdict != "pass" for verdict in verdicts),
         "honest_share_of_budget_p50_max": [shares[len(shares) // 2], shares[-1]],
-        "spinners": spinners,
+        "spinners": SPINNERS,
         "spinners_tle_cpu": sum(verdict.verdict == "tle_cpu" for verdict in endless),
-        "spinners_worst_share_of_budget": max(verdict.cpu_s / budget_s for verdict in endless),
+        "spinners_worst_share_of_budget": max(verdict.cpu_s / BUDGET_S for verdict in endless),
     }
 
 
 def main() -> None:
     """Print both as JSON."""
-    args = flags(
-        __doc__,
-        executions=(300, "of the cost"),
-        zygotes=(1, "executions at once"),
-        busy=(8, "processes that never sleep"),
-        honest=200,
-        spinners=20,
-        budget_s=(0.25, "CPU seconds of a program"),
-    ).parse_args()
-    found = cost(args.executions, args.zygotes)
-    print(json.dumps(found | busy(args.busy, args.honest, args.spinners, args.budget_s), indent=1))
+    args = flags(__doc__, zygotes=(1, "executions at once")).parse_args()
+    print(json.dumps(cost(args.zygotes) | busy(), indent=1))
 
 
 if __name__ == "__main__":

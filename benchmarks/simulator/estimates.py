@@ -31,6 +31,7 @@ SETTINGS = {
 """Calibration, lengths, devices, and emulated seconds in one of the clock's."""
 RACED = 0.4
 """Of the factor: a raced rollout is so short that the driver could not keep up with the whole."""
+STEPS = 11
 QUIET = Progress(every=1000)
 
 
@@ -46,14 +47,14 @@ def demo_runs(out: Path, seed: int) -> Iterator[tuple[str, float]]:
         yield mode, seconds["off"] / seconds[mode]
 
 
-def emulated_runs(out: Path, name: str, steps: int) -> Iterator[tuple[str, float]]:
+def emulated_runs(out: Path, name: str) -> Iterator[tuple[str, float]]:
     """Each mode's speed-up in an emulated job, in its steps after the first."""
     calibration, workload, gpus, factor = SETTINGS[name]
     seconds = dict[str, float]()
     for mode in ("off", *MODES):
         paced = factor * (RACED if mode == "race" else 1.0)
         paper = Paper(
-            calibration=calibration, workload=workload, gpus=gpus, factor=paced, steps=steps
+            calibration=calibration, workload=workload, gpus=gpus, factor=paced, steps=STEPS
         )
         if not made(out / mode):
             train(paper_job(paper, mode, out, {"grading": {"asynchronous": True}}), progress=QUIET)
@@ -72,10 +73,10 @@ def estimated(run: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = flags(__doc__, out=Path("runs/estimates"), seeds=[1, 2], steps=11).parse_args()
+    arguments = flags(__doc__, out=Path("runs/estimates"), seeds=[1, 2]).parse_args()
     out: Path = arguments.out
     jobs = {f"demo, seed {n}": demo_runs(out / f"demo-{n}", n) for n in arguments.seeds}
-    jobs |= {f"emulated {n}": emulated_runs(out / n, n, arguments.steps) for n in SETTINGS}
+    jobs |= {f"emulated {n}": emulated_runs(out / n, n) for n in SETTINGS}
     folders = [*(f"demo-{n}" for n in arguments.seeds), *SETTINGS]
     rows = list[tuple[str, ...]]()
     for (job, runs), folder in zip(jobs.items(), folders, strict=True):

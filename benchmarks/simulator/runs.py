@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator.runs --steps 60 --out runs/simulated
     python -m benchmarks.simulator.runs --steps 40 --prompts 64 --out runs/simulated-large
-    python -m benchmarks.simulator.runs --steps 16 --prompts 256 --ahead off --out runs/sim-plain
+    python -m benchmarks.simulator.runs --steps 16 --prompts 256 --out runs/simulated-256
 
 Every mode runs with two seeds, and with the first of them once more. Costs are fitted to one run
 and tested on steps that were held back, on the other seed and on the other mode. What one run tells
@@ -41,10 +41,7 @@ def config_of(
 ) -> RunConfig:
     """The short job of docs/benchmarks.md with so many prompts a step; no prompt twice."""
     size = Size(steps=arguments.steps, held_out=50, prompts=arguments.prompts)
-    config = demo_config(model, folder, mode, size, {"seed": seed})
-    ahead = config.rollout.speculation.model_copy(update={"mode": arguments.ahead})
-    rollout = config.rollout.model_copy(update={"speculation": ahead})
-    return config.model_copy(update={"rollout": rollout})
+    return demo_config(model, folder, mode, size, {"seed": seed})
 
 
 def run_all(arguments: argparse.Namespace) -> dict[tuple[str, str], RunRecord]:
@@ -100,12 +97,10 @@ def row(predicted: TimedSteps, actual: TimedSteps, size: int) -> str:
 
 
 def main() -> None:
-    """Run what is not there, and print the table."""
     parser = flags(
         __doc__,
         steps=60,
         prompts=(16, "a step"),
-        ahead=({"default": "auto", "choices": ["auto", "off"]}, "drafts"),
         out=Path("runs/simulated"),
     )
     runs = run_all(parser.parse_args())

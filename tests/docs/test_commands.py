@@ -209,8 +209,8 @@ def test_the_page_of_commands_has_all_of_them() -> None:
         ("x=1 .venv/bin/python -m rollpacker samples | tail -1", "Missing argument"),
         ("make tests", "no target"),
         ("python examples/scale/large.py", "no file"),
-        ("python -m benchmarks.driver.steps", "no module"),
-        ("python -m benchmarks.driver.step --worker 3", "has no --worker"),
+        ("python -m benchmarks.driver.emulation", "no module"),
+        ("python -m benchmarks.driver.emulated --gpu 3", "has no --gpu"),
         ("python -m benchmarks.programs.slow_tools tables --steps 3", "knows no tables"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_wrong_command_is_found(line: str, why: str) -> None:
         "rollpacker estimate --from PATH --gpus N > out.txt && make docs",
         "nice rollpacker doctor run.yaml 'engine={kind: vllm}' --device H100   # a comment",
         "python -m benchmarks.programs.slow_tools modes --steps 5",
-        "python -m benchmarks.gpu.grpo --device cuda",
+        "python -m benchmarks.gpu.decode --device cuda",
         'make test ARGS="tests/core -x"',
     ],
 )

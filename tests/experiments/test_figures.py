@@ -106,5 +106,3 @@ def test_a_figure_from_its_command_to_its_page(tmp_path: Path) -> None:
     folders = sorted(path.name for path in (tmp_path / "table3").iterdir())
     assert folders == ["0-fixed-40-", "0-none"]
     assert page.splitlines()[4] in done.stdout
-    subprocess.run([*command, "--again"], check=True)
-    assert (tmp_path / "pages" / "table3" / "cpu.md").read_text(encoding="utf-8") == page

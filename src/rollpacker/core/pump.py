@@ -12,7 +12,7 @@ from rollpacker.core.journal import Policy
 Record = Callable[[float, Event, Sequence[Decision]], None]
 """Takes the time of an event, the event, and what it led to; a journal's ``record`` is one."""
 _SLICE = 1024
-"""Decisions performed before others have their turn: some ms (``benchmarks.driver.step``)."""
+"""Decisions performed before others have their turn: some ms."""
 
 
 class Pump:

@@ -45,7 +45,7 @@ def test_a_killed_run_and_a_killed_daemon_change_no_bit(tmp_path: Path) -> None:
         "worst_train_s": 5.0,
         "cores": {"rollout": [0], "train": [1]},
     }
-    config = tools.write_job(tmp_path, "muxed", 1, steps, 48, mux)
+    config = tools.write_job(tmp_path, "muxed", 1, steps, mux)
     run = train(config)
     try:
         while len(daemon.finished("run")) < 3:
@@ -68,7 +68,7 @@ def test_a_killed_run_and_a_killed_daemon_change_no_bit(tmp_path: Path) -> None:
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
         daemon.stop()
-    alone = train(tools.write_job(tmp_path, "alone", 1, steps, 48, {}))
+    alone = train(tools.write_job(tmp_path, "alone", 1, steps, {}))
     assert alone.wait(timeout=280) == 0
     last = f"checkpoint-{steps}"
     weights = [

@@ -23,13 +23,13 @@ from rollpacker.cli.output import (
     ConfigFile,
     Json,
     Overrides,
+    Shown,
     console,
     errors,
-    print_found,
     print_json,
     print_note,
-    print_plain,
     run_in,
+    shown,
     table_of,
 )
 from rollpacker.cli.rewards import rewards_app
@@ -42,6 +42,8 @@ from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 app = typer.Typer(
@@ -104,13 +106,13 @@ def version(
 
 
 @app.command(rich_help_panel=_TRAIN)
+@shown
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path(
         "runs/demo"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="A few steps only.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Train a small reasoning model on this machine, in each mode, and write a report.
 
     Example: rollpacker demo --out runs/demo
@@ -121,30 +123,26 @@ def demo(
 
     say: Callable[[str], None] = errors.print
     summary = run_demo(free_folder(out), QUICK if quick else DEMO, say)
-    if as_json:
-        print_json(summary)
-        return
-    _print_table(table(summary), "GRPO on two cores, the same long problems in each mode")
     speedup, noise = summary["speedup"], warning(summary["other_load"])
     wall = "too busy for" if noise else f"{speedup['wall']:.2f}x as fast by"
-    console.print(
+    lines = (
+        _table(table(summary), "GRPO on two cores, the same long problems in each mode"),
         f"{summary['recommended_mode']} against off: {speedup['decode_steps']:.2f}x fewer decode "
-        f"steps, nothing discarded; {wall} the wall clock"
+        f"steps, nothing discarded; {wall} the wall clock",
+        *([noise] if noise else ()),
+        _table(cluster_table(summary["cluster"]), TITLE),
+        *(*remarks(summary["cluster"]), summary["scope"]),
+        f"report: {summary['report']}",
     )
-    if noise:
-        console.print(noise)
-    _print_table(cluster_table(summary["cluster"]), TITLE)
-    for line in (*remarks(summary["cluster"]), summary["scope"]):
-        print_plain(line)
-    console.print(f"report: {summary['report']}")
+    return Shown(summary, lines)
 
 
-def _print_table(lines: Sequence[tuple[str, ...]], title: str) -> None:
+def _table(lines: Sequence[tuple[str, ...]], title: str) -> Table:
     header, *rows = lines
     view = table_of(*header, title=title)
     for row in rows:
         view.add_row(*row)
-    console.print(view)
+    return view
 
 
 def shared_phases(loaded: config.RunConfig) -> PhaseNodes | None:
@@ -206,10 +204,10 @@ def train(
 
 
 @journal_app.command()
+@shown
 def replay(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A run's folder or journal.jsonl.")],
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Feed a journal through its policy; every decision must come again.
 
     Example: rollpacker journal replay runs/demo/exact/journal.jsonl
@@ -219,33 +217,23 @@ def replay(
 
     file = run_in(path) / "journal.jsonl" if path.is_dir() else path
     result = journal.replay(file, from_journal)
-    if as_json:
-        print_json(
-            {
-                "events": result.events,
-                "decisions": result.decisions,
-                "differences": len(result.differences),
-                "unfinished_step": result.unfinished,
-            }
-        )
-    else:
-        console.print(
-            f"{result.events} events, {result.decisions} decisions, "
-            f"{len(result.differences)} differences"
-        )
-        if result.unfinished is not None:
-            console.print(f"the journal ends within step {result.unfinished}")
-        for difference in result.differences[:3]:
-            console.print_json(data=difference)
-    if result.differences:
-        raise typer.Exit(1)
+    count = len(result.differences)
+    data = {
+        "events": result.events,
+        "decisions": result.decisions,
+        "differences": count,
+        "unfinished_step": result.unfinished,
+    }
+    lines = [f"{result.events} events, {result.decisions} decisions, {count} differences"]
+    if result.unfinished is not None:
+        lines.append(f"the journal ends within step {result.unfinished}")
+    lines += (json.dumps(difference, indent=2) for difference in result.differences[:3])
+    return Shown(data, lines, code=bool(count))
 
 
 @app.command(rich_help_panel=_TRAIN)
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    as_json: Json = False,
-) -> None:
+@shown
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]) -> Shown:
     """Write report.html and timeline.json again from a run's files.
 
     Example: rollpacker report runs/demo/exact
@@ -255,4 +243,4 @@ def report(
 
     run = run_in(run)
     written = {"report": str(write_report(run, print_note)), "timeline": str(write_timeline(run))}
-    print_found(written, as_json, "\n".join(written.values()))
+    return Shown(written, written.values())

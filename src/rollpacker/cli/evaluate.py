@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollpacker.cli.output import Json, Overrides, console, print_json, print_plain, table_of
+from rollpacker.cli.output import Overrides, Shown, shown, table_of
 
 if TYPE_CHECKING:
     from rollpacker.config import DataConfig
@@ -31,6 +31,7 @@ def check_here(model: str, *data: DataConfig | None) -> None:
             check_places(each)
 
 
+@shown
 def evaluate(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="Folder or hub name of a model.")
@@ -40,8 +41,7 @@ def evaluate(
     num_generations: Annotated[
         int | None, typer.Option(help="Answers to each problem; default: the config's.", min=1)
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Measure a checkpoint on a config's held-out problems: accuracy, pass@k and maj@k.
 
     Example: rollpacker eval runs/math/checkpoint-200 job.yaml --num-generations 8
@@ -55,21 +55,19 @@ def evaluate(
     from rollpacker.runtime.record.progress import Progress
 
     result = assess(loaded, checkpoint, num_generations, Progress())
-    if as_json:
-        print_json(result)
-        return
     view = table_of("k", "pass@k", "maj@k", left=0)
     for k, value in result["pass_at"].items():
         view.add_row(str(k), *(_percent(each) for each in (value, result["maj_at"][k])))
-    console.print(view)
-    print_plain(
+    lines = [
+        view,
         f"accuracy {result['accuracy']:.1%} on {result['problems']} problems, "
         f"{result['num_generations']} answers to each, mean length {result['mean_length']:.0f} "
-        f"tokens, {result['clipped_ratio']:.0%} cut off"
-    )
-    print_plain(f"maj@k counts {result['votes_by']} of each answer")
+        f"tokens, {result['clipped_ratio']:.0%} cut off",
+        f"maj@k counts {result['votes_by']} of each answer",
+    ]
     if result["ungraded"]:
-        print_plain(f"{result['ungraded']} answers got no reward and are left out")
+        lines.append(f"{result['ungraded']} answers got no reward and are left out")
+    return Shown(result, lines)
 
 
 def _percent(value: float | None) -> str:

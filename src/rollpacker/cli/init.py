@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from rollpacker.cli.convert import CommandLine, translate
-from rollpacker.cli.output import Json, errors, print_json, print_plain
+from rollpacker.cli.output import Shown, print_aside, shown
 
 if TYPE_CHECKING:
     from rollpacker.job.ask.draft import Wishes
 
 
+@shown
 def init(
     model: Annotated[str | None, typer.Option(help="Folder or hub name of the model.")] = None,
     data: Annotated[
@@ -39,8 +41,7 @@ def init(
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Write a commented job file that `rollpacker train` accepts as it is.
 
     Asks five questions on a terminal, unless model, data and reward are given. With --from it
@@ -54,8 +55,7 @@ def init(
         model=model, data=data, reward=reward, held_out=eval_data, steps=steps, world=world
     )
     if source is not None:
-        _translate(source, asked, out, force, as_json)
-        return
+        return _translated(source, asked, out, force)
     if world is not None:
         raise ValueError("--world is of a configuration that --from names")
     from rollpacker.job.ask.draft import draft
@@ -63,11 +63,7 @@ def init(
 
     text, warnings = draft(_wishes(asked), Progress())
     _write(text, out, force)
-    if as_json:
-        print_json({"file": str(out), "warnings": warnings})
-        return
-    _warn(warnings)
-    print_plain(f"wrote {out}; next: {_next(out)}")
+    return Shown({"file": str(out), "warnings": warnings}, _lines(warnings, out))
 
 
 def _wishes(asked: CommandLine) -> Wishes:
@@ -92,38 +88,32 @@ def _wishes(asked: CommandLine) -> Wishes:
     return Wishes(model=model, data=data, reward=reward, held_out=held_out or "", steps=steps or 0)
 
 
-def _translate(source: Path, asked: CommandLine, out: Path, force: bool, as_json: bool) -> None:
+def _translated(source: Path, asked: CommandLine, out: Path, force: bool) -> Shown:
     job = translate(source, asked)
     _write(job.text, out, force)
-    if as_json:
-        print_json(
-            {
-                "file": str(out),
-                "framework": job.framework,
-                "translated": job.translated,
-                "ignored": job.ignored,
-                "unsupported": job.refused,
-                "warnings": job.warnings,
-            }
-        )
-        return
-    _warn(job.by_hand + job.warnings)
-    print_plain(
+    data = {
+        "file": str(out),
+        "framework": job.framework,
+        "translated": job.translated,
+        "ignored": job.ignored,
+        "unsupported": job.refused,
+        "warnings": job.warnings,
+    }
+    counts = (
         f"{source} ({job.framework}): {len(job.translated)} keys translated, {len(job.ignored)} "
         f"ignored, {len(job.refused)} set by hand"
     )
-    print_plain(f"wrote {out}; next: {_next(out)}")
+    return Shown(data, _lines(job.by_hand + job.warnings, out, counts))
 
 
-def _next(out: Path) -> str:
-    return (
-        f"rollpacker doctor {out} (elsewhere: --device H100 --gpus 8), then rollpacker train {out}"
-    )
-
-
-def _warn(warnings: list[str]) -> None:
+def _lines(warnings: list[str], out: Path, *lines: str) -> Iterator[str]:
     for warning in warnings:
-        errors.print(f"WARNING {warning}", highlight=False, markup=False, soft_wrap=True)
+        print_aside(f"WARNING {warning}")
+    yield from lines
+    yield (
+        f"wrote {out}; next: rollpacker doctor {out} (elsewhere: --device H100 --gpus 8), "
+        f"then rollpacker train {out}"
+    )
 
 
 def _write(text: str, out: Path, force: bool) -> None:

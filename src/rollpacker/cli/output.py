@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from rollpacker.core.codec import dumps_finite, loads
@@ -21,6 +26,7 @@ _IN_TRL = "rollpacker"
 """Where a trainer of TRL's has its run, in its ``output_dir``."""
 console = Terminal()
 errors = Terminal(stderr=True)
+T = TypeVar("T")
 
 
 def print_json(data: Any) -> None:
@@ -28,12 +34,64 @@ def print_json(data: Any) -> None:
     print(json.dumps(loads(dumps_finite(data))))
 
 
-def print_found(data: Any, as_json: bool, text: str) -> None:
-    """Print ``data`` as one JSON object, or ``text``, which says it in words."""
-    if as_json:
-        print_json(data)
-    else:
-        print_plain(text)
+class Note(str):
+    """A line for standard error."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a command has found: an object for ``--json``, or lines and tables for people.
+
+    Args:
+        code: the command's exit code.
+    """
+
+    data: Any
+    lines: Iterable[RenderableType]
+    code: int = 0
+
+
+def shown(command: Callable[..., Shown]) -> Callable[..., None]:
+    """A command that takes ``--json`` too, and prints what ``command`` returns."""
+
+    @wraps(command)
+    def run(as_json: bool, **given: Any) -> None:
+        found = command(**given)
+        if as_json:
+            print_json(found.data)
+        else:
+            print_lines(found.lines)
+        if found.code:
+            raise typer.Exit(found.code)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    word = inspect.Parameter(
+        "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json
+    )
+    return with_parameters(run, (*own, word))
+
+
+def with_parameters(
+    command: Callable[..., T], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., T]:
+    """``command`` as typer sees it: with these parameters."""
+    signature = inspect.Signature([*parameters])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+    return command
+
+
+def print_lines(lines: Iterable[RenderableType]) -> None:
+    """Print notes on standard error, other texts as they are, tables as wide as the terminal."""
+    for line in lines:
+        if isinstance(line, Note):
+            print_note(line)
+        elif isinstance(line, str):
+            print_plain(line)
+        else:
+            console.print(line)
 
 
 def table_of(*columns: str, left: int = 1, title: str | None = None) -> Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from rollpacker.cli.output import Json, Overrides, print_json, print_plain
+from rollpacker.cli.output import Overrides, Shown, shown
 from rollpacker.errors import PlainError, told
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def _group() -> None:
 
 
 @rewards_app.command()
+@shown
 def check(
     file: Annotated[
         Path | None,
@@ -65,8 +66,7 @@ def check(
         str | None,
         typer.Option(help="math or code; default: the job's rewards, else by the row's columns."),
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Grade one response and say what was extracted, how it was read and what was compared.
 
     Example: rollpacker rewards check --answer '72 dollars' --response 'It is \\boxed{72 clips}'
@@ -77,17 +77,13 @@ def check(
     checked = [_check(each, text, found) for each in rewards]
     scores = [each.weight * each.score for each in checked if each.score is not None]
     total = sum(scores) if scores else None
-    if as_json:
-        rows = [
-            {"reward": c.reward, "weight": c.weight, "score": c.score, **c.said} for c in checked
-        ]
-        print_json({"row": found.id if file else None, "rewards": rows, "total": total})
-        return
-    if file is not None:
-        print_plain(f"row {found.id}")
-    lines = [line for each in checked for line in _lines(each, weighted=len(checked) > 1)]
-    for name, value in [*lines, *([("total", _shown(total))] if len(checked) > 1 else [])]:
-        print_plain(f"{name.replace('_', ' '):<17}{value}")
+    rows = [{"reward": c.reward, "weight": c.weight, "score": c.score, **c.said} for c in checked]
+    several = len(checked) > 1
+    lines = [line for each in checked for line in _lines(each, weighted=several)]
+    lines += [("total", _shown(total))] if several else []
+    data = {"row": found.id if file else None, "rewards": rows, "total": total}
+    texts = [f"{name.replace('_', ' '):<17}{value}" for name, value in lines]
+    return Shown(data, texts if file is None else [f"row {found.id}", *texts])
 
 
 def _response(text: str | None, file: Path | None) -> str:

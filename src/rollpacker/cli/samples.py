@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rollpacker.cli.output import Json, print_json, print_note, print_plain, run_in
+from rollpacker.cli.output import Note, Shown, print_note, run_in, shown
 from rollpacker.errors import visible
 from rollpacker.report.reading.conversations import Message, conversation, parsed, turns_of
 
 _RULE = "─" * 72
 
 
+@shown
 def samples(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
@@ -29,8 +30,7 @@ def samples(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Most responses; 0 for all.")] = 10,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Print responses of a run with their rewards, also while it goes on; latest step first.
 
     Example: rollpacker samples runs/demo/exact --step 3 --worst --limit 3
@@ -44,22 +44,17 @@ def samples(
     order = given[0] if given else "newest"
     run = run_in(run)
     found = find(run, print_note, step=step, prompt=prompt, grep=grep, order=order, limit=limit)
-    if as_json:
-        rows = [
-            row | {"messages": parsed(row["messages"])} if "messages" in row else row
-            for row in found.rows
-        ]
-        print_json({"samples": rows, "matching": found.matching})
-        return
-    for row in found.rows:
-        print_plain(_text(row))
+    rows = [
+        row | {"messages": parsed(row["messages"])} if "messages" in row else row
+        for row in found.rows
+    ]
+    lines = [*map(_text, found.rows)]
     if found.matching and not found.texts:
-        print_note("no texts were kept of these: samples.texts=true keeps them")
-    if not found.matching:
-        hint = ": steps are counted from 0" if step is not None else ""
-        print_plain(f"no response matches{hint}")
-        return
-    print_plain(f"{len(found.rows)} of {found.matching} responses (--limit)")
+        lines.append(Note("no texts were kept of these: samples.texts=true keeps them"))
+    hint = ": steps are counted from 0" if step is not None else ""
+    count = f"{len(found.rows)} of {found.matching} responses (--limit)"
+    lines.append(count if found.matching else f"no response matches{hint}")
+    return Shown({"samples": rows, "matching": found.matching}, lines)
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollpacker.cli.output import Json, print_json, print_note, print_plain
+from rollpacker.cli.output import Shown, print_note, shown
 
 if TYPE_CHECKING:
     from rollpacker.sandbox import Level, Test, Verdict
@@ -32,11 +33,11 @@ def check_system() -> None:
 
 
 @sandbox_app.command()
+@shown
 def selftest(
     level: LevelOption = "standard",
     timeout: Annotated[float, typer.Option(help="CPU seconds of each program.")] = 0.3,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Run hostile programs on this machine and say how many were contained.
 
     Example: rollpacker sandbox selftest --level strong
@@ -48,17 +49,14 @@ def selftest(
     limits = Limits(memory_mb=256, output_mb=4, idle_s=0.5)
     with Sandbox(_level(level), limits=limits, check=False) as sandbox:
         found = run_selftest(sandbox, timeout)
-    if as_json:
-        print_json(asdict(found))
-    else:
-        print_plain(f"level {found.level}: {found.contained} of {found.total} contained")
     for each in found.escaped:
         print_note(f"not contained: {each}")
-    if found.contained < found.total:
-        raise typer.Exit(1)
+    text = f"level {found.level}: {found.contained} of {found.total} contained"
+    return Shown(asdict(found), [text], code=found.contained < found.total)
 
 
 @sandbox_app.command()
+@shown
 def run(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="Python file.")],
     tests: Annotated[
@@ -69,8 +67,7 @@ def run(
     ],
     timeout: Annotated[float, typer.Option(help="CPU seconds for each test.")] = 10.0,
     level: LevelOption = "standard",
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Run a program against tests; exit code 1 unless all of them pass.
 
     Example: rollpacker sandbox run solution.py --tests tests.json --timeout 2
@@ -82,12 +79,7 @@ def run(
     source = _read_text(program)
     with Sandbox(_level(level)) as sandbox:
         verdict = sandbox.run(source, parsed, timeout)
-    if as_json:
-        print_json(asdict(verdict))
-    else:
-        _print_verdict(verdict)
-    if verdict.verdict != "pass":
-        raise typer.Exit(1)
+    return Shown(asdict(verdict), _in_words(verdict), code=verdict.verdict != "pass")
 
 
 def _level(name: str) -> Level:
@@ -136,11 +128,11 @@ def _read_tests(path: Path) -> list[Test]:
     return found
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _in_words(verdict: Verdict) -> Iterator[str]:
     forgeable = ", forgeable" if verdict.forgeable else ""
-    print_plain(
+    yield (
         f"{verdict.verdict}: {verdict.passed} of {len(verdict.tests)} passed, "
         f"{verdict.cpu_s:.3f} CPU s, level {verdict.level}{forgeable}"
     )
     for place, test in enumerate(verdict.tests):
-        print_plain(f"  {place}: {test.verdict} {test.cpu_s:.3f} s {test.detail}".rstrip())
+        yield f"  {place}: {test.verdict} {test.cpu_s:.3f} s {test.detail}".rstrip()

@@ -15,7 +15,7 @@ from rollpacker.cli.mux.demo import demo
 from rollpacker.cli.mux.jobs import end, history, logs, show, submit, wait
 from rollpacker.cli.mux.nodes import node_app, token_app
 from rollpacker.cli.mux.service import backup, drain, restore, serve, status
-from rollpacker.cli.output import Json, console, print_json
+from rollpacker.cli.output import Shown, shown
 
 mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True)
 mux_app.add_typer(node_app, name="node")
@@ -28,6 +28,7 @@ for command in (
 
 
 @mux_app.command()
+@shown
 def simulate(
     trace: Annotated[
         str, typer.Option(help="'philly' (synthetic) or a trace file, one JSON job a line.")
@@ -55,8 +56,7 @@ def simulate(
         Path | None, typer.Option(help="Nodes and teams (YAML): jobs wait for these.")
     ] = None,
     events: Annotated[Path | None, typer.Option(help="Event log to write.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Simulate a cluster with the scheduler that the daemon runs; the default trace is synthetic.
 
     Example: rollpacker mux simulate --jobs 200 --days 14 --policy rollmux
@@ -80,10 +80,7 @@ def simulate(
         result = chosen(Run(loaded, seed, EventLog(file), time.perf_counter, machines))
     name = f"synthetic, {len(loaded)} jobs" if trace == "philly" else trace
     found = {"policy": policy, "trace": name} | result.to_json()
-    if as_json:
-        print_json(found)
-        return
-    _show(found)
+    return Shown(found, [_table(found)])
 
 
 def _range(text: str) -> tuple[float, float]:
@@ -94,7 +91,7 @@ def _range(text: str) -> tuple[float, float]:
     return low, high
 
 
-def _show(found: dict[str, Any]) -> None:
+def _table(found: dict[str, Any]) -> Table:
     view = Table(title=f"{found['policy']} on {found['trace']}", show_header=False)
     peak, decision = found["peak_gpus"], found["decision_ms"]
     wait, slow = found["wait_s"], found["slowdown"]
@@ -110,17 +107,14 @@ def _show(found: dict[str, Any]) -> None:
     )
     for row in rows:
         view.add_row(*row)
-    console.print(view)
+    return view
 
 
-def _spent(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _spent(found: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]]:
     """Dollars and idle time of rented nodes, idle time of an owner's."""
     idle = found.get("idle") or found["bubble"]
     shares = ("idle", f"rollout {idle['rollout']:.0%}, training {idle['train']:.0%}")
     if "idle" in found:
-        return [("all done after", f"{found['makespan_h']:.0f} h"), shares]
+        return ("all done after", f"{found['makespan_h']:.0f} h"), shares
     bound = found["lower_bound_cost_per_h"]
-    return [
-        ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"),
-        shares,
-    ]
+    return ("cost", f"${found['cost_per_h']:.0f}/h (no schedule is below ${bound:.0f}/h)"), shares

@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from rollpacker.cli.output import with_parameters
 
 State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
 Url = Annotated[str, typer.Option(help="Address of the daemon.")]
@@ -22,21 +24,22 @@ URL = "http://127.0.0.1:8642"
 _PATIENCE_S = 3.0
 
 
-def of_daemon(command: Callable[..., None]) -> Callable[..., None]:
+T = TypeVar("T")
+
+
+def of_daemon(command: Callable[..., T]) -> Callable[..., T]:
     """A command whose first argument is a daemon: instead it takes the options that say which."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     which = inspect.signature(Daemon, eval_str=True).parameters
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        command(Daemon(**{name: given.pop(name) for name in which}), **given)
+    def run(**given: Any) -> T:
+        return command(Daemon(**{name: given.pop(name) for name in which}), **given)
 
-    parameters = [
+    parameters = (
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *which.values())
-    ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    )
+    return with_parameters(run, parameters)
 
 
 class Daemon:

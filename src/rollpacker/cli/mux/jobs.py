@@ -8,7 +8,7 @@ import hashlib
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 
 from rollpacker.cli.mux.daemon import Daemon, duration, missed, of_daemon
-from rollpacker.cli.output import Json, console, print_found, print_json, print_note, table_of
+from rollpacker.cli.output import Shown, print_note, shown, table_of
 from rollpacker.terminal import coloured
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -29,6 +29,7 @@ _TAIL = 64 * 1024
 """Bytes of the end of a log that are shown first when it is followed."""
 
 
+@shown
 @of_daemon
 def submit(
     daemon: Daemon,
@@ -39,8 +40,7 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same one submits once.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Submit a job to the daemon: agents start its program as soon as it has nodes.
 
     A run whose job is over is submitted as NAME.2, and goes on from its last checkpoint.
@@ -53,9 +53,9 @@ def submit(
     queued = found["state"] == "queued"
     waits = f", waits for nodes: {daemon.command('status')}" if queued else ""
     over = daemon.command("wait", found["id"])
-    print_found(found, as_json, f"job {found['id']} submitted{waits}\nwait for its end: {over}")
     with suppress(ValueError, RuntimeError):  # the job is in, whatever happens to the note
         _note_no_guarantee(daemon, found["id"])
+    return Shown(found, [f"job {found['id']} submitted{waits}", f"wait for its end: {over}"])
 
 
 @of_daemon
@@ -105,12 +105,9 @@ def _shown_by(out: TextIO) -> Callable[[bytes], None]:
     return show
 
 
+@shown
 @of_daemon
-def wait(
-    daemon: Daemon,
-    job: Job,
-    as_json: Json = False,
-) -> None:
+def wait(daemon: Daemon, job: Job) -> Shown:
     """Wait until a job and its program are over; exit with the program's code.
 
     Example: rollpacker mux wait my-job
@@ -124,21 +121,20 @@ def wait(
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
     failed = f"; what it printed: {daemon.command('logs', job)}" if outcome == "failed" else ""
-    broken = f"\n{text}" if (text := missed(found)) else ""
-    print_found(found, as_json, f"job {job}: {outcome}{failed}{broken}")
+    code = 0
     if program is not None and outcome != "done":
-        codes: list[Any] = [each["code"] for each in program["attempts"] if each["code"]]
-        raise typer.Exit(codes[-1] if codes else 1)
+        code = next((each["code"] for each in program["attempts"][::-1] if each["code"]), 1)
+    return Shown(found, filter(None, (f"job {job}: {outcome}{failed}", missed(found))), code)
 
 
+@shown
 @of_daemon
 def end(
     daemon: Daemon,
     jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Their ids.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All live jobs.")] = False,
     team: Annotated[str, typer.Option(help="With --all: of this team only.")] = "",
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """End jobs: their programs are stopped; nodes are free when their permits are over.
 
     Example: rollpacker mux end my-job
@@ -150,23 +146,25 @@ def end(
         for job in daemon.get("/v1/status")["jobs"]
         if not team or job["spec"]["team"] == team
     ]
-    found = {name: daemon.post(f"/v1/jobs/{_quoted(name)}/end", {}, None) for name in names}
-    told = "\n".join(f"job {name}: {each['state']}" for name, each in found.items())
+    found = {name: daemon.post(f"/v1/jobs/{_quoted(name)}/end", {}) for name in names}
+    told = [f"job {name}: {each['state']}" for name, each in found.items()]
     one = found[names[0]] if len(names) == 1 and not every else {"jobs": found}
-    print_found(one, as_json, told or "there are no such jobs")
+    return Shown(one, told or ["there are no such jobs"])
 
 
+@shown
 @of_daemon
-def show(daemon: Daemon, job: Job, as_json: Json = False) -> None:
+def show(daemon: Daemon, job: Job) -> Shown:
     """Show all that is known of a job: nodes, queue, promise, phases, program, what it waits for.
 
     Example: rollpacker mux show my-job
     """
     found = daemon.get(f"/v1/jobs/{_quoted(job)}")
     recent = daemon.get(f"/v1/timeline?window_s=86400&job={_quoted(job)}")["phases"][-_PHASES:]
-    if as_json:
-        print_json(found | {"phases": recent})
-        return
+    return Shown(found | {"phases": recent}, _all_of(daemon, found, recent))
+
+
+def _all_of(daemon: Daemon, found: dict[str, Any], recent: list[dict[str, Any]]) -> Iterator[Table]:
     spec, now = found["spec"], found["arrived_s"] + found["elapsed_s"]
     wanted = spec["iterations"] or spec["expected_iterations"]
     rows = [
@@ -188,11 +186,11 @@ def show(daemon: Daemon, job: Job, as_json: Json = False) -> None:
         rows.append((f"attempt {each['number']}", f"{each['node']}: {code}"))
     if found["program"] is not None and found["program"]["nodes_lost"]:
         rows.append(("nodes lost", f"{found['program']['nodes_lost']} in a row, 3 end the job"))
-    view = Table(title=job, show_header=False)
+    view = Table(title=found["id"], show_header=False)
     for row in rows:
         if row[1]:
             view.add_row(*row)
-    console.print(view)
+    yield view
 
 
 def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
@@ -213,12 +211,12 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
     return found
 
 
+@shown
 @of_daemon
 def history(
     daemon: Daemon,
     by: Annotated[Literal["team", "day", "job"], typer.Option(help="What a row is.")] = "team",
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Show what jobs have had: how many, iterations, node hours of phases alone, missed promises.
 
     Example: rollpacker mux history --by day
@@ -235,13 +233,10 @@ def history(
         late = ended and job["slo_state"] == "missed"
         for name, value in zip(_HISTORY, (1, ended, job["done"], hours, late), strict=True):
             told[name] += value
-    if as_json:
-        print_json({by: rows})
-        return
     view = table_of(by, "jobs", "ended", "iterations", "node hours", "SLO missed")
     for name, told in sorted(rows.items()):
         view.add_row(name, *(f"{value:.0f}" for value in told.values()))
-    console.print(view)
+    return Shown({by: rows}, [view])
 
 
 def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[str, Any]:

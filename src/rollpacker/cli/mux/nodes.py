@@ -12,7 +12,7 @@ import typer
 from rich.table import Column, Table
 
 from rollpacker.cli.mux.daemon import Daemon, duration, of_daemon
-from rollpacker.cli.output import Json, console, print_found, print_json
+from rollpacker.cli.output import Shown, shown
 
 node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name.")]
@@ -20,19 +20,14 @@ Reason = Annotated[str, typer.Option(help="For people: why.")]
 
 
 @node_app.command("list")
+@shown
 @of_daemon
-def list_nodes(
-    daemon: Daemon,
-    as_json: Json = False,
-) -> None:
+def list_nodes(daemon: Daemon) -> Shown:
     """Show all nodes: what they are, whether they may be used, who is on them.
 
     Example: rollpacker mux node list
     """
     nodes = daemon.get("/v1/status")["nodes"]
-    if as_json:
-        print_json({"nodes": nodes})
-        return
     view = Table(
         "node", "pool", "state", "status", Column("jobs", overflow="fold"), "rack", "agent"
     )
@@ -45,76 +40,60 @@ def list_nodes(
             *(node["name"], node["pool"], node["state"], status + why, jobs),
             *(machine.get("rack", ""), "none" if heard is None else f"{duration(heard)} ago"),
         )
-    console.print(view)
+    return Shown({"nodes": nodes}, [view])
 
 
 @node_app.command()
+@shown
 @of_daemon
-def cordon(
-    daemon: Daemon,
-    node: Node,
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
+def cordon(daemon: Daemon, node: Node, reason: Reason = "") -> Shown:
     """Put no more jobs on a node; those that are there stay.
 
     Example: rollpacker mux node cordon h20-07 --reason "slow link"
     """
-    body = {"status": "cordoned", "reason": reason}
-    _post(daemon, node, "close", body, as_json)
+    return _changed(daemon, node, "close", {"status": "cordoned", "reason": reason})
 
 
 @node_app.command()
+@shown
 @of_daemon
-def drain(
-    daemon: Daemon,
-    node: Node,
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
+def drain(daemon: Daemon, node: Node, reason: Reason = "") -> Shown:
     """Put no more jobs on a node, and move those that are there when their iterations are over.
 
     Example: rollpacker mux node drain h20-07 --reason "new cables"
     """
-    body = {"status": "draining", "reason": reason}
-    _post(daemon, node, "close", body, as_json)
+    return _changed(daemon, node, "close", {"status": "draining", "reason": reason})
 
 
 @node_app.command()
+@shown
 @of_daemon
-def uncordon(
-    daemon: Daemon,
-    node: Node,
-    as_json: Json = False,
-) -> None:
+def uncordon(daemon: Daemon, node: Node) -> Shown:
     """Use a node again.
 
     Example: rollpacker mux node uncordon h20-07
     """
-    _post(daemon, node, "open", {}, as_json)
+    return _changed(daemon, node, "open", {})
 
 
 @node_app.command()
+@shown
 @of_daemon
-def remove(
-    daemon: Daemon,
-    node: Node,
-    as_json: Json = False,
-) -> None:
+def remove(daemon: Daemon, node: Node) -> Shown:
     """Take a node that nobody is on out of the inventory.
 
     Example: rollpacker mux node remove h20-07
     """
-    _post(daemon, node, "remove", {}, as_json)
+    return _changed(daemon, node, "remove", {})
 
 
-def _post(daemon: Daemon, node: str, what: str, body: dict[str, Any], as_json: bool) -> None:
+def _changed(daemon: Daemon, node: str, what: str, body: dict[str, Any]) -> Shown:
     found = daemon.post(f"/v1/nodes/{urllib.parse.quote(node, safe='')}/{what}", body)
     status, jobs = found.get("status", "removed"), found.get("jobs", [])
     on = f", still on it: {' '.join(jobs)}" if jobs else ""
     again = daemon.command("node", "uncordon", node)
     back = f"; to use it again: {again}" if what == "close" else ""
-    print_found(found, as_json, f"node {node}: {status}{on}{back}")
+    return Shown(found, [f"node {node}: {status}{on}{back}"])
 
 
 # --- Tokens
@@ -124,6 +103,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.")]
 
 
 @token_app.command()
+@shown
 @of_daemon
 def add(
     daemon: Daemon,
@@ -136,8 +116,7 @@ def add(
     to: Annotated[
         Path | None, typer.Option(help="New file for it, only yours; else it is printed.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Make a token: it is kept nowhere else. It counts at once.
 
     Example: rollpacker mux token add alice --role submit --team math --to alice.token
@@ -145,44 +124,42 @@ def add(
     asked = {"name": name, "role": role, "team": team}
     if to is None:
         text = daemon.post("/v1/tokens", asked)["token"]
-        print_found({"name": name, "token": text}, as_json, text)
-        return
+        return Shown({"name": name, "token": text}, [text])
     with _new(to) as file:
         try:
             file.write(daemon.post("/v1/tokens", asked)["token"] + "\n")
         except (OSError, RuntimeError, ValueError):
             to.unlink()
             raise
-    print_found({"name": name, "file": str(to)}, as_json, f"token {name}: in {to}")
+    return Shown({"name": name, "file": str(to)}, [f"token {name}: in {to}"])
 
 
 @token_app.command("list")
+@shown
 @of_daemon
-def list_tokens(daemon: Daemon, as_json: Json = False) -> None:
+def list_tokens(daemon: Daemon) -> Shown:
     """Show whose tokens there are.
 
     Example: rollpacker mux token list
     """
     found = daemon.get("/v1/tokens")
-    if as_json:
-        print_json(found)
-        return
     view = Table("name", "role", "team", "made")
     for each in found["tokens"]:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["made_s"]))
         view.add_row(each["name"], each["role"], each["team"], made)
-    console.print(view)
+    return Shown(found, [view])
 
 
 @token_app.command()
+@shown
 @of_daemon
-def revoke(daemon: Daemon, name: Name, as_json: Json = False) -> None:
+def revoke(daemon: Daemon, name: Name) -> Shown:
     """Let nobody in with a token any more, from now on.
 
     Example: rollpacker mux token revoke alice
     """
     daemon.post("/v1/tokens/revoke", {"name": name})
-    print_found({"name": name, "revoked": True}, as_json, f"token {name}: revoked")
+    return Shown({"name": name, "revoked": True}, [f"token {name}: revoked"])
 
 
 def _new(path: Path) -> TextIO:

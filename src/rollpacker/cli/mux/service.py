@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from rollpacker.cli.mux.daemon import STATE, Daemon, State, TokenFile, duration, missed, of_daemon
-from rollpacker.cli.output import Json, console, print_found, print_json, print_plain
+from rollpacker.cli.output import Shown, print_plain, shown
 
 _LOOKS, _LOOK_S = 4, 0.2
 """For forecasts of jobs that wait: where nobody can say when, that much later."""
@@ -109,19 +110,18 @@ def _settings(text: str) -> Any:
     return found
 
 
+@shown
 @of_daemon
-def status(
-    daemon: Daemon,
-    as_json: Json = False,
-) -> None:
+def status(daemon: Daemon) -> Shown:
     """Show the cluster: nodes, groups, jobs and how the last ones ended, cost.
 
     Example: rollpacker mux status
     """
     found = _status(daemon)
-    if as_json:
-        print_json(found)
-        return
+    return Shown(found, _in_words(found))
+
+
+def _in_words(found: dict[str, Any]) -> Iterator[RenderableType]:
     teams = len(found["teams"]) > 1
     columns = ("state", "group", "nodes", "done", "promise (SLO)")
     view = Table("job", *(("team",) if teams else ()), *columns)
@@ -135,19 +135,24 @@ def status(
             _done(job),
             f"{job['slo_state']}, {job['slo_slack_s']:.0f} s left",
         )
-    console.print(view)
+    yield view
     for job in sorted(
         (each for each in found["jobs"] if each["queue"]), key=lambda job: job["queue"]["position"]
     ):
-        print_plain(f"waits: {_place_in_queue(job)}")
+        yield f"waits: {_place_in_queue(job)}"
     silent = {node["name"] for node in found["nodes"] if node["reported_s"] is None}
     for job in filter(_not_started, found["jobs"]):
-        print_plain(f"not started: {job['id']}; {_why_not_started(job['program']['lead'], silent)}")
+        yield f"not started: {job['id']}; {_why_not_started(job['program']['lead'], silent)}"
     for job in found["ended"][-_ENDED:]:
-        print_plain(f"ended: {_end(job, found['now'])}")
+        yield f"ended: {_end(job, found['now'])}"
     for team in found["teams"]:
-        print_plain(f"{_team(team)}: {_share(team)}")
-    print_plain(_nodes_line(found) + (", draining" if found["draining"] else ""))
+        whose = f"team {team['name']}" if team["name"] else "jobs of no team"
+        shares = (
+            f"{team['used'][pool]:.1f} of {team['guaranteed'][pool]:g} {pool} nodes"
+            for pool in ("rollout", "train")
+        )
+        yield f"{whose}: {', '.join(shares)}"
+    yield _nodes_line(found) + (", draining" if found["draining"] else "")
 
 
 def _status(daemon: Daemon) -> dict[str, Any]:
@@ -216,17 +221,6 @@ def _start(queue: dict[str, Any]) -> str:
     return when if first == last else f"{when} ({first} to {last})"
 
 
-def _team(team: dict[str, Any]) -> str:
-    return f"team {team['name']}" if team["name"] else "jobs of no team"
-
-
-def _share(team: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{team['used'][pool]:.1f} of {team['guaranteed'][pool]:g} {pool} nodes"
-        for pool in ("rollout", "train")
-    )
-
-
 def _nodes_line(found: dict[str, Any]) -> str:
     """How many nodes are in use, and what that costs where it costs anything."""
     groups = f"in {len(found['groups'])} groups"
@@ -239,16 +233,16 @@ def _nodes_line(found: dict[str, Any]) -> str:
     return f"{used} nodes {groups}, ${cost['now']:.2f}/h (every job alone: ${cost['solo']:.2f}/h)"
 
 
+@shown
 @of_daemon
 def drain(
     daemon: Daemon,
     undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Take no new jobs; the live ones go on. To empty one node: rollpacker mux node drain.
 
     Example: rollpacker mux drain
     """
-    found = daemon.post("/v1/drain", {"draining": not undo}, None)
+    found = daemon.post("/v1/drain", {"draining": not undo})
     now = "new jobs are taken" if undo else "no new jobs are taken (again with: drain --undo)"
-    print_found(found, as_json, f"{now}, {found['jobs']} live jobs go on")
+    return Shown(found, [f"{now}, {found['jobs']} live jobs go on"])

@@ -11,19 +11,21 @@ import typer
 
 from rollpacker.cli.output import (
     ConfigFile,
-    Json,
+    Note,
     Overrides,
-    console,
-    print_json,
+    Shown,
     print_note,
-    print_plain,
     run_in,
+    shown,
     table_of,
 )
 from rollpacker.cli.simulate.rehearse import Encoder, rehearsed
 from rollpacker.cli.trace.tables import compared, read_responses, recognised
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
     from rich.table import Table
 
     from rollpacker.polytrace.formats.files import TokenCount
@@ -33,14 +35,14 @@ if TYPE_CHECKING:
     from rollpacker.sim.world.step import JobResult
 
 
+@shown
 def simulate(
     path: ConfigFile,
     overrides: Overrides = None,
     journal: Annotated[
         Path | None, typer.Option(help="Journal of every decision to write.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Run a job's policies on simulated machines; nothing is decoded or trained.
 
     Example: rollpacker simulate examples/simulate/paper-14b-16k.yaml steps=20
@@ -53,12 +55,7 @@ def simulate(
     began = time.perf_counter()
     result = _run(loaded, journal)
     result = replace(result, sim_wall_s=time.perf_counter() - began)
-    if as_json:
-        print_json(_as_json(result))
-        return
-    console.print(_steps_table(result))
-    for line in _summary(result):
-        print_plain(line)
+    return Shown(_as_json(result), [_steps_table(result), *_summary(result)])
 
 
 def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
@@ -145,6 +142,7 @@ def _summary(result: JobResult) -> list[str]:
     ]
 
 
+@shown
 def estimate(
     path: Annotated[
         Path,
@@ -171,8 +169,7 @@ def estimate(
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Say what each mode of tail batching would gain on your own response lengths.
 
     Example: rollpacker estimate --from runs/demo/off
@@ -191,16 +188,13 @@ def estimate(
     found = run(_drafting(job, path, encode, notes, task), trace, steps=steps)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     read_as = recognised(path, None)
-    if as_json:
-        print_json({**asdict(found), "read_as": read_as, "notes": notes, **page})
-        return
-    for note in notes:
-        print_note(note)
-    _tell(found, read_as)
-    for line in _to_change(path, found.recommended):
-        print_plain(line)
-    for name, file in page.items():
-        print_plain(f"{name}: {file}")
+    lines = (
+        *map(Note, notes),
+        *_in_words(found, read_as),
+        *_to_change(path, found.recommended),
+        *(f"{name}: {file}" for name, file in page.items()),
+    )
+    return Shown({**asdict(found), "read_as": read_as, "notes": notes, **page}, lines)
 
 
 def _drafting(
@@ -247,8 +241,8 @@ def _job(
     return trace, on_paper_gpus(name, source, hardware)
 
 
-def _tell(found: Estimate, read_as: list[str]) -> None:
-    print_plain(f"read as: {', '.join(read_as)}")
+def _in_words(found: Estimate, read_as: list[str]) -> Iterator[RenderableType]:
+    yield f"read as: {', '.join(read_as)}"
     names = ("mode", "speed-up", "range", "kept / true length", "step s", "decoded / kept", "stale")
     modes = table_of(*names)
     for column in (modes.columns[0], modes.columns[2]):
@@ -266,16 +260,14 @@ def _tell(found: Estimate, read_as: list[str]) -> None:
     costs = table_of("costs", "", left=2)
     for what, told in found.costs.items():
         costs.add_row(what, told)
-    console.print(modes)
-    console.print(costs)
+    yield from (modes, costs)
     icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
-    print_plain(
+    yield (
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "
         f"{found.responses} a step, {found.jobs} jobs of {found.steps} steps simulated for each "
         f"mode; correlation of length within a prompt {icc}"
     )
-    for line in (f"recommended: {found.recommended}", *found.sentences):
-        print_plain(line)
+    yield from (f"recommended: {found.recommended}", *found.sentences)
 
 
 def _to_change(path: Path, mode: str) -> tuple[str, ...]:
@@ -306,11 +298,11 @@ def _to_change(path: Path, mode: str) -> tuple[str, ...]:
             return ()
 
 
+@shown
 def calibrate(
     path: Annotated[Path, typer.Option("--from", metavar="RUN", help="A run's folder.")],
     out: Annotated[Path | None, typer.Option(help="File; default: RUN/costs.yaml.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Fit a calibration file to a real run: `simulate` then predicts such runs.
 
     Example: rollpacker calibrate --from runs/demo/exact --out laptop.yaml
@@ -324,10 +316,6 @@ def calibrate(
     held_back = rerun.held_back(run)
     file = out or path / "costs.yaml"
     calibration.dump(costs, file)
-    if as_json:
-        error = 1.0 - held_back.accuracy_mean
-        print_json({"file": str(file), "error": error, **asdict(held_back)})
-        return
-    console.print(compared(held_back, "Simulated against measured, on steps that were held back"))
-    print_plain(f"whole run: {held_back.total:.1%}")
-    print_plain(f"calibration: {file}")
+    data = {"file": str(file), "error": 1.0 - held_back.accuracy_mean, **asdict(held_back)}
+    view = compared(held_back, "Simulated against measured, on steps that were held back")
+    return Shown(data, [view, f"whole run: {held_back.total:.1%}", f"calibration: {file}"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollpacker.cli.output import Json, console, print_json, print_plain, table_of
+from rollpacker.cli.output import Shown, shown, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _COLORS = {"predicted": "green", "fitted": "cyan", "not_reproduced": "red"}
 
 
+@shown
 def reproduce(
     what: Annotated[
         str,
@@ -34,8 +35,7 @@ def reproduce(
     ],
     seeds: Annotated[int, typer.Option(help="Jobs to average, each with other lengths.")] = 2,
     processes: Annotated[int, typer.Option(help="Simulations at once; 0 takes one per core.")] = 0,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Simulate the paper's experiments with the real policies and compare.
 
     Example: rollpacker reproduce table2
@@ -55,11 +55,8 @@ def reproduce(
 
         rows += rollmux_rows(seeds)
     wall = time.perf_counter() - began
-    if as_json:
-        print_json({"rows": [asdict(row) for row in rows], "wall_s": wall})
-        return
-    console.print(_table(rows))
-    print_plain(_summary(rows, wall))
+    data = {"rows": [asdict(row) for row in rows], "wall_s": wall}
+    return Shown(data, [_table(rows), _summary(rows, wall)])
 
 
 def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list[ResultRow]:

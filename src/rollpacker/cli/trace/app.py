@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollpacker.cli.output import Json, console, print_json, print_note, print_plain
+from rollpacker.cli.output import Note, Shown, shown
 from rollpacker.cli.trace import tables
 from rollpacker.cli.trace.replay import replay
 from rollpacker.cli.trace.tables import (
@@ -42,13 +42,13 @@ Task = Annotated[str | None, typer.Option(help="Name of the task; default: the f
 
 
 @trace_app.command("import")
+@shown
 def import_(
     path: Source,
     out: Annotated[Path, typer.Option(help="Native trace to write, a parquet file.")],
     format: Format = None,
     task: Task = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Read a trace or the logs of a run or of a trainer into one native file.
 
     Example: rollpacker trace import runs/demo/off --out demo.parquet
@@ -59,15 +59,12 @@ def import_(
     trace = read(path, format, task, notes)
     formats.write(trace, out, "native")
     tasks = tables.tasks_of(trace)
-    if as_json:
-        print_json({"file": str(out), "tasks": tasks, "notes": notes})
-        return
-    console.print(tables.imported(tasks))
-    _tell(notes)
-    print_plain(f"trace: {out}")
+    data = {"file": str(out), "tasks": tasks, "notes": notes}
+    return Shown(data, [tables.imported(tasks), *map(Note, notes), f"trace: {out}"])
 
 
 @trace_app.command()
+@shown
 def export(
     path: Source,
     to: Annotated[
@@ -79,8 +76,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the files; a file if native.")],
     format: Format = None,
     task: Task = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Write a trace in a format of the PolyTrace suite.
 
     Example: rollpacker trace export demo.parquet --to polytrace --out demo-trace
@@ -89,17 +85,13 @@ def export(
 
     notes: list[str] = []
     trace = read(path, format, task, notes)
-    files = formats.write(trace, out, to, note=notes.append)
-    if as_json:
-        print_json({"files": [str(file) for file in files], "notes": notes})
-        return
-    _tell(notes)
-    for file in files:
-        print_plain(str(file))
+    files = [str(file) for file in formats.write(trace, out, to, note=notes.append)]
+    return Shown({"files": files, "notes": notes}, [*map(Note, notes), *files])
 
 
 @trace_app.command()
-def validate(path: Source, format: Format = None, as_json: Json = False) -> None:
+@shown
+def validate(path: Source, format: Format = None) -> Shown:
     """List what is wrong with a trace, with file and line; exit 1 if anything is.
 
     A path that holds no trace at all is a mistake: exit 2.
@@ -111,19 +103,12 @@ def validate(path: Source, format: Format = None, as_json: Json = False) -> None
     detect.sources(path, format)
     with progress_of(path) as tick:
         found = problems(path, format=format, tick=tick)
-    if as_json:
-        rows = [{"file": str(each.file), "line": each.line, "text": each.text} for each in found]
-        print_json({"problems": rows})
-    elif found:
-        for each in found:
-            print_plain(str(each))
-    else:
-        console.print("no problems")
-    if found:
-        raise typer.Exit(1)
+    rows = [{"file": str(each.file), "line": each.line, "text": each.text} for each in found]
+    return Shown({"problems": rows}, map(str, found or ["no problems"]), code=bool(found))
 
 
 @trace_app.command()
+@shown
 def characterize(
     path: Source,
     html: Annotated[Path | None, typer.Option(help="Page of plots to write.")] = None,
@@ -131,8 +116,7 @@ def characterize(
     slots: Annotated[int, typer.Option(help="Sequences an engine decodes at once.")] = 256,
     format: Format = None,
     task: Task = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Say what a workload is like: lengths, correlation, drift, waiting.
 
     What tail batching would gain on it: rollpacker estimate --from PATH.
@@ -150,27 +134,20 @@ def characterize(
     read_as = recognised(path, format)
     if html is not None and write_page is not None:
         write_page(trace, reports, html, layout)
-    if as_json:
-        tasks = {
-            name: {**asdict(report), "sentences": sentences(report)}
-            for name, report in reports.items()
-        }
-        page = {"html": str(html)} if html is not None else {}
-        print_json({"tasks": tasks, "read_as": read_as, "notes": notes, **page})
-        return
-    print_plain(f"read as: {', '.join(read_as)}")
-    console.print(tables.described(reports))
-    for name, report in reports.items():
-        print_plain(f"\n{name}")
-        for sentence in sentences(report):
-            print_plain(f"- {sentence}")
-    _tell(notes)
-    print_plain(f"\nwhat tail batching would gain on it: rollpacker estimate --from {path}")
-    if html is not None:
-        print_plain(f"\npage: {html}")
+    said = {name: sentences(report) for name, report in reports.items()}
+    tasks = {name: asdict(each) | {"sentences": said[name]} for name, each in reports.items()}
+    page = {"html": str(html)} if html is not None else {}
+    lines = [f"read as: {', '.join(read_as)}", tables.described(reports)]
+    for name, those in said.items():
+        lines += [f"\n{name}", *(f"- {sentence}" for sentence in those)]
+    lines += map(Note, notes)
+    lines += [f"\nwhat tail batching would gain on it: rollpacker estimate --from {path}"]
+    lines += [f"\npage: {html}"] if page else []
+    return Shown({"tasks": tasks, "read_as": read_as, "notes": notes, **page}, lines)
 
 
 @trace_app.command()
+@shown
 def fit(
     path: Source,
     out: Annotated[Path, typer.Option(help="Model to write, a JSON file.")],
@@ -178,8 +155,7 @@ def fit(
         str | None, typer.Option(help="Task to fit, where the trace has several.")
     ] = None,
     format: Format = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Fit a model to one task of a trace and print how well it reproduces it.
 
     Example: rollpacker trace fit demo.parquet --out demo.json
@@ -193,17 +169,13 @@ def fit(
     found = fitting.fit(trace.only(name))[name]
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(found.model, out)
-    if as_json:
-        print_json(
-            {"file": str(out), "task": name, "goodness": asdict(found.goodness), "notes": notes}
-        )
-        return
-    console.print(tables.goodness(found.goodness))
-    _tell(notes)
-    print_plain(f"model of {name}, {found.model.source}: {out}")
+    data = {"file": str(out), "task": name, "goodness": asdict(found.goodness), "notes": notes}
+    file = f"model of {name}, {found.model.source}: {out}"
+    return Shown(data, [tables.goodness(found.goodness), *map(Note, notes), file])
 
 
 @trace_app.command()
+@shown
 def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A name of `trace models`, or a fitted file.")
@@ -218,8 +190,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
     format: Annotated[str, typer.Option(help="Format to write: native, polytrace, ...")] = "native",
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Write a synthetic workload.
 
     Example: rollpacker trace generate math --steps 20 --out math.parquet
@@ -231,23 +202,20 @@ def generate(
     at_least(0, seed=seed)
     notes: list[str] = []
     trace = make(_model(model), steps=steps, prompts=prompts, responses=responses, seed=seed)
-    files = formats.write(trace, out, format, note=notes.append)
+    files = [str(file) for file in formats.write(trace, out, format, note=notes.append)]
     tasks = tables.tasks_of(trace)
-    if as_json:
-        print_json({"files": [str(file) for file in files], "tasks": tasks, "notes": notes})
-        return
-    _tell(notes)
-    for name, row in tasks.items():
-        print_plain(
-            f"{name}: {row['responses']} responses of {row['prompts']} prompts over {row['steps']}"
-            f" steps, mean {row['mean']:.0f} tokens, longest {row['max']}"
-        )
-    for file in files:
-        print_plain(str(file))
+    said = (
+        f"{name}: {row['responses']} responses of {row['prompts']} prompts over {row['steps']}"
+        f" steps, mean {row['mean']:.0f} tokens, longest {row['max']}"
+        for name, row in tasks.items()
+    )
+    data = {"files": files, "tasks": tasks, "notes": notes}
+    return Shown(data, [*map(Note, notes), *said, *files])
 
 
 @trace_app.command()
-def models(as_json: Json = False) -> None:
+@shown
+def models() -> Shown:
     """List the models that ship with rollpacker.
 
     Example: rollpacker trace models
@@ -255,25 +223,23 @@ def models(as_json: Json = False) -> None:
     from rollpacker.polytrace.model.workload import load_model, model_names
 
     shipped = {name: load_model(name) for name in model_names()}
-    if as_json:
-        rows = [
-            {
-                "name": name,
-                "prompts": model.prompts,
-                "responses": model.responses,
-                "cap": model.lengths.cap,
-                "tools": model.turns is not None,
-                "rewards": model.rewards is not None,
-                "source": model.source,
-            }
-            for name, model in shipped.items()
-        ]
-        print_json({"models": rows})
-        return
-    console.print(tables.shipped(shipped))
+    rows = [
+        {
+            "name": name,
+            "prompts": model.prompts,
+            "responses": model.responses,
+            "cap": model.lengths.cap,
+            "tools": model.turns is not None,
+            "rewards": model.rewards is not None,
+            "source": model.source,
+        }
+        for name, model in shipped.items()
+    ]
+    return Shown({"models": rows}, [tables.shipped(shipped)])
 
 
 @trace_app.command()
+@shown
 def compare(
     predicted: Annotated[
         Path,
@@ -282,8 +248,7 @@ def compare(
         ),
     ],
     measured: Annotated[Path, typer.Argument(metavar="B", help="Measured: same forms.")],
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Compare predicted with measured seconds, step by step and phase by phase.
 
     Accuracy is 1 - |predicted - measured| / measured.
@@ -294,22 +259,16 @@ def compare(
 
     sides = [comparing.read_timed(path) for path in (predicted, measured)]
     found = comparing.compare(*sides)
-    if as_json:
-        print_json(asdict(found))
-        return
-    console.print(tables.compared(found))
-    for here, there in (sides, sides[::-1]):
-        if alone := sorted(set(here.phases) - set(there.phases)):
-            print_note(f"only {here.source} has {', '.join(alone)}: not compared")
+    notes = [
+        Note(f"only {here.source} has {', '.join(alone)}: not compared")
+        for here, there in (sides, sides[::-1])
+        if (alone := sorted(set(here.phases) - set(there.phases)))
+    ]
     if found.instant:
-        instant = ", ".join(found.instant)
-        print_note(f"{instant}: measured as 0 s in a step, and not predicted as that: not compared")
-    print_plain(f"{len(found.steps)} steps; accuracy of their total {found.total:.1%}")
-
-
-def _tell(notes: list[str]) -> None:
-    for line in notes:
-        print_note(line)
+        how = "measured as 0 s in a step, and not predicted as that: not compared"
+        notes.append(Note(f"{', '.join(found.instant)}: {how}"))
+    whole = f"{len(found.steps)} steps; accuracy of their total {found.total:.1%}"
+    return Shown(asdict(found), [tables.compared(found), *notes, whole])
 
 
 def _page_writer() -> Callable[..., Path]:

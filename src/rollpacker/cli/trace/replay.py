@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import RenderableType
 
-from rollpacker.cli.output import Json, console, print_json, print_note, print_plain, table_of
+from rollpacker.cli.output import Note, Shown, print_note, shown, table_of
 from rollpacker.cli.trace.tables import at_least, chosen_task, read_responses
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ _SHARING = {
 }
 
 
+@shown
 def replay(
     path: Source,
     model: Model = None,
@@ -86,8 +88,7 @@ def replay(
     dtype: Dtype = "float32",
     seed: Seed = 0,
     format: Format = None,
-    as_json: Json = False,
-) -> None:
+) -> Shown:
     """Decode a trace again, every response at its recorded length, and time the phases.
 
     Example: rollpacker trace replay search.parquet --model Qwen/Qwen2.5-0.5B-Instruct --steps 2
@@ -118,10 +119,7 @@ def replay(
         **({} if out is None else {"file": str(out)}),
     }
     notes += _said(found)
-    if as_json:
-        print_json({**found, "notes": notes})
-        return
-    _show(found, notes)
+    return Shown({**found, "notes": notes}, _lines(found, notes))
 
 
 def _check(time_scale: float, tokens_scale: float, out: Path | None) -> None:
@@ -236,19 +234,18 @@ def _said(found: dict[str, Any]) -> list[str]:
     return said
 
 
-def _show(found: dict[str, Any], notes: list[str]) -> None:
+def _lines(found: dict[str, Any], notes: list[str]) -> Iterator[RenderableType]:
     rows = [row | row["rates"] for row in found["steps"]]
     total = {"step": "all"} | found["total"] | found["total"]["rates"]
     for columns in (_SECONDS, _WORK):
-        shown = {key: title for key, title in columns.items() if key in rows[0]}
-        view = table_of(*shown.values(), left=0)
+        those = {key: title for key, title in columns.items() if key in rows[0]}
+        view = table_of(*those.values(), left=0)
         for row in rows if len(rows) == 1 else [*rows, total]:
-            view.add_row(*(_cell(row[key]) for key in shown))
-        console.print(view)
-    for note in notes:
-        print_note(note)
+            view.add_row(*(_cell(row[key]) for key in those))
+        yield view
+    yield from map(Note, notes)
     if "file" in found:
-        print_plain(f"steps: {found['file']}")
+        yield f"steps: {found['file']}"
 
 
 def _cell(value: float | str) -> str:

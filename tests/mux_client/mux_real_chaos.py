@@ -151,7 +151,7 @@ class Storm:
         name = f"job-{len(self.jobs)}"
         told = ("{url}", "{token_file}", "{job}", "{attempt}", str(iterations), str(self.file))
         command = ("{python}", str(self.cluster.folder / "chaos.py"), *told)
-        self.cluster.submit(name, *command, restarts=1000, stop_s=1.0)
+        self.cluster.submit(name, *command, restarts=100, stop_s=1.0)
         self.jobs[name] = iterations
 
     def live(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Agents: one at a time of a node, heard in time whatever they do, never silent for ever."""
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -13,9 +14,8 @@ import pytest
 from mux_real_daemon import COMMAND, Daemon, free_port
 from test_mux_programs import INVENTORY, until
 
-from rollpacker.rollmux.node import agent
 from rollpacker.rollmux.node import agent as agents
-from rollpacker.rollmux.node.agent import FolderIdentity, NodeAgent, of_machine
+from rollpacker.rollmux.node.agent import NodeAgent, folder_identity, identity
 from rollpacker.rollmux.node.programs import NodePrograms
 from rollpacker.rollmux.service.client.client import MuxClient, MuxError, UnreachableError
 
@@ -64,23 +64,23 @@ def test_a_second_agent_of_a_node_is_refused_and_says_so(daemon: Daemon, tmp_pat
 
 
 def test_who_an_agent_is_lasts_as_long_as_its_folder(tmp_path: Path) -> None:
-    mine = FolderIdentity(tmp_path / "a")
-    other = FolderIdentity(tmp_path / "b")
-    assert mine.name != other.name
-    mine.close()
-    again = FolderIdentity(tmp_path / "a")
-    assert again.name == mine.name
-    again.close()
+    mine, held = folder_identity(tmp_path / "a")
+    assert mine != folder_identity(tmp_path / "b")[0]
+    os.close(held)
+    again, held = folder_identity(tmp_path / "a")
+    assert again == mine
+    os.close(held)
     (tmp_path / "a" / "agent").write_text("cut off")
-    assert len(FolderIdentity(tmp_path / "a").name) == 32
-    assert of_machine() == of_machine()
+    assert len(folder_identity(tmp_path / "a")[0]) == 32
+    assert identity(None) == identity(None)
 
 
 class Told(MuxClient):
     """A daemon that wants one program on the node, and keeps what it is told."""
 
-    def __init__(self, command: str = "true") -> None:
+    def __init__(self, command: str = "true", take: Callable[[], Any] = lambda: None) -> None:
         self.beats = 0
+        self._take = take
         self.codes: list[int | None] = []
         self.log = b""
         program = {"command": command.split()}
@@ -104,6 +104,7 @@ class Told(MuxClient):
     def printed(
         self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
     ) -> tuple[int, bool]:
+        self._take()
         self.log = self.log[:at] + data
         return len(self.log), False
 
@@ -133,22 +134,18 @@ def running(
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "_REPORT_S", 0.05)
-    monkeypatch.setattr(agent, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(agents, "_PAUSE_S", 0.05)
 
 
 def test_a_log_that_is_sent_slowly_keeps_no_report_waiting(tmp_path: Path) -> None:
     """It cost the node its lease."""
     stuck, go = threading.Event(), threading.Event()
 
-    class Slow(Told):
-        def printed(
-            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
-        ) -> tuple[int, bool]:
-            stuck.set()
-            assert go.wait(30)
-            return super().printed(job, number, at, data)
+    def slow() -> None:
+        stuck.set()
+        assert go.wait(30)
 
-    client = Slow(PRINTS)
+    client = Told(PRINTS, slow)
     with running(client, tmp_path):
         assert stuck.wait(30)
         client.heard()
@@ -162,15 +159,11 @@ def test_a_log_that_could_not_be_taken_once_is_sent_later(tmp_path: Path) -> Non
     """Whatever went wrong, no more of it was ever sent."""
     answers = [500, 500, 429]
 
-    class Full(Told):
-        def printed(
-            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
-        ) -> tuple[int, bool]:
-            if answers:
-                raise MuxError(answers.pop(), {})
-            return super().printed(job, number, at, data)
+    def full() -> None:
+        if answers:
+            raise MuxError(answers.pop(), {})
 
-    client = Full(PRINTS)
+    client = Told(PRINTS, full)
     with running(client, tmp_path):
         until(lambda: 0 in client.codes)
         assert client.log == b"x" * 100_000 + b"\n"
@@ -180,17 +173,14 @@ def test_a_log_that_could_not_be_taken_once_is_sent_later(tmp_path: Path) -> Non
 def test_an_attempt_is_over_though_its_log_is_never_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(agent, "_STUCK_S", 0.5 if status == 500 else 1000.0)
+    monkeypatch.setattr(agents, "_STUCK_S", 0.5 if status == 500 else 1000.0)
     tried = list[int]()
 
-    class Never(Told):
-        def printed(
-            self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
-        ) -> tuple[int, bool]:
-            tried.append(at)
-            raise MuxError(status, {})
+    def never() -> None:
+        tried.append(1)
+        raise MuxError(status, {})
 
-    client = Never(PRINTS)
+    client = Told(PRINTS, never)
     with running(client, tmp_path):
         until(lambda: 0 in client.codes)
     assert (len(tried) == 1) == (status == 404)

@@ -284,6 +284,7 @@ def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -
     cluster.mux("submit", str(file))
     done = CliRunner().invoke(app, ["mux", *asked])
     assert "again.2 is over, and its run goes on as again.3: rollpacker mux wait" in done.stderr
+    until(lambda: cluster.program("again.3")["attempts"])
     cluster.mux("end", "again.3")
     cluster.mux("wait", "again.3", code=143)
     file.write_text(json.dumps(spec | {"owner": "you"}))

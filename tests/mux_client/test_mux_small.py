@@ -17,8 +17,7 @@ from rollpacker.cli.mux.service import _settings
 from rollpacker.config import MuxConfig, RunConfig
 from rollpacker.rollmux.model.settings import Prices, Settings
 from rollpacker.rollmux.node.agent import NodeAgent
-from rollpacker.rollmux.service.client.client import DaemonLink, LeaseLostError, MuxError
-from rollpacker.rollmux.service.client.phase import Phases
+from rollpacker.rollmux.service.client.client import DaemonLink, MuxError
 from rollpacker.rollmux.service.job.submission import job_id
 
 
@@ -77,42 +76,6 @@ def test_an_unknown_field_of_any_text_is_said(daemon: Daemon) -> None:
         with pytest.raises(MuxError, match=problem) as refused:
             daemon.client().call("POST", "/v1/jobs", body | {field: 1}, f"odd-field-{number}")
         assert refused.value.status == 400
-
-
-class Buffers:
-    """A state that says what is done with it."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def load(self) -> None:
-        self.calls.append("load")
-
-    def offload(self) -> None:
-        self.calls.append("offload")
-
-
-def test_a_state_leaves_its_devices_once_where_finish_is_refused(daemon: Daemon) -> None:
-    daemon.job("refused")
-    state = Buffers()
-    phases = Phases(daemon.client(), "refused", states={"rollout": state})
-
-    def lose() -> None:
-        with phases.phase("rollout") as permit:
-            assert permit is not None
-            daemon.client().abandon(permit)
-
-    with pytest.raises(LeaseLostError):
-        lose()
-    assert state.calls == ["load", "offload"]
-
-
-def test_a_job_is_ended_by_hand(daemon: Daemon) -> None:
-    daemon.job("unwanted")
-    words = ["--url", daemon.url, "--token-file", str(daemon.token_file)]
-    done = CliRunner().invoke(app, ["mux", "end", "unwanted", *words])
-    assert done.stdout == "job unwanted: ended\n"
-    assert daemon.client().job("unwanted")["state"] == "ended"
 
 
 class Counting(BaseHTTPRequestHandler):

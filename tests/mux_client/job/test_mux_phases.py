@@ -125,6 +125,20 @@ def test_a_phase_that_raises_is_asked_for_again(daemon: Daemon) -> None:
     phases.end()
 
 
+def test_a_state_leaves_its_devices_once_where_finish_is_refused(daemon: Daemon) -> None:
+    state = Recorder()
+    phases = daemon.job("refused", states={"rollout": state})
+
+    def lose() -> None:
+        with phases.phase("rollout") as permit:
+            assert permit is not None
+            daemon.client().abandon(permit)
+
+    with pytest.raises(LeaseLostError):
+        lose()
+    assert state.calls == ["load", "offload"]
+
+
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One whose leases are waited for."""
@@ -227,12 +241,3 @@ def test_wrong_settings_are_said_in_one_line(tmp_path: Path) -> None:
     assert MuxClient("http://[::1]:1", token).address == "[::1]:1"
     with pytest.raises(UnreachableError):
         MuxClient("http://127.0.0.1:1", token, patience_s=0.3).status()
-
-
-def test_a_wrong_token_is_refused_at_once(daemon: Daemon, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("x" * 40)
-    token.chmod(0o600)
-    with pytest.raises(MuxError) as refused:
-        MuxClient(daemon.url, token).status()
-    assert refused.value.status == 401

@@ -1,7 +1,6 @@
 """A real daemon as a process that can be killed and started again; a proxy that loses answers."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -145,9 +144,3 @@ def background(program: str, *words: object) -> subprocess.Popen[str]:
         text=True,
         env=dict(os.environ),
     )
-
-
-def lines(path: Path) -> list[Any]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,6 +1,5 @@
 """Full disks, damaged files, a daemon that stands still, a second daemon, a job too many."""
 
-import os
 import re
 import shutil
 import signal
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from mux_fleet import Daemon, Link
-from mux_world import World
 
 from rollpacker.cli import main
 from rollpacker.rollmux.service.store import Store
@@ -184,23 +182,3 @@ def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     daemon.stop()
     code, _, err = call("status", *to)
     assert (code, "no daemon answers" in err) == (1, True)
-
-
-def test_reading_again_gives_the_same(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    for name in ("a", "b", "c"):
-        world.submit(name, iterations=3)
-    for _ in range(2):
-        for phase in ("rollout", "train"):
-            for name in ("a", "b", "c"):
-                world.run(name, phase)
-    before = list(world.store.entries())
-    world.restart()
-    assert list(world.store.entries()) == before
-    assert {name: job.done for name, job in world.core.leased.jobs.items()} == {
-        "a": 2,
-        "b": 2,
-        "c": 2,
-    }
-    world.store.close()
-    assert os.path.exists(tmp_path / "mux.sqlite")

@@ -172,6 +172,9 @@ def test_the_numbers_are_those_of_the_cluster(
     assert number("idle_ratio", pool="rollout") == 0.5
     assert number("idle_ratio", pool="train") == 1.0
     assert number("store_writable") == 1
+    assert number("requests_total", method="POST", route="/v1/jobs", status="201") == 4
+    assert (number("commit_seconds_count") or 0) > 0
+    assert (number("cost_dollars_per_hour") or 0) > 0
     assert {its["job_id"] for _, its, _ in samples if "job_id" in its} == {"a", "b", "c"}
     # Prometheus has these two of its own, and would rename ours.
     assert [name for name, its, _ in samples if {"job", "instance"} & its.keys()] == []

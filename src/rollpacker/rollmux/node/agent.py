@@ -36,49 +36,37 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def identity(programs: Path | None) -> str:
-    """Of the agent that this process is, with its folder of programs."""
-    return of_machine() if programs is None else FolderIdentity(programs).name
+    """Of the agent that this process is: of its machine until the next boot, or of its folder of
+    programs, which it has for the life of this process.
+
+    Raises ``ValueError`` where another agent has the folder.
+    """
+    if programs is None:
+        return boot_id().replace("-", "") or secrets.token_hex(16)
+    return folder_identity(programs)[0]
 
 
-def of_machine() -> str:
-    """Until its next boot."""
-    return boot_id().replace("-", "") or secrets.token_hex(16)
-
-
-class FolderIdentity:
-    """Of the agent that has a folder of programs, for the life of this process.
+def folder_identity(folder: Path) -> tuple[str, int]:
+    """Of the agent that has a folder of programs, and a descriptor: it has it until that is closed.
 
     Raises ``ValueError`` where another agent has it.
     """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._handle)
-            if not isinstance(error, BlockingIOError):
-                raise ValueError(f"--programs {folder}: it cannot be locked: {error}") from error
-            raise ValueError(
-                f"--programs {folder}: another agent has this folder; stop it, or name another one"
-            ) from error
-        self.name = self._read() or self._written()
-
-    def _read(self) -> str:
-        found = os.pread(self._handle, 64, 0).decode("ascii", "replace").strip()
-        return found if _FORM.fullmatch(found) else ""
-
-    def _written(self) -> str:
-        made = secrets.token_hex(16)
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, made.encode() + b"\n", 0)
-        os.fsync(self._handle)
-        return made
-
-    def close(self) -> None:
-        """Let another agent have the folder."""
-        os.close(self._handle)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        taken = "another agent has this folder; stop it, or name another one"
+        why = taken if isinstance(error, BlockingIOError) else f"it cannot be locked: {error}"
+        raise ValueError(f"--programs {folder}: {why}") from error
+    found = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
+    if not _FORM.fullmatch(found):
+        found = secrets.token_hex(16)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, found.encode() + b"\n", 0)
+        os.fsync(handle)
+    return found, handle
 
 
 # --- Printing

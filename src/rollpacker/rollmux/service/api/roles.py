@@ -37,8 +37,6 @@ class Principal:
         return f"{self.name} ({self.role}{f', team {self.team}' if self.team else ''})"
 
 
-BY: Final = "rollmux.by"
-"""Where an application finds who asks, in the scope of a request; None for a stranger."""
 OPERATOR: Final = Principal(name="operator", role="operate")
 """Who has the token that the daemon began with."""
 

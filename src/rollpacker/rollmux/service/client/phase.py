@@ -58,12 +58,9 @@ def acquire(
     ``LeaseLostError`` when ``stopped``, which is asked every ``wait_s`` at least, says so.
     """
     key = new_key()
-    while not stopped():
+    while True:
         try:
-            got = client.permit(job, phase, key, wait_s=wait_s)
-        except UnreachableError as error:
-            away(error)
-            continue
+            got = patiently(partial(client.permit, job, phase, key, wait_s=wait_s), stopped, away)
         except MuxError as error:
             key = _next_key(error, key)
             continue
@@ -74,7 +71,6 @@ def acquire(
             patiently(partial(client.moved, job, got, new_key()), stopped, away)
             if got.reason == "failure":
                 raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
-    raise LeaseLostError(f"job {job}: stopped while it waited for {phase}")
 
 
 def patiently(
@@ -91,7 +87,7 @@ def patiently(
             return call()
         except UnreachableError as error:
             away(error)
-    raise LeaseLostError("stopped while the daemon was away")
+    raise LeaseLostError("stopped while it waited for the daemon")
 
 
 def _next_key(error: MuxError, key: str) -> str:

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -33,8 +32,6 @@ from rollpacker.rollmux.service.http.routes import (
     replied,
 )
 
-# --- Audit
-
 _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Note = Callable[[Scope, int], None]
@@ -43,14 +40,6 @@ BY: Final = "rollmux.by"
 _REFUSED: Final = (401, 403)
 _MOST, _WINDOW_S = 20, 60.0
 """Refused requests of one sender that are written in so many seconds; the others are counted."""
-
-
-@dataclass(slots=True)
-class _Refusals:
-    """Of one sender, since a time."""
-
-    since: float
-    count: int = 0
 
 
 class Audit:
@@ -66,7 +55,8 @@ class Audit:
     def __init__(self, path: Path) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(handle, "ab", buffering=0)
-        self._refusals: dict[Principal | None, _Refusals] = {}
+        self._refusals: dict[Principal | None, tuple[float, int]] = {}
+        """Of each sender since a time."""
         self._failing_until = 0.0
 
     def note(self, scope: Scope, status: int) -> None:
@@ -93,21 +83,19 @@ class Audit:
         )
 
     def _is_sampled(self, by: Principal | None) -> bool:
-        now = time.monotonic()
-        found = self._refusals.get(by)
-        if found is None or now - found.since >= _WINDOW_S:
+        since, count = self._refusals.get(by, (-_WINDOW_S, 0))
+        if time.monotonic() - since >= _WINDOW_S:
             self._sum_up(by)
-            found = self._refusals[by] = _Refusals(now)
-        found.count += 1
-        return found.count <= _MOST
+            since, count = time.monotonic(), 0
+        self._refusals[by] = since, count + 1
+        return count < _MOST
 
     def _sum_up(self, by: Principal | None) -> None:
-        found = self._refusals.pop(by, None)
-        if found is None or found.count <= _MOST:
-            return
-        seconds = round(time.monotonic() - found.since)
-        left_out = {"refused": found.count, "in_s": seconds, "not_written": found.count - _MOST}
-        self._write({"wall_s": round(time.time(), 3), **_who(by), **left_out})
+        since, count = self._refusals.pop(by, (0.0, 0))
+        if count > _MOST:
+            seconds = round(time.monotonic() - since)
+            left_out = {"refused": count, "in_s": seconds, "not_written": count - _MOST}
+            self._write({"wall_s": round(time.time(), 3), **_who(by), **left_out})
 
     def _write(self, line: dict[str, Any]) -> None:
         """Add a line; where the disk fails, the daemon's log says so once in a window."""
@@ -119,7 +107,6 @@ class Audit:
                 _log.error("requests are not written into the audit log: %s", error)
 
     def close(self) -> None:
-        """Let go of the file."""
         for by in list(self._refusals):
             self._sum_up(by)
         self._file.close()
@@ -208,7 +195,7 @@ class App:
         for name, route in routes.items():
             method, path = name.split(" ")
             self._paths.setdefault(path, {})[method] = route
-        self._spellings = {path: _spelling(path) for path in self._paths}
+        self._spellings = {path: re.compile(_spelling(path)) for path in self._paths}
         # Looks of one token take turns: readers neither starve those who work, nor pile up answers
         # that nobody reads.
         self._looks = defaultdict[Principal, asyncio.Semaphore](lambda: asyncio.Semaphore(_AT_ONCE))
@@ -255,14 +242,7 @@ class App:
         by = scope[BY] = None if given is None else self._who(given)
         if by is not None and KNOWN in scope:
             scope[KNOWN](by)
-        path, found = self._identifiers(scope["raw_path"].decode("latin-1"))
-        if path is None:
-            # Strangers are not told what is there.
-            _known(by)
-            names = f"jobs and nodes match {IDENTIFIERS['job'][0].pattern}"
-            raise Refused(
-                404, f"path: there is none so written ({names}, numbers are plain digits)"
-            )
+        path, found = self._identifiers(scope["raw_path"].decode("latin-1"), by)
         scope["path_in_table"], methods = path, self._paths[path]
         route = scope["route"] = methods.get(scope["method"], next(iter(methods.values())))
         if route.roles is not None:
@@ -273,13 +253,16 @@ class App:
             raise Refused(405, f"this path takes {' and '.join(methods)}; see docs/mux_api.md")
         return route, found
 
-    def _identifiers(self, sent: str) -> tuple[str | None, dict[str, Any]]:
+    def _identifiers(self, sent: str, by: Principal | None) -> tuple[str, dict[str, Any]]:
         """The path in the table that was sent so, and what stands for its identifiers."""
-        for path, (pattern, names) in self._spellings.items():
-            if match := pattern.fullmatch(sent):
-                values = zip(names, match.groups(), strict=True)
-                return path, {name: IDENTIFIERS[name][1](text) for name, text in values}
-        return None, {}
+        for path, spelling in self._spellings.items():
+            if match := spelling.fullmatch(sent):
+                given = match.groupdict().items()
+                return path, {name: IDENTIFIERS[name][1](text) for name, text in given}
+        # Strangers are not told what is there.
+        _known(by)
+        names = f"jobs and nodes match {IDENTIFIERS['job'][0].pattern}"
+        raise Refused(404, f"path: there is none so written ({names}, numbers are plain digits)")
 
     async def _read(
         self, scope: Scope, receive: Receive, route: Route, found: dict[str, Any]
@@ -356,14 +339,10 @@ class App:
             _log.exception("a request is not written down")
 
 
-def _spelling(path: str) -> tuple[re.Pattern[str], list[str]]:
-    """How a path is written, and the names of its identifiers."""
-    parts = re.split(r"\{(\w+)\}", path)
-    names = parts[1::2]
-    whole = [re.escape(parts[0])]
-    for name, text in zip(names, parts[2::2], strict=True):
-        whole += [f"({IDENTIFIERS[name][0].pattern})", re.escape(text)]
-    return re.compile("".join(whole)), names
+def _spelling(path: str) -> str:
+    """How a path of the table is written, with a group for each identifier."""
+    identifiers = {name: f"(?P<{name}>{one.pattern})" for name, (one, _) in IDENTIFIERS.items()}
+    return re.escape(path).replace(r"\{", "{").replace(r"\}", "}").format(**identifiers)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

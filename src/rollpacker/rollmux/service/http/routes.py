@@ -11,7 +11,7 @@ import base64
 import binascii
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib.resources import files
@@ -105,7 +105,8 @@ class Route:
         owner: what of the path says whose job it is about, or ``body``: a team's token is for that
             team's jobs. Empty where it is about no job of one team, or only looks.
         body: of a POST; of a GET what may stand behind the question mark.
-        answer: of one of these types, or what it is in words; None where programs do not ask.
+        answer: of this type or one of these, or what it is in words; None where programs do not
+            ask.
         errors: what is answered with other statuses; no errors are those with a type.
         audited: people and agents ask for it now and then. What jobs and agents ask for all the
             time is in the log of events.
@@ -115,7 +116,7 @@ class Route:
     roles: tuple[Role, ...] | None
     owner: Literal["", "job", "token", "body"]
     body: type[Any]
-    answer: type[Any] | tuple[type[Any], ...] | str | None
+    answer: Any
     errors: Mapping[int, str | tuple[str, type[Any] | None]] = field(default_factory=dict)
     audited: bool = False
     status: int = 200
@@ -195,12 +196,8 @@ async def _heartbeat(daemon: DaemonParts, asked: Asked) -> HttpReply:
 async def _open_gate(daemon: DaemonParts, asked: Asked) -> HttpReply:
     """The driver of a job's running attempt says where its other processes find it."""
     (job,) = asked.path
-
-    def number(core: TransactionLog) -> int:
-        commands.own_job(core, asked.post)
-        return commands.running(core, job).number
-
-    daemon.gates[job] = await daemon.writer.read(number), plain(asked.body)
+    attempt = await daemon.writer.read(lambda core: commands.running(core, job))
+    daemon.gates[job] = attempt.number, plain(asked.body)
     return replied(200, {})
 
 
@@ -247,11 +244,9 @@ async def _log(daemon: DaemonParts, asked: Asked) -> HttpReply:
 
 async def _tokens(daemon: DaemonParts, _: Asked) -> HttpReply:
     """Whose tokens there are, besides the operator's."""
-    told = [
-        to.TokenView(name=each.name, role=each.role, team=each.team, made_s=each.made_s)
-        for each in daemon.tokens.listed
-    ]
-    return replied(200, to.TokenList(tokens=told))
+    fields = to.TokenView.__annotations__
+    told = [{name: getattr(each, name) for name in fields} for each in daemon.tokens.listed]
+    return replied(200, {"tokens": told})
 
 
 async def _new_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
@@ -278,9 +273,9 @@ async def _revoke_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
 
 async def _health(daemon: DaemonParts, _: Asked) -> HttpReply:
     """Whether the daemon can work; needs no token."""
-    if not daemon.writer.alive:
-        return replied(503, to.Health(status="the store cannot be written"))
-    return replied(200, to.Health(status=daemon.writer.ailing or "ok"))
+    if daemon.writer.alive:
+        return replied(200, to.Health(status=daemon.writer.ailing or "ok"))
+    return replied(503, to.Health(status="the store cannot be written"))
 
 
 async def _jobs(daemon: DaemonParts, _: Asked) -> HttpReply:
@@ -478,10 +473,11 @@ _KEY = {
 def described() -> dict[str, Any]:
     """The routes that programs ask, as OpenAPI."""
     rows = {name: route for name, route in ROUTES.items() if route.answer is not None}
-    kinds = dict.fromkeys([to.Error, *(kind for row in rows.values() for kind in _kinds_of(row))])
+    kinds = [to.Error, *(kind for row in rows.values() for kind in _kinds_of(row))]
     schemas, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
+        dict.fromkeys(kinds), ref_template="#/components/schemas/{name}"
     )
+    told = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
     for name, kind in vars(to).items():
         if name in components and is_typeddict(kind):  # whose fields msgspec has sorted
             fields = components[name]["properties"]
@@ -492,7 +488,7 @@ def described() -> dict[str, Any]:
         paths.setdefault(path, {})[method.lower()] = {
             "tags": [part if (part := path.split("/")[2]) in _TAGS else "cluster"],
             "description": inspect.cleandoc(route.act.__doc__ or ""),
-        } | _operation(name, route, dict(zip(kinds, schemas, strict=True)), components)
+        } | _operation(name, route, told, components)
     return {
         "openapi": "3.1.0",
         "info": {"title": "RollMux", "version": __version__},
@@ -501,14 +497,12 @@ def described() -> dict[str, Any]:
     }
 
 
-def _kinds_of(route: Route) -> Iterator[type[Any]]:
-    """Of what it takes and to."""
-    if route.body is not Empty:
-        yield route.body
+def _kinds_of(route: Route) -> list[Any]:
+    """Of what it takes and answers."""
     answer = route.answer if isinstance(route.answer, tuple) else (route.answer,)
-    for kind in (*answer, *(each[1] for each in route.errors.values() if isinstance(each, tuple))):
-        if isinstance(kind, type):
-            yield kind
+    others = (each[1] for each in route.errors.values() if isinstance(each, tuple))
+    kinds = (route.body, *answer, *others)
+    return [kind for kind in kinds if kind not in (Empty, None) and not isinstance(kind, str)]
 
 
 def _operation(
@@ -535,18 +529,17 @@ def _operation(
 
 
 def _responses(route: Route, kinds: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    def answered(text: str, *types: Any) -> dict[str, Any]:
-        schemas = [kinds[each] for each in types if each is not None]
-        if not schemas:
+    def answered(text: str, kind: Any = to.Error) -> dict[str, Any]:
+        if kind is None:
             return {"description": text}
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        several = {"anyOf": [kinds[each] for each in kind]} if isinstance(kind, tuple) else None
+        schema = several or kinds[kind]
         return {"description": text, "content": {"application/json": {"schema": schema}}}
 
-    found = route.answer
-    types = found if isinstance(found, tuple) else (found,)
-    told = answered(found) if isinstance(found, str) else answered("done", *types)
-    others = {
-        str(status): answered(*each) if isinstance(each, tuple) else answered(each, to.Error)
-        for status, each in route.errors.items()
+    done = (route.answer, None) if isinstance(route.answer, str) else ("done", route.answer)
+    told: dict[int, Any] = {route.status: done, **route.errors}
+    found = {
+        f"{status}": answered(each) if isinstance(each, str) else answered(*each)
+        for status, each in told.items()
     }
-    return {str(route.status): told, **others, "default": answered(_COMMON, to.Error)}
+    return found | {"default": answered(_COMMON)}

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -93,15 +93,15 @@ def _translated(source: Path, asked: CommandLine, out: Path, force: bool) -> Sho
     _write(job.text, out, force)
     data = {
         "file": str(out),
-        "framework": job.framework,
+        "framework": job.table.framework,
         "translated": job.translated,
         "ignored": job.ignored,
         "unsupported": job.refused,
         "warnings": job.warnings,
     }
     counts = (
-        f"{source} ({job.framework}): {len(job.translated)} keys translated, {len(job.ignored)} "
-        f"ignored, {len(job.refused)} set by hand"
+        f"{source} ({job.table.framework}): {len(job.translated)} keys translated, "
+        f"{len(job.ignored)} ignored, {len(job.refused)} set by hand"
     )
     return Shown(data, _lines(job.by_hand + job.warnings, out, counts))
 
@@ -117,18 +117,14 @@ def _lines(warnings: list[str], out: Path, *lines: str) -> Iterator[str]:
 
 
 def _write(text: str, out: Path, force: bool) -> None:
+    """Without ``force`` nobody else may have made the file meanwhile."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _open(out, force) as file:
-        file.write(text)
+    try:
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValueError(f"{out} is there already: --force overwrites it") from None
 
 
 def _ask(question: str, default: str | int | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
-
-
-def _open(out: Path, force: bool) -> TextIO:
-    """For writing; without ``force`` nobody else may have made it meanwhile."""
-    try:
-        return out.open("w" if force else "x", encoding="utf-8")
-    except FileExistsError:
-        raise ValueError(f"{out} is there already: --force overwrites it") from None

@@ -5,15 +5,13 @@ Nothing here starts a run or needs the other framework.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from rollpacker.cli.convert import script, trl, verl
-from rollpacker.cli.convert.render import by_hand, render
+from rollpacker.cli.convert.render import render
 from rollpacker.cli.convert.table import (
     CommandLine,
     Draft,
@@ -26,7 +24,7 @@ from rollpacker.cli.convert.table import (
 )
 from rollpacker.config import ConfigError, parse
 
-__all__ = ["CommandLine", "Converted", "translate"]
+__all__ = ["CommandLine", "Draft", "translate"]
 
 _NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function": "--reward"}
 _COMPARE = ("grpo", "dr_grpo", "dapo", "rloo", "gspo")
@@ -35,29 +33,8 @@ _OURS = ("rewards", "rollout")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """A translated configuration.
-
-    Args:
-        translated: keys of which ours were made.
-        ignored: keys that do not matter here, with a word why.
-        refused: keys that are set by hand, with a hint or nothing.
-        by_hand: the same as lines, with their values.
-        warnings: what to check first.
-    """
-
-    text: str
-    framework: str
-    translated: list[str]
-    ignored: Mapping[str, str]
-    refused: Mapping[str, str]
-    by_hand: list[str]
-    warnings: list[str]
-
-
-def translate(file: Path, asked: CommandLine) -> Converted:
-    """The job that a configuration of verl or TRL describes.
+def translate(file: Path, asked: CommandLine) -> Draft:
+    """The job that a configuration of verl or TRL describes, with its ``text``.
 
     Raises ``ValueError`` when it is none, when it trains with another algorithm than ours, or when
     it names no model, data or reward and ``asked`` neither.
@@ -69,20 +46,12 @@ def translate(file: Path, asked: CommandLine) -> Converted:
     if missing:
         raise ValueError(f"{file} does not say all of the job: give {', '.join(missing)}")
     _check_group(draft)
-    text = render(draft)
+    draft.text = render(draft)
     try:
-        parse(yaml.safe_load(text), str(file))
+        parse(yaml.safe_load(draft.text), str(file))
     except ConfigError as error:
         raise ValueError(f"{error} (translated from {table.framework}'s keys)") from None
-    return Converted(
-        text=text,
-        framework=table.framework,
-        translated=draft.translated,
-        ignored=draft.ignored,
-        refused=draft.refused,
-        by_hand=by_hand(draft),
-        warnings=draft.warnings,
-    )
+    return draft
 
 
 def _check_group(draft: Draft) -> None:

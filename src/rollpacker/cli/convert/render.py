@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import yaml
 
-from rollpacker.cli.convert.table import Draft, Setting, said
+from rollpacker.cli.convert.table import BY_HAND, Draft, Setting, said
 from rollpacker.config import RunConfig
 
 _PLAIN = re.compile(r"[\w~/.@:+*-]*")
-_BY_HAND = "set by hand: "
 _LINE = 100
 _COLUMN = 40
 """Where comments begin, where the value leaves room."""
@@ -32,19 +31,11 @@ def render(draft: Draft) -> str:
         lines += _node(name, tree[name], 0)
     if draft.refused:
         lines += ["", "# Set by hand: the run differs in these"]
-        lines += _wrapped("#   ", [line.removeprefix(_BY_HAND) for line in by_hand(draft)])
+        lines += _wrapped("#   ", [line.removeprefix(BY_HAND) for line in draft.by_hand])
     if draft.ignored:
         lines += ["", "# Ignored: these do not change what is learned here"]
         lines += _reasons(draft, draft.ignored)
     return "\n".join(lines) + "\n"
-
-
-def by_hand(draft: Draft) -> list[str]:
-    """A line for each key that is set by hand, with its value."""
-    return [
-        f"{_BY_HAND}{key} ({said(draft.given[key])}){hint and f': {hint}'}"
-        for key, hint in draft.refused.items()
-    ]
 
 
 def _tree(settings: Mapping[str, Setting]) -> dict[str, Any]:

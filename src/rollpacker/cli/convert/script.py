@@ -12,8 +12,6 @@ from typing import Any, cast
 
 from rollpacker.cli.convert.table import Unknown, plain, value_of
 
-# --- Overrides (``key.sub=value``) in a launch script
-
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _COMMAND = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 _PLAIN = re.compile(r"\$\{(\w+)\}|\$(\w+)|\$\{(\w+)\[@\]\}")

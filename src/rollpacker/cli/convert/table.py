@@ -33,6 +33,7 @@ _NEEDS = {
 """Keys of ours that say nothing without another, by how they begin."""
 _LONGEST = 60
 """Characters of a value in a comment."""
+BY_HAND = "set by hand: "
 
 
 class Unknown(str):
@@ -199,9 +200,12 @@ class Draft:
     """A job in the making, and what became of each key.
 
     Args:
-        file: what is translated.
-        given: every key with its value; dotted where nested.
-        asked: what goes before it.
+        given: every key of ``file`` with its value; dotted where nested.
+        asked: goes before the file.
+        ignored: keys that do not matter here, with a word why.
+        refused: keys that are set by hand, with a hint or nothing.
+        warnings: to be checked first.
+        text: of the job file.
     """
 
     table: Table
@@ -212,12 +216,21 @@ class Draft:
     ignored: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    text: str = ""
 
     @property
     def translated(self) -> list[str]:
         """Keys that are in a value of ours."""
         used = {key for setting in self.settings.values() for key in setting.keys}
         return [k for k in self.given if k in used and k not in self.refused]
+
+    @property
+    def by_hand(self) -> list[str]:
+        """A line for each key that is set by hand, with its value."""
+        return [
+            f"{BY_HAND}{key} ({said(self.given[key])}){hint and f': {hint}'}"
+            for key, hint in self.refused.items()
+        ]
 
     def has(self, key: str) -> bool:
         """Whether the file says a value of it."""
@@ -373,8 +386,6 @@ def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
         draft.ignore(row.note if row.kind == "nothing" else _SAME, key)
 
 
-# --- Values as configurations write them
-
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """YAML 1.1 reads ``1e-6`` as text; hydra and transformers read a number."""
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}")
@@ -430,8 +441,6 @@ def _resolved(value: Any, given: Mapping[str, Any], depth: int) -> Any:
     text = _REFERENCE.sub(lambda m: str(given.get(m[1], m.group())), value)
     return Unknown(text) if "${" in text else text
 
-
-# --- Rules about several keys of both frameworks
 
 KIND, UPDATES = "train.algorithm.kind", "train.updates_per_step"
 CORRECTION = "train.sampler_correction"

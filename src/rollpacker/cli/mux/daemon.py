@@ -108,8 +108,6 @@ def _is_missing(file: Path) -> bool:
     return False
 
 
-# --- Words
-
 _MINUTES_S, _HOURS_S = 60.0, 7200.0
 """From which on a duration is told in them."""
 

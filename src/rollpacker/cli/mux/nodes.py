@@ -96,8 +96,6 @@ def _changed(daemon: Daemon, node: str, what: str, body: dict[str, Any]) -> Show
     return Shown(found, [f"node {node}: {status}{on}{back}"])
 
 
-# --- Tokens
-
 token_app = typer.Typer(help="Bearer tokens of people and agents.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.")]
 

@@ -19,28 +19,6 @@ if TYPE_CHECKING:
     from rollpacker.trace_replay.engine import EngineKind
     from rollpacker.trace_replay.plan import StepPlan
 
-Source = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
-]
-Model = Annotated[str | None, typer.Option(help="Checkpoint to decode with.")]
-Kind = Annotated[Literal["mini", "fake"], typer.Option(help="fake decodes in no time.")]
-Steps = Annotated[int | None, typer.Option(help="First steps; default: all.")]
-Task = Annotated[str | None, typer.Option(help="Task to replay, where the trace has several.")]
-Concurrency = Annotated[int, typer.Option(help="Most sequences decoded together.")]
-TimeScale = Annotated[float, typer.Option(help="Factor of tools' and rewards' seconds.")]
-TokensScale = Annotated[float, typer.Option(help="Factor of all lengths, prompts included.")]
-Out = Annotated[Path | None, typer.Option(help="JSON lines to write, for `trace compare`.")]
-Simulate = Annotated[
-    bool, typer.Option("--simulate", help="Run it in the simulator: nothing is decoded.")
-]
-CalibrationName = Annotated[
-    str | None,
-    typer.Option(help="Costs of --simulate; default: by the longest length."),
-]
-Gpus = Annotated[int | None, typer.Option(help="GPUs of --simulate; default: the calibration's.")]
-Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")]
-Seed = Annotated[int, typer.Option(help="Seed of prompts and sampling.")]
-Format = Annotated[str | None, typer.Option(help="Format of TRACE; found out by default.")]
 
 Row = dict[str, Any]
 _NO_SUMS = ("step", "peak_running", "rates", "max_tokens_scale", "time_scale")
@@ -73,21 +51,42 @@ _SHARING = {
 
 @shown
 def replay(
-    path: Source,
-    model: Model = None,
-    engine: Kind = "mini",
-    steps: Steps = None,
-    task: Task = None,
-    concurrency: Concurrency = 256,
-    time_scale: TimeScale = 1.0,
-    max_tokens_scale: TokensScale = 1.0,
-    out: Out = None,
-    simulate: Simulate = False,
-    calibration: CalibrationName = None,
-    gpus: Gpus = None,
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    format: Format = None,
+    path: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
+    ],
+    model: Annotated[str | None, typer.Option(help="Checkpoint to decode with.")] = None,
+    engine: Annotated[
+        Literal["mini", "fake"], typer.Option(help="fake decodes in no time.")
+    ] = "mini",
+    steps: Annotated[int | None, typer.Option(help="First steps; default: all.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task to replay, where the trace has several.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Most sequences decoded together.")] = 256,
+    time_scale: Annotated[float, typer.Option(help="Factor of tools' and rewards' seconds.")] = 1.0,
+    max_tokens_scale: Annotated[
+        float, typer.Option(help="Factor of all lengths, prompts included.")
+    ] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON lines to write, for `trace compare`.")
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Run it in the simulator: nothing is decoded.")
+    ] = False,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="Costs of --simulate; default: by the longest length."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of --simulate; default: the calibration's.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 0,
+    format: Annotated[
+        str | None, typer.Option(help="Format of TRACE; found out by default.")
+    ] = None,
 ) -> Shown:
     """Decode a trace again, every response at its recorded length, and time the phases.
 

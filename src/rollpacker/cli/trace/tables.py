@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from rollpacker.polytrace.schema import Trace
 
 
-# --- The trace, and the task in it, that a command line names
-
-
 def read(
     path: Path,
     format: str | None,

@@ -29,8 +29,6 @@ from rollpacker.rollmux.service.client.client import (
 )
 from rollpacker.rollmux.service.state.clock import boot_id
 
-# --- Identity
-
 _FILE = "agent"
 _FORM = re.compile(r"[0-9a-f]{32}")
 
@@ -68,8 +66,6 @@ def folder_identity(folder: Path) -> tuple[str, int]:
         os.fsync(handle)
     return found, handle
 
-
-# --- Printing
 
 _PIECE = 24 * 1024
 _PIECES = 16
@@ -168,8 +164,6 @@ class Printing:
         return not log.over
 
 
-# --- Agent
-
 _CHECK_TIMEOUT_S = 30.0
 _REPORT_S = 1.0
 """Between two reports of an agent that starts programs: whoever submits a job waits for it."""
@@ -188,14 +182,11 @@ class NodeAgent:
     it may have given the node up.
 
     Args:
-        client: of the daemon.
-        node: its name.
         healthy: None while the node works, else what is wrong with it.
         on_failed: stops everything else on the node; called once, when the node is given up by
             either side.
         retry_s: pause while the daemon does not use the node.
         machine: what the node is: it joins the daemon's inventory as this. None in a cloud.
-        programs: of jobs; None starts none here.
         identity: by which the daemon knows this agent from another one of the same name; empty
             for one that cannot be known.
         say: tells people what happens here, and once what they have to do.

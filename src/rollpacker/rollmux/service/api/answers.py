@@ -30,10 +30,6 @@ class Error(TypedDict):
     ]
 
 
-class Nothing(TypedDict):
-    """An object without fields."""
-
-
 class Submitted(TypedDict):
     """A job that was taken."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # a job needs nothing that serves HTTP
     from rollpacker.rollmux.service.api import answers
 
 
-# --- Link
-
 SOCKET_S = 10.0
 _UNAUTHORIZED = 401
 _AGAIN = (408, 503)
@@ -73,9 +71,7 @@ class DaemonLink:
     """Talks to one daemon; safe to share between threads.
 
     Args:
-        url: of the daemon, ``http://127.0.0.1:8642``.
-        token_file: holds the bearer token; nobody else may read it.
-        cafile: certificate to trust, for https.
+        token_file: nobody else may read it.
         patience_s: how long to go on asking when no answer comes.
 
     Raises ``ValueError`` for a wrong address, token file or certificate.
@@ -240,8 +236,6 @@ def _trusted(cafile: str | Path | None) -> ssl.SSLContext:
         raise ValueError(f"mux.cafile (--cafile) {cafile}: {error}") from error
 
 
-# --- Client
-
 SAFE_SHARE = 0.9
 """Share of a lease in which its holder works: the rest is for clocks and for stopping."""
 _WAIT_S = 20.0
@@ -254,15 +248,12 @@ class LeaseLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePermit:
-    """A lease of nodes for one phase.
+    """A lease of nodes for one phase of a job.
 
     Args:
         token: fencing token; higher than every earlier one.
-        phase: what it is for.
-        nodes: where.
         stop_at: monotonic seconds after which nothing may run.
         lease_s: length of a whole lease.
-        job: whose it is.
     """
 
     token: int
@@ -275,12 +266,10 @@ class PhasePermit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """Instead of a permit: load the job's state on other nodes first.
+    """Instead of a permit: load the job's state on other rollout and training nodes first.
 
     Args:
         id: to be reported by ``moved``.
-        rollout: its rollout nodes from now on.
-        train: its training nodes.
         reason: ``repack``, ``guard``, ``drain``, ``resume`` (its nodes were taken back for another
             team) or ``failure`` (the state has to come from a checkpoint).
     """
@@ -293,12 +282,8 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverGate:
-    """Where the driver of an attempt lets the processes of its other nodes in.
-
-    Args:
-        key: that both sides show they know.
-        names: by which each process is known, by its node's rank.
-    """
+    """Where the driver of an attempt lets the processes of its other nodes in: both sides show that
+    they know ``key``; ``names`` are of the processes, by their nodes' ranks."""
 
     host: str
     port: int
@@ -327,8 +312,7 @@ class MuxClient(DaemonLink):
 
     def timeline(self, window_s: float) -> list[answers.PhaseRun]:
         """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
-        found: answers.Timeline = self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]
-        return found["phases"]
+        return self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
@@ -341,7 +325,6 @@ class MuxClient(DaemonLink):
         """
         body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
-        answer: answers.PermitView | answers.Moving | None
         sent, answer = self.call("POST", path, body, key, wait_s=wait_s)
         if not answer:
             return None
@@ -357,13 +340,9 @@ class MuxClient(DaemonLink):
         )
 
     def heartbeat(self, permit: PhasePermit) -> tuple[float, bool]:
-        """Extend a lease. Raises ``LeaseLostError``.
-
-        Returns:
-            The new ``stop_at``, and whether another job has the nodes of a rollout's tail.
-        """
+        """Extend a lease: the new ``stop_at``, and whether another job has the nodes of a rollout's
+        tail. Raises ``LeaseLostError``."""
         patience = permit.stop_at - time.monotonic()
-        answer: answers.BeatAnswer
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
         return sent + SAFE_SHARE * answer["ttl_s"], answer["release_tail"]
 
@@ -374,9 +353,7 @@ class MuxClient(DaemonLink):
         """
         path = f"/v1/jobs/{quote(job, safe='')}/tail"
         try:
-            told: answers.TailTold
-            _, told = self.call("POST", path, {"token": permit.token}, new_key())
-            return told["release_tail"]
+            return self.call("POST", path, {"token": permit.token}, new_key())[1]["release_tail"]
         except MuxError as error:
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
@@ -409,13 +386,8 @@ class MuxClient(DaemonLink):
         agent: str = "",
         patience_s: float | None = None,
     ) -> tuple[float, answers.AliveAnswer]:
-        """Report a node, with the programs that are there where its agent starts some.
-
-        Args:
-            agent: its identity.
-
-        Returns:
-            The time just before the request was sent, and the answer.
+        """Report a node, with the programs that are there where its agent starts some; the time
+        just before the request was sent, and the answer.
 
         Raises ``MuxError`` (410: failed; 409, ``taken``: another agent reports it).
         """
@@ -430,8 +402,7 @@ class MuxClient(DaemonLink):
         whether it takes no more."""
         path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
         body = {"at": at, "data": base64.b64encode(data).decode()}
-        answer: answers.PrintedAnswer
-        _, answer = self.call("POST", path, body, new_key(), patience_s=patience_s)
+        answer = self.call("POST", path, body, new_key(), patience_s=patience_s)[1]
         return answer["have"], answer["full"]
 
     def open_gate(
@@ -465,9 +436,7 @@ class MuxClient(DaemonLink):
     ) -> float:
         """Join the inventory with a node, as its agent; seconds in which to report it again."""
         body = plain(machine) | {"agent": agent}
-        answer: answers.Registered
-        _, answer = self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)
-        return answer["ttl_s"]
+        return self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)[1]["ttl_s"]
 
     def node(self, node: str) -> answers.NodeView:
         """The daemon's view of a node."""

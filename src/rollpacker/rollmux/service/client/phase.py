@@ -32,8 +32,6 @@ from rollpacker.rollmux.service.client.client import (
     new_key,
 )
 
-# --- Phase lease
-
 _RETRY_S = 0.2
 T = TypeVar("T")
 
@@ -200,9 +198,6 @@ class HeldLease:
             raise LeaseLostError("its lease ran out")
         now = replace(self.permit, stop_at=self.stop_at)
         self._told(*self._client.heartbeat(now))
-
-
-# --- Phase
 
 
 class PhaseState(Protocol):

@@ -108,7 +108,12 @@ def _check_fit(spec: JobSpec, program: JobProgram | None, cap_gb: float) -> None
 
 
 def permit(core: TransactionLog, request: Post, job: str, body: bodies.Ask) -> Outcome:
-    """Ask for a permit."""
+    """Ask for a phase: a permit, a move that has to come first, or not yet.
+
+    Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
+    move, repeat the request with the same key; after one for a ``failure`` with a new key: the
+    iteration begins again with a rollout.
+    """
     record = job_record(core, job)
     if record.ended is not None or record.ending:
         raise Refused(409, f"job {job} is {core.leased.state(job)}", code="ended")
@@ -240,7 +245,7 @@ def moved(core: TransactionLog, request: Post, job: str, body: bodies.MovedBody)
     if record.move is None or record.move.id != body.move:
         current = None if record.move is None else record.move.id
         raise Refused(409, f"move: the current move of job {job} is {current}", move=current)
-    return recorded(core, request, ev.MoveFinished(job=job), answers.Nothing)
+    return recorded(core, request, ev.MoveFinished(job=job), dict)
 
 
 def end(core: TransactionLog, request: Post, job: str) -> Outcome:

@@ -116,8 +116,6 @@ def _who(by: Principal | None) -> dict[str, str | None]:
     return {"by": None if by is None else by.name, "role": None if by is None else by.role}
 
 
-# --- App
-
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Observe = Callable[[str, str, int, float], None]

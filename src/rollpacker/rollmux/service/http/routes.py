@@ -31,7 +31,6 @@ from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.commands.writer import Outcome, Writer
 from rollpacker.rollmux.service.http.logs import MOST, Logs
 from rollpacker.rollmux.service.http.tokens import Tokens
-from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import history, views
 from rollpacker.rollmux.service.views.metrics import Metrics
 
@@ -122,30 +121,21 @@ class Route:
     status: int = 200
 
 
-def _once(act: Callable[..., Outcome], *, beat: bool = False) -> Act:
-    """Carry out a command once, answer after the commit."""
+def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = False) -> Act:
+    """Carry out a command once, answer after the commit; one that ``waits`` as long as is asked."""
 
     @wraps(act)
     async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
         body = () if isinstance(asked.body, Empty) else (asked.body,)
         command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
-        return await _carried_out(daemon, asked, command, beat=beat)
+        # A lease counts from when it was asked for: a late answer would be worth nothing.
+        wait_s = min(asked.body.wait_s, daemon.writer.core.ttl / 3) if waits else None
+        answer = await daemon.writer.call(
+            lambda core: commands.once(core, asked.post, lambda: command(core)), wait_s, beat=beat
+        )
+        return replied(204, None) if answer is None else replied(answer.status, answer.body)
 
     return handle
-
-
-async def _carried_out(
-    daemon: DaemonParts,
-    asked: Asked,
-    act: Callable[[TransactionLog], Outcome],
-    wait_s: float | None = None,
-    *,
-    beat: bool = False,
-) -> HttpReply:
-    answer = await daemon.writer.call(
-        lambda core: commands.once(core, asked.post, lambda: act(core)), wait_s, beat=beat
-    )
-    return replied(204, None) if answer is None else replied(answer.status, answer.body)
 
 
 def _look(view: Callable[..., Any]) -> Act:
@@ -163,22 +153,7 @@ async def _submit(daemon: DaemonParts, asked: Asked) -> HttpReply:
     """Submit a job; where it does not fit yet it waits for nodes."""
     # Whoever may not is told so, also where the key of the request is known.
     commands.own_team(asked.post, asked.body.team)
-    return await _carried_out(
-        daemon, asked, lambda core: commands.submit(core, asked.post, asked.body)
-    )
-
-
-async def _permit(daemon: DaemonParts, asked: Asked) -> HttpReply:
-    """Ask for a phase: a permit, a move that has to come first, or not yet.
-
-    Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
-    move, repeat the request with the same key; after one for a ``failure`` with a new key: the
-    iteration begins again with a rollout.
-    """
-    # A lease counts from when it was asked for: a late answer would be worth nothing.
-    wait_s, (job,) = min(asked.body.wait_s, daemon.writer.core.ttl / 3), asked.path
-    act = lambda core: commands.permit(core, asked.post, job, asked.body)  # noqa: E731
-    return await _carried_out(daemon, asked, act, wait_s)
+    return await _once(commands.submit)(daemon, asked)
 
 
 async def _heartbeat(daemon: DaemonParts, asked: Asked) -> HttpReply:
@@ -376,7 +351,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "GET /v1/jobs": Route(_jobs, _LOOK, "", Empty, to.Jobs),
     "GET /v1/jobs/{job}": Route(_look(views.job), _LOOK, "", Empty, to.JobView, {404: _NO_JOB}),
     "POST /v1/jobs/{job}/permits": Route(
-        _permit, _JOBS, "job", bodies.Ask, (to.PermitView, to.Moving),
+        _once(commands.permit, waits=True), _JOBS, "job", bodies.Ask, (to.PermitView, to.Moving),
         {204: _NOT_YET, 404: _NO_JOB, 409: _PERMIT_REFUSED},
     ),
     "POST /v1/jobs/{job}/tail": Route(
@@ -384,7 +359,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         {404: _NO_JOB, 409: _LOST},
     ),
     "POST /v1/jobs/{job}/moved": Route(
-        _once(commands.moved), _JOBS, "job", bodies.MovedBody, to.Nothing,
+        _once(commands.moved), _JOBS, "job", bodies.MovedBody, Empty,
         {404: _NO_JOB, 409: "another move is current: `move`"},
     ),
     "POST /v1/jobs/{job}/end": Route(
@@ -392,7 +367,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         {202: ("while a permit is out", to.EndedAnswer), 404: _NO_JOB}, audited=True,
     ),
     "POST /v1/jobs/{job}/gate": Route(
-        _open_gate, _AGENTS, "", bodies.GateBody, to.Nothing, {404: _NO_RUN}
+        _open_gate, _AGENTS, "", bodies.GateBody, Empty, {404: _NO_RUN}
     ),
     "GET /v1/jobs/{job}/gate": Route(
         _gate, _AGENTS, "", bodies.OfAttempt, bodies.GateBody,
@@ -444,7 +419,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         _new_token, _OPERATORS, "", bodies.NewToken, to.TokenMade, audited=True, status=201
     ),
     "POST /v1/tokens/revoke": Route(
-        _revoke_token, _OPERATORS, "", bodies.RevokedToken, to.Nothing,
+        _revoke_token, _OPERATORS, "", bodies.RevokedToken, Empty,
         {404: "`unknown`: no such token"}, audited=True,
     ),
     "POST /v1/drain": Route(
@@ -502,7 +477,7 @@ def _kinds_of(route: Route) -> list[Any]:
     answer = route.answer if isinstance(route.answer, tuple) else (route.answer,)
     others = (each[1] for each in route.errors.values() if isinstance(each, tuple))
     kinds = (route.body, *answer, *others)
-    return [kind for kind in kinds if kind not in (Empty, None) and not isinstance(kind, str)]
+    return [kind for kind in kinds if kind is not None and not isinstance(kind, str)]
 
 
 def _operation(

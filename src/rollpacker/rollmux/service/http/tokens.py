@@ -20,8 +20,6 @@ from pathlib import Path
 from rollpacker.core.codec import dumps, load, loads
 from rollpacker.rollmux.service.api.roles import OPERATOR, Principal, Role
 
-# --- Token file
-
 _SHORTEST = 16
 _NONCE, _TAG = 16, 32
 """Bytes."""
@@ -89,25 +87,16 @@ def _xor(one: bytes, other: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(one, other, strict=True))
 
 
-# --- Tokens
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 FILE = "tokens.json"
 """In the daemon's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """What is kept of a token: its hash, and whose it is.
+class Token(Principal):
+    """What is kept of a token: whose it is, its hash in hexadecimal digits, and when it was made,
+    by the wall clock."""
 
-    Args:
-        sha256: of the token, in hexadecimal digits.
-        made_s: of the wall clock.
-    """
-
-    name: str
-    role: Role
-    team: str
     sha256: str
     made_s: float
 
@@ -141,10 +130,7 @@ class Tokens:
         if scheme.lower() != b"bearer":
             return None
         hashed = sha256(given).hexdigest()
-        found = next((each for each in self.listed if each.sha256 == hashed), None)
-        return (
-            None if found is None else Principal(name=found.name, role=found.role, team=found.team)
-        )
+        return next((each for each in self.listed if each.sha256 == hashed), None)
 
     def add(self, name: str, role: Role, team: str = "") -> str:
         """Make a token; its text, which is kept nowhere. Raises ``ValueError``."""

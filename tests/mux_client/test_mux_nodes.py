@@ -201,16 +201,6 @@ def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None
     assert "removed" in mux(daemon, "node", "remove", "roll-9")
 
 
-def test_an_agent_that_has_less_than_listed_is_set_aside(daemon: Daemon) -> None:
-    less = agent(daemon, "train-0", "--pool", "train", "--memory-gb", "0.25")
-    try:
-        until(daemon, "train-0", status="set_aside")
-        assert "its agent reports 0.25 GB of memory, not 1" in mux(daemon, "node", "list", "--json")
-    finally:
-        less.terminate()
-        less.wait()
-
-
 def test_a_listed_node_that_failed_is_used_again_when_its_agent_is_back(daemon: Daemon) -> None:
     mux(daemon, "node", "uncordon", "roll-1")
     daemon.client().node_failed("roll-1", "no power")
@@ -221,13 +211,3 @@ def test_a_listed_node_that_failed_is_used_again_when_its_agent_is_back(daemon: 
     finally:
         back.terminate()
         assert back.wait() == 0
-
-
-def test_a_wrong_inventory_is_said_in_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "nodes.yaml"
-    file.write_text("nodes:\n  - {name: a, pool: gpu}\n", encoding="utf-8")
-    asked = [*COMMAND, "mux", "serve", "--state", str(tmp_path / "s"), "--inventory", str(file)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "node a: pool is rollout or train, got 'gpu'" in done.stderr
-    assert "Traceback" not in done.stderr

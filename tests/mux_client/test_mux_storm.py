@@ -5,6 +5,7 @@ What is judged is what programs have written while they held a permit, by the ma
 
 import json
 import time
+import urllib.request
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +14,22 @@ from typing import Any
 import pytest
 from event_check import check_file
 from mux_real_chaos import FAULTS, Storm
-from test_mux_events import fetch
+from mux_real_daemon import Daemon
 from test_mux_programs import until
 
 JOBS = 6
 EVERY_S = 2.0
 MINUTES = 10
+
+
+def fetch(daemon: Daemon, path: Path, what: str = "events") -> Path:
+    token = daemon.token_file.read_text().strip()
+    asked = urllib.request.Request(
+        f"{daemon.url}/v1/{what}", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        path.write_bytes(answer.read())
+    return path
 
 
 def uses(lines: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

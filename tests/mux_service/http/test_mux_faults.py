@@ -13,21 +13,10 @@ import pytest
 from mux_fleet import Daemon, Link
 
 from rollpacker.cli import main
-from rollpacker.rollmux.service.store import Store
 
 COMMAND = "from rollpacker.cli import main; main()"
 Call = Callable[..., tuple[int, str, str]]
 SPEC = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0}
-
-
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, "mux", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 @pytest.fixture
@@ -142,18 +131,6 @@ def test_a_daemon_that_stood_still_longer_than_a_lease(tmp_path: Path) -> None:
     assert (status, theirs["nodes"]) == (200, mine["nodes"])
     assert theirs["token"] > mine["token"]
     daemon.stop()
-
-
-def test_a_damaged_database_does_not_start(tmp_path: Path) -> None:
-    path = tmp_path / "mux.sqlite"
-    Store(path).close()
-    with path.open("r+b") as file:
-        file.seek(0)
-        file.write(b"not a database at all")
-    done = run_cli("serve", "--state", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"rollpacker: {path}: cannot be used as a database")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_second_daemon_does_not_start(tmp_path: Path, call: Call) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Container, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,20 +93,14 @@ def restore(
 
 
 def _settings(text: str) -> Any:
-    from rollpacker.core.codec import load
-    from rollpacker.rollmux.model.settings import Prices, Settings
+    from rollpacker.core.codec import read_record
+    from rollpacker.rollmux.model.settings import Settings
 
     try:
-        data = json.loads(text)
-        found = load(data, Settings)
+        return read_record(json.loads(text), Settings)
     except ValueError as error:
         kind = "not JSON: " if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(f"--settings: {kind}{error}") from error
-    for given, kind in ((data, Settings), (data.get("prices", {}), Prices)):
-        unknown = sorted(set(given) - {field.name for field in fields(kind)})
-        if unknown:
-            raise ValueError(f"--settings: {unknown[0]!a}: unknown key")
-    return found
 
 
 @shown

@@ -44,10 +44,7 @@ class PermitView(TypedDict):
     token: Annotated[int, says("Grows with every permit: newer ones fence older ones off.")]
     phase: Phase
     nodes: list[str]
-    ttl_s: Annotated[
-        float,
-        says("Seconds left of the lease now: it ends so long after the request was sent."),
-    ]
+    ttl_s: Annotated[float, says("Seconds left, counted from when the request was sent.")]
     lease_s: Annotated[float, says("Seconds of a full lease.")]
 
 
@@ -72,13 +69,7 @@ class BeatAnswer(TypedDict):
 
     ttl_s: float
     lease_s: float
-    release_tail: Annotated[
-        bool,
-        says(
-            "Another job has the nodes of a rollout's tail: the rest goes to a quarter of the "
-            "workers."
-        ),
-    ]
+    release_tail: Annotated[bool, says("Others have nodes: move to a quarter of the workers.")]
 
 
 class DoneAnswer(TypedDict):
@@ -121,10 +112,7 @@ class Queued(TypedDict):
     ]
     starts_between_s: Annotated[
         tuple[float, float | None] | None,
-        says(
-            "What chance makes of it; null where not enough is known, the latter if it may be "
-            "never."
-        ),
+        says("The range that chance allows; null: not known; the latter null: perhaps never."),
     ]
 
 
@@ -133,15 +121,12 @@ class AttemptTold(TypedDict):
 
     number: int
     node: str
-    members: Annotated[
-        list[str],
-        says("Its job's other nodes, where it has processes too: some `lost`, or one `broken`."),
-    ]
+    members: Annotated[list[str], says("Its job's other nodes, where it has processes too.")]
     began: float
     ended: float | None
     code: Annotated[int | None, says("Of its exit; null while it runs, or where its node failed.")]
-    lost: list[str]
-    broken: bool
+    lost: Annotated[list[str], says("Members that failed.")]
+    broken: Annotated[bool, says("Its process on a member failed.")]
 
 
 class StartedProgram(TypedDict):
@@ -150,16 +135,11 @@ class StartedProgram(TypedDict):
     program: dict[str, Any]
     attempts: list[AttemptTold]
     used: Annotated[int, says("Restarts since the job last got on.")]
-    nodes_lost: Annotated[
-        int, says("Nodes that failed under it since then; after 3 it has failed.")
-    ]
+    nodes_lost: Annotated[int, says("Nodes that failed under it since; after 3 it has failed.")]
     done: Annotated[int, says("Iterations at the last of them.")]
     outcome: Annotated[Outcome, says("Empty while it may run.")]
     lead: Annotated[str | None, says("The node where it belongs.")]
-    ready_at: Annotated[
-        float | None,
-        says("When it may start; null while it runs, and where it does not start again."),
-    ]
+    ready_at: Annotated[float | None, says("When it may start; null: it runs, or never will.")]
 
 
 class JobView(TypedDict):
@@ -171,14 +151,9 @@ class JobView(TypedDict):
     spec: _Spec
     arrived_s: float
     ended_s: float | None
-    outcome: Annotated[
-        JobOutcome,
-        says("How it ended: `ended` where its driver said no more; empty while it has not."),
-    ]
+    outcome: Annotated[JobOutcome, says("Empty: not yet; `ended`: its driver said no more.")]
     elapsed_s: float
-    uncounted_s: Annotated[
-        float, says("Of its life, what its promise does not count: waiting for nodes.")
-    ]
+    uncounted_s: Annotated[float, says("Waiting for nodes, which its promise does not count.")]
     queue: Queued | None
     done: Annotated[int, says("Iterations so far.")]
     next: Phase | None
@@ -196,8 +171,7 @@ class JobView(TypedDict):
         Annotated[
             list[tuple[float, float]],
             says(
-                "Seconds of rollout and training, alone, of its last iterations; where one job is "
-                "asked for, not all."
+                "Solo seconds of rollout and training of its last iterations; not where all are told."
             ),
         ]
     ]
@@ -263,10 +237,7 @@ class AliveAnswer(TypedDict):
 
     ttl_s: Annotated[float, says("Seconds of silence after which the node counts as failed.")]
     attempts: NotRequired[
-        Annotated[
-            list[WantedAttempt],
-            says("All that is to be there, where the agent starts programs."),
-        ]
+        Annotated[list[WantedAttempt], says("All that is to be there, of agents with programs.")]
     ]
 
 
@@ -344,10 +315,7 @@ class TeamView(TypedDict):
     guaranteed: dict[Phase, float]
     used: dict[Phase, float]
     borrowed: dict[Phase, float]
-    share: Annotated[
-        float,
-        says("The larger of both pools' shares of what it is guaranteed: who has least is next."),
-    ]
+    share: Annotated[float, says("Of its guarantee, in the fuller pool: who has least is next.")]
     jobs: TeamJobs
     owed: Annotated[bool, says("Whether a job of it waits for nodes that are its own.")]
     priority: Annotated[int | None, says("The highest of its jobs that wait.")]

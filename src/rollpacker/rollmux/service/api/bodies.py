@@ -88,11 +88,7 @@ class GateBody(Struct, frozen=True):
     host: Annotated[str, Meta(max_length=255)]
     port: Annotated[int, Meta(ge=1, le=65535)]
     key: Annotated[
-        str,
-        says(
-            "what both sides show they know, sealed with their token, as hex digits",
-            pattern="^[0-9a-f]{160}$",
-        ),
+        str, says("what both know, sealed with their token, in hex", pattern="^[0-9a-f]{160}$")
     ]
     names: Annotated[list[str], says("of each process, by its node's rank", max_length=1024)]
 
@@ -109,10 +105,7 @@ class SeenAttempt(Struct, frozen=True):
 class AliveBody(Struct, frozen=True):
     """A node lives."""
 
-    attempts: Annotated[
-        list[SeenAttempt] | None,
-        says("what its agent has started, null where it starts nothing"),
-    ] = None
+    attempts: Annotated[list[SeenAttempt] | None, says("null where it starts nothing")] = None
     agent: _Agent = ""
 
 

@@ -170,9 +170,7 @@ class JobView(TypedDict):
     recent_s: NotRequired[
         Annotated[
             list[tuple[float, float]],
-            says(
-                "Solo seconds of rollout and training of its last iterations; not where all are told."
-            ),
+            says("Solo seconds of both phases, of its last iterations; of a single job only."),
         ]
     ]
 

@@ -126,10 +126,10 @@ def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = Fals
 
     @wraps(act)
     async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
-        body = () if isinstance(asked.body, Empty) else (asked.body,)
-        command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
         # A lease counts from when it was asked for: a late answer would be worth nothing.
         wait_s = min(asked.body.wait_s, daemon.writer.core.ttl / 3) if waits else None
+        body = () if isinstance(asked.body, Empty) else (asked.body,)
+        command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
         answer = await daemon.writer.call(
             lambda core: commands.once(core, asked.post, lambda: command(core)), wait_s, beat=beat
         )

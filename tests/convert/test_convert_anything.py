@@ -8,9 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollpacker.cli.convert import CommandLine, script, translate, trl, verl
-from rollpacker.cli.convert.render import render
-from rollpacker.cli.convert.table import Draft, Unknown, fill, flat, resolved
+from rollpacker.cli.convert import CommandLine, render, script, translate, trl, verl
+from rollpacker.cli.convert.table import Draft, Unknown, fill, resolved
 from rollpacker.config.reading import KEYS
 
 FILES = Path(__file__).parent / "files"
@@ -130,23 +129,9 @@ def test_whatever_the_values_each_key_is_somewhere_once(table, data):
 
 def test_hints_for_unknown_keys_are_what_files_are_translated_to():
     """Of every key of the examples that the hints know."""
-    given = {path: path.read_text() for path in sorted(FILES.iterdir())}
-    drafts = [
-        (table, leaves)
-        for path, text in given.items()
-        for table, leaves in [
-            (verl.table(), script.overrides(text))
-            if path.suffix == ".sh"
-            else (trl.table(), yaml.safe_load(text))
-            if path.name.startswith("trl")
-            else (verl.table(), resolved(dict(flat(yaml.safe_load(text)))))
-        ]
-    ]
     ours: dict[str, set[str]] = {}
-    for table, leaves in drafts:
-        draft = Draft(table, "x", leaves, CommandLine(reward="math"))
-        fill(draft)
-        for key, setting in draft.settings.items():
+    for path in sorted(FILES.iterdir()):
+        for key, setting in translate(path, CommandLine(reward="math")).settings.items():
             for name in setting.keys:
                 ours.setdefault(name.rpartition(".")[2], set()).add(key)
     # The one says whether there are evaluations, and the hint is where that is said here; the other

@@ -83,14 +83,17 @@ def test_what_a_program_left_behind_ends_with_it_though_its_keeper_was_killed(
     assert programs.seen() == []
 
 
-def test_an_agent_starts_what_the_one_before_was_killed_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had written down what to start, and no more."""
-    with monkeypatch.context() as killed:
+def killed_before_it_starts(folder: Path) -> None:
+    """An agent that has written down what to start."""
+    with pytest.MonkeyPatch.context() as killed:
         killed.setattr("subprocess.Popen", lambda *_, **__: sys.exit())
         with pytest.raises(SystemExit):
             NodePrograms(folder, {}).settle([wanted(*python(SLEEP))])
+
+
+def test_an_agent_starts_what_the_one_before_was_killed_over(folder: Path) -> None:
+    """It had written down what to start, and no more."""
+    killed_before_it_starts(folder)
     programs = NodePrograms(folder, {})
     assert codes(programs) == [None]
     programs.settle([wanted(*python(SLEEP))])
@@ -106,13 +109,8 @@ def test_an_agent_starts_what_the_one_before_was_killed_over(
     assert again.seen() == []
 
 
-def test_what_was_never_started_and_is_to_stop_is_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as killed:
-        killed.setattr("subprocess.Popen", lambda *_, **__: sys.exit())
-        with pytest.raises(SystemExit):
-            NodePrograms(folder, {}).settle([wanted(*python(SLEEP))])
+def test_what_was_never_started_and_is_to_stop_is_over(folder: Path) -> None:
+    killed_before_it_starts(folder)
     programs = NodePrograms(folder, {})
     programs.settle([wanted(*python(SLEEP), stop=True)])
     assert codes(programs) == [143]

@@ -25,13 +25,7 @@ _ENOUGH = 5_000_000
 def rehearsed(
     path: Path, encode: Encoder, note: Note, task: str | None = None
 ) -> DraftCases | None:
-    """Drafts on a trace's own responses; None where their tokens are not known.
-
-    Args:
-        path: the trace.
-        encode: its texts.
-        note: told why nothing can be measured.
-        task: of a trace that has several.
+    """Drafts on a trace's own responses; None, and a note why, where their tokens are not known.
 
     Raises ``ValueError`` as ``encode`` does.
     """
@@ -53,13 +47,8 @@ def rehearsed(
 
 
 class Encoder:
-    """Token ids of texts, by a tokenizer that is loaded for the first of them.
-
-    Args:
-        tokenizer: folder of a tokenizer or of a model, or its name on the hub; None takes the model
-            of a run's folder, where that is on this machine.
-        note: told where that cannot be loaded.
-    """
+    """Token ids of texts, by a tokenizer that is loaded for the first of them: by default that of
+    a run's model, where its folder is on this machine; a note says where that cannot be loaded."""
 
     def __init__(self, path: Path, tokenizer: str | None, note: Note) -> None:
         self._path, self._tokenizer, self._note = path, tokenizer, note

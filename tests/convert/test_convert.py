@@ -294,23 +294,24 @@ def test_every_value_has_its_origin(tmp_path):
 
 
 GSPO, HIGH = {"actor__policy_loss__loss_mode": "gspo"}, "actor__clip_ratio_high"
+MEAN = "actor__loss_agg_mode"
 
 
 @pytest.mark.parametrize(
     ("keys", "kind", "options", "refused"),
     [
-        ({"actor__loss_agg_mode": "seq-mean-token-mean"}, "grpo", {"loss_type": "sequence_mean"}, ()),
-        ({"actor__loss_agg_mode": "seq-mean-token-sum-norm"}, "dr_grpo", {"delta": 3.0}, None),
+        ({MEAN: "seq-mean-token-mean"}, "grpo", {"loss_type": "sequence_mean"}, ()),
+        ({MEAN: "seq-mean-token-sum-norm"}, "dr_grpo", {"delta": 3.0}, None),
         ({HIGH: 0.3}, "dapo", {"epsilon": 0.2, "epsilon_high": 0.3}, ()),
-        ({HIGH: 0.3, "actor__loss_agg_mode": "seq-mean-token-mean"}, "grpo", {"epsilon": 0.2},
+        ({HIGH: 0.3, MEAN: "seq-mean-token-mean"}, "grpo", {"epsilon": 0.2},
          ("actor.clip_ratio_high",)),
         # verl's own low and high go before clip_ratio, unless they are null.
         ({"actor__clip_ratio": 0.3}, "grpo", {"epsilon": 0.2}, ()),
         ({"actor__clip_ratio": 0.3, "actor__clip_ratio_low": None, HIGH: None}, "grpo",
          {"epsilon": 0.3}, ()),
         ({"actor__use_token_level_loss": False}, "grpo", {"loss_type": "sequence_mean"}, ()),
-        (GSPO | {"actor__loss_agg_mode": "seq-mean-token-mean"}, "gspo", {}, ()),
-        (GSPO | {"actor__loss_agg_mode": "token-mean"}, "gspo", {}, ("actor.loss_agg_mode",)),
+        (GSPO | {MEAN: "seq-mean-token-mean"}, "gspo", {}, ()),
+        (GSPO | {MEAN: "token-mean"}, "gspo", {}, ("actor.loss_agg_mode",)),
     ],
 )  # fmt: skip
 def test_losses_of_verl(tmp_path, keys, kind, options, refused):

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -28,10 +28,11 @@ _LOOKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of HTTP; ``body`` None has none."""
+    """Of HTTP: a JSON object, bytes or pieces of a text; None has no body."""
 
     status: int
-    body: Mapping[str, Any] | None
+    body: Mapping[str, Any] | bytes | Generator[str, None, None] | None
+    media: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class NoPermitYet:
 
 
 Outcome = Answer | NoPermitYet
-Command = Callable[[TransactionLog], Outcome]
+Command = Callable[[TransactionLog], Any]
+"""Gives an outcome, or what somebody looks at."""
 Poll = Callable[[TransactionLog, str, str], Outcome]
 """Asks again for a job's request, by its key; may raise ``Refused``."""
 Open = Callable[[], TransactionLog]
@@ -66,7 +68,7 @@ class Stats:
 @dataclass(slots=True)
 class _Call:
     command: Command
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[Any]
     turn: tuple[bool, int]
     """Heartbeats first, then as they came."""
 
@@ -102,7 +104,7 @@ class Writer:
         self._left: list[_Call] = []
         """Of the last batch, for which there was no time."""
         self._waiting: dict[str, dict[str, _Call]] = {}
-        self._results: list[tuple[asyncio.Future[Answer], Answer | Refused]] = []
+        self._results: list[tuple[asyncio.Future[Any], Any]] = []
         self._broken = ""
         self._retry_at = 0.0
         self._looked = time.monotonic()
@@ -135,8 +137,9 @@ class Writer:
 
     async def call(
         self, command: Command, wait_s: float | None = None, *, beat: bool = False
-    ) -> Answer | None:
-        """Run a command in the next batch; None where a wait took longer than ``wait_s``.
+    ) -> Any:
+        """Run a command in the next batch: its answer, None where a wait took longer than
+        ``wait_s``.
 
         Args:
             beat: a heartbeat, which goes before what else waits.
@@ -158,10 +161,7 @@ class Writer:
 
     async def read(self, look: Callable[[TransactionLog], Any]) -> Any:
         """What ``look`` sees of the committed state."""
-        answer = await self.call(lambda core: Answer(200, {"value": look(core)}))
-        assert answer is not None
-        assert answer.body is not None
-        return answer.body["value"]
+        return await self.call(look)
 
     def _timed_open(self) -> TransactionLog:
         began = time.perf_counter()
@@ -369,7 +369,7 @@ class Writer:
             self._loop.call_soon_threadsafe(_set_all, results)
 
 
-def _set_all(results: list[tuple[asyncio.Future[Answer], Answer | Refused]]) -> None:
+def _set_all(results: list[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, result in results:
         if future.done():
             continue

@@ -18,19 +18,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from rollpacker.core.codec import read_record
+from rollpacker.core.codec import dumps_finite, read_record
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.roles import Principal, Refused
-from rollpacker.rollmux.service.commands.writer import unavailable
-from rollpacker.rollmux.service.http.routes import (
-    IDENTIFIERS,
-    ROUTES,
-    Asked,
-    DaemonParts,
-    HttpReply,
-    Route,
-    replied,
-)
+from rollpacker.rollmux.service.commands.writer import Answer, unavailable
+from rollpacker.rollmux.service.http.routes import IDENTIFIERS, ROUTES, Asked, DaemonParts, Route
 
 _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
@@ -223,7 +215,7 @@ class App:
         async with self._looks[by] if looks and by is not None else nullcontext():
             try:
                 asked = await self._read(scope, receive, route, found)
-                reply = await route.act(self._daemon, asked)
+                reply = _in_bytes(await route.act(self._daemon, asked))
             except Exception as error:
                 reply = _refusal(error)
             return await self._send(scope, receive, send, reply)
@@ -287,10 +279,11 @@ class App:
         post = bodies.asked(key.decode(), line, body, by=scope[BY], **about)
         return Asked(path, _record(body, route.body), post)
 
-    async def _send(self, scope: Scope, receive: Receive, send: Send, reply: HttpReply) -> int:
+    async def _send(self, scope: Scope, receive: Receive, send: Send, reply: Answer) -> int:
         """Answer; the status."""
         self._tell(self._note, scope, reply.status)
-        content = reply.content
+        content = reply.body or b""
+        assert not isinstance(content, Mapping)
         headers = [*_SAFETY, *_HEADERS.get(reply.status, ())]
         if isinstance(content, bytes):
             headers.append((b"content-length", str(len(content)).encode()))
@@ -355,17 +348,24 @@ def _known(by: Principal | None) -> Principal:
     return by
 
 
-def _refusal(error: Exception) -> HttpReply:
+def _in_bytes(answer: Answer) -> Answer:
+    """An object as JSON; what is not finite is null there."""
+    if isinstance(answer.body, Mapping):
+        return Answer(answer.status, dumps_finite(answer.body))
+    return answer
+
+
+def _refusal(error: Exception) -> Answer:
     """What the sender is told of a request that was not carried out."""
     if isinstance(error, Refused):
-        return replied(error.status, error.body)
+        return _in_bytes(Answer(error.status, error.body))
     if isinstance(error, OSError):
         _log.error("a request could not be served: %s", error)
         text = f"the daemon's disk or network fails ({error.strerror or error})"
-        return replied(503, unavailable(text).body)
+        return _in_bytes(Answer(503, unavailable(text).body))
     _log.error("a request failed", exc_info=error)
     text = f"the daemon failed on this request ({type(error).__name__}): see its log"
-    return replied(500, {"error": text})
+    return _in_bytes(Answer(500, {"error": text}))
 
 
 def _record(data: Any, kind: type[Any], strict: bool = True) -> Any:

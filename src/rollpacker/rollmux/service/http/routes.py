@@ -11,7 +11,7 @@ import base64
 import binascii
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib.resources import files
@@ -21,14 +21,14 @@ from typing import Any, Final, Literal, get_type_hints, is_typeddict
 import msgspec
 
 from rollpacker import __version__
-from rollpacker.core.codec import dumps_finite, plain
+from rollpacker.core.codec import plain
 from rollpacker.rollmux.model.inventory import NAME
 from rollpacker.rollmux.service.api import answers as to
 from rollpacker.rollmux.service.api import bodies
 from rollpacker.rollmux.service.api.bodies import Empty, Post
 from rollpacker.rollmux.service.api.roles import Refused, Role
 from rollpacker.rollmux.service.commands import commands
-from rollpacker.rollmux.service.commands.writer import Outcome, Writer
+from rollpacker.rollmux.service.commands.writer import Answer, Outcome, Writer
 from rollpacker.rollmux.service.http.logs import MOST, Logs
 from rollpacker.rollmux.service.http.tokens import Tokens
 from rollpacker.rollmux.service.views import history, views
@@ -77,21 +77,7 @@ class Asked:
     post: Post
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """An answer: all of it, or pieces."""
-
-    status: int
-    content: bytes | Generator[str, None, None] = b""
-    media: str = "application/json"
-
-
-def replied(status: int, body: Mapping[str, Any] | None) -> HttpReply:
-    """With a body of JSON, or None. What is not finite is null, as JSON wants it."""
-    return HttpReply(status, b"" if body is None else dumps_finite(body))
-
-
-Act = Callable[[DaemonParts, Asked], Awaitable[HttpReply]]
+Act = Callable[[DaemonParts, Asked], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +111,7 @@ def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = Fals
     """Carry out a command once, answer after the commit; one that ``waits`` as long as is asked."""
 
     @wraps(act)
-    async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    async def handle(daemon: DaemonParts, asked: Asked) -> Answer:
         # A lease counts from when it was asked for: a late answer would be worth nothing.
         wait_s = min(asked.body.wait_s, daemon.writer.core.ttl / 3) if waits else None
         body = () if isinstance(asked.body, Empty) else (asked.body,)
@@ -133,7 +119,7 @@ def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = Fals
         answer = await daemon.writer.call(
             lambda core: commands.once(core, asked.post, lambda: command(core)), wait_s, beat=beat
         )
-        return replied(204, None) if answer is None else replied(answer.status, answer.body)
+        return answer or Answer(204, None)
 
     return handle
 
@@ -142,51 +128,48 @@ def _look(view: Callable[..., Any]) -> Act:
     """Answer with what a view of the committed state shows."""
 
     @wraps(view)
-    async def handle(daemon: DaemonParts, asked: Asked) -> HttpReply:
+    async def handle(daemon: DaemonParts, asked: Asked) -> Answer:
         query = plain(asked.body)
-        return replied(200, await daemon.writer.read(lambda core: view(core, *asked.path, **query)))
+        return Answer(200, await daemon.writer.read(lambda core: view(core, *asked.path, **query)))
 
     return handle
 
 
-async def _submit(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _submit(daemon: DaemonParts, asked: Asked) -> Answer:
     """Submit a job; where it does not fit yet it waits for nodes."""
     # Whoever may not is told so, also where the key of the request is known.
     commands.own_team(asked.post, asked.body.team)
     return await _once(commands.submit)(daemon, asked)
 
 
-async def _heartbeat(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _heartbeat(daemon: DaemonParts, asked: Asked) -> Answer:
     """Give a lease its full time again, about every third of it.
 
     Each with a fresh key: a repeated one extends nothing.
     """
-    answer = await daemon.writer.call(
-        lambda core: commands.heartbeat(core, asked.post, *asked.path), beat=True
-    )
-    assert answer is not None
-    return replied(answer.status, answer.body)
+    beat = lambda core: commands.heartbeat(core, asked.post, *asked.path)  # noqa: E731
+    return await daemon.writer.call(beat, beat=True)
 
 
-async def _open_gate(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _open_gate(daemon: DaemonParts, asked: Asked) -> Answer:
     """The driver of a job's running attempt says where its other processes find it."""
     (job,) = asked.path
     attempt = await daemon.writer.read(lambda core: commands.running(core, job))
     daemon.gates[job] = attempt.number, plain(asked.body)
-    return replied(200, {})
+    return Answer(200, {})
 
 
-async def _gate(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _gate(daemon: DaemonParts, asked: Asked) -> Answer:
     """Where the driver of an attempt is, for processes that its agents have started."""
     (job,) = asked.path
     number, found = daemon.gates.get(job, (0, {}))
     if number != asked.body.attempt:
         await daemon.writer.read(lambda core: commands.running(core, job))
         raise Refused(404, f"job {job}: the driver has not opened a gate yet", code="no_gate")
-    return replied(200, found)
+    return Answer(200, found)
 
 
-async def _printed(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _printed(daemon: DaemonParts, asked: Asked) -> Answer:
     """What a program printed, from its agent; what is there already is taken once."""
     job, number = asked.path
     await daemon.writer.read(lambda core: commands.attempt(core, job, number))
@@ -195,10 +178,10 @@ async def _printed(daemon: DaemonParts, asked: Asked) -> HttpReply:
     except binascii.Error as error:
         raise Refused(400, f"data: no base64: {error}") from error
     have = await asyncio.to_thread(daemon.logs.add, job, number, asked.body.at, data)
-    return replied(200, to.PrintedAnswer(have=have, full=have >= MOST))
+    return Answer(200, to.PrintedAnswer(have=have, full=have >= MOST))
 
 
-async def _log(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _log(daemon: DaemonParts, asked: Asked) -> Answer:
     """A piece of what a job's program printed: of its last start, or of ``attempt``.
 
     It begins at byte ``at``; a negative one counts from the end.
@@ -214,17 +197,17 @@ async def _log(daemon: DaemonParts, asked: Asked) -> HttpReply:
         data=base64.b64encode(data).decode(),
         over=found.ended is not None and at + len(data) >= have,
     )
-    return replied(200, told)
+    return Answer(200, told)
 
 
-async def _tokens(daemon: DaemonParts, _: Asked) -> HttpReply:
+async def _tokens(daemon: DaemonParts, _: Asked) -> Answer:
     """Whose tokens there are, besides the operator's."""
     fields = to.TokenView.__annotations__
     told = [{name: getattr(each, name) for name in fields} for each in daemon.tokens.listed]
-    return replied(200, {"tokens": told})
+    return Answer(200, {"tokens": told})
 
 
-async def _new_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _new_token(daemon: DaemonParts, asked: Asked) -> Answer:
     """Make a token; it counts at once. Asked again with the same key it is refused."""
     name, team = asked.body.name, asked.body.team
     teams = await daemon.writer.read(lambda core: [team.name for team in core.settings.teams])
@@ -234,51 +217,49 @@ async def _new_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
         text = await asyncio.to_thread(daemon.tokens.add, name, asked.body.role, team)
     except ValueError as error:
         raise Refused(400, str(error)) from error
-    return replied(201, to.TokenMade(name=name, token=text))
+    return Answer(201, to.TokenMade(name=name, token=text))
 
 
-async def _revoke_token(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _revoke_token(daemon: DaemonParts, asked: Asked) -> Answer:
     """Let nobody in with a token any more, from now on."""
     try:
         await asyncio.to_thread(daemon.tokens.revoke, asked.body.name)
     except ValueError as error:
         raise Refused(404, str(error), code="unknown") from error
-    return replied(200, {})
+    return Answer(200, {})
 
 
-async def _health(daemon: DaemonParts, _: Asked) -> HttpReply:
+async def _health(daemon: DaemonParts, _: Asked) -> Answer:
     """Whether the daemon can work; needs no token."""
     if daemon.writer.alive:
-        return replied(200, to.Health(status=daemon.writer.ailing or "ok"))
-    return replied(503, to.Health(status="the store cannot be written"))
+        return Answer(200, to.Health(status=daemon.writer.ailing or "ok"))
+    return Answer(503, to.Health(status="the store cannot be written"))
 
 
-async def _jobs(daemon: DaemonParts, _: Asked) -> HttpReply:
+async def _jobs(daemon: DaemonParts, _: Asked) -> Answer:
     """All jobs, those that ended too."""
-    return replied(200, await views.all_jobs(daemon.writer.read))
+    return Answer(200, await views.all_jobs(daemon.writer.read))
 
 
-async def _metrics(daemon: DaemonParts, _: Asked) -> HttpReply:
+async def _metrics(daemon: DaemonParts, _: Asked) -> Answer:
     """Numbers for Prometheus, also at ``/metrics``."""
-    return HttpReply(200, await daemon.metrics.text(daemon.writer), "text/plain; version=0.0.4")
+    return Answer(200, await daemon.metrics.text(daemon.writer), "text/plain; version=0.0.4")
 
 
-async def _journal(daemon: DaemonParts, asked: Asked) -> HttpReply:
+async def _journal(daemon: DaemonParts, asked: Asked) -> Answer:
     """What was recorded after an entry, JSON lines; replayable."""
     lines = history.journal(daemon.writer.core.store.reader(), asked.body.after)
-    return HttpReply(200, lines, "application/jsonl")
+    return Answer(200, lines, "application/jsonl")
 
 
-async def _events(daemon: DaemonParts, _: Asked) -> HttpReply:
+async def _events(daemon: DaemonParts, _: Asked) -> Answer:
     """The event log, JSON lines."""
     core = daemon.writer.core
-    return HttpReply(
-        200, history.event_log(core.store.reader(), core.settings), "application/jsonl"
-    )
+    return Answer(200, history.event_log(core.store.reader(), core.settings), "application/jsonl")
 
 
-async def _openapi(_: DaemonParts, __: Asked) -> HttpReply:
-    return replied(200, described())
+async def _openapi(_: DaemonParts, __: Asked) -> Answer:
+    return Answer(200, described())
 
 
 @cache
@@ -289,15 +270,15 @@ def _assets() -> Mapping[str, bytes]:
     return {part.name: part.read_bytes() for part in parts if part.is_file()}
 
 
-async def _asset(_: DaemonParts, asked: Asked) -> HttpReply:
+async def _asset(_: DaemonParts, asked: Asked) -> Answer:
     (part,) = asked.path or ("index.html",)
     if part not in _assets():
         raise Refused(404, "there is no such part of the page")
-    return HttpReply(200, _assets()[part], f"{_TYPES[PurePath(part).suffix]}; charset=utf-8")
+    return Answer(200, _assets()[part], f"{_TYPES[PurePath(part).suffix]}; charset=utf-8")
 
 
-async def _icon(_: DaemonParts, __: Asked) -> HttpReply:
-    return HttpReply(204)
+async def _icon(_: DaemonParts, __: Asked) -> Answer:
+    return Answer(204, None)
 
 
 _LOOK: Final[tuple[Role, ...]] = ("read", "submit", "node")

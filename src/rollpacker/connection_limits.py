@@ -14,13 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True)
 class ConnectionPlace:
-    """Of a connection.
-
-    Args:
-        close: closes it.
-        who: has shown a credential; None for a stranger.
-        busy: is being answered.
-    """
+    """Of a connection: ``who`` has shown a credential, None is a stranger; a ``busy`` one is being
+    answered."""
 
     close: Callable[[], None] = field(repr=False)
     who: Hashable | None = None
@@ -28,13 +23,8 @@ class ConnectionPlace:
 
 
 class Places:
-    """The places of a server.
-
-    Args:
-        strangers: that may be there together.
-        known: connections of all callers together.
-        each: connections of one caller.
-    """
+    """The places of a server: for so many ``strangers`` together, so many connections of all
+    ``known`` callers together, and so many of ``each`` caller."""
 
     def __init__(self, *, strangers: int, known: int, each: int) -> None:
         self._most_strangers = strangers
@@ -56,23 +46,26 @@ class Places:
         return place
 
     def know(self, place: ConnectionPlace, who: Hashable) -> None:
-        """It has shown whose it is. Where need be an idle connection of the caller that has most
-        makes way, or the longest of them that is busy; where that caller is this one, it does."""
-        if place.who == who or not self._is_there(place):
+        """The connection has authenticated as ``who``. Where that caller's limit or that of all is
+        reached, one connection is closed: an idle one of the caller with the most, else that
+        caller's oldest; where that caller is ``who``, this one."""
+        if place.who == who or not (place in self._strangers or place in self._known):
             return
         self.leave(place)
         crowded = who if self._count[who] >= self._most_each else None
         if crowded is None and len(self._known) >= self._most_known:
             ((crowded, _),) = self._count.most_common(1)
-        idle = None if crowded is None else self._idle(crowded)
+        theirs = [] if crowded is None else [each for each in self._known if each.who == crowded]
         place.who = who
         self._known[place] = None
         self._count[who] += 1
         if crowded is None:
             return
-        if idle is None and self._count[who] < self._count[crowded]:
-            idle = self._first(crowded)
-        self._end(idle or place)
+        # The one that has been idle longest.
+        closed = next((each for each in theirs if not each.busy), None)
+        if closed is None and self._count[who] < self._count[crowded]:
+            closed = theirs[0]
+        self._end(closed or place)
 
     def answering(self, place: ConnectionPlace, busy: bool) -> None:
         """A request is being answered there, or no longer: the last to end is the last to go."""
@@ -96,16 +89,6 @@ class Places:
     def close(self) -> None:
         for place in (*self._strangers, *self._known):
             self._end(place)
-
-    def _is_there(self, place: ConnectionPlace) -> bool:
-        return place in self._strangers or place in self._known
-
-    def _idle(self, who: Hashable) -> ConnectionPlace | None:
-        """Of a caller's connections the one that has been idle longest."""
-        return next((each for each in self._known if each.who == who and not each.busy), None)
-
-    def _first(self, who: Hashable) -> ConnectionPlace:
-        return next(each for each in self._known if each.who == who)
 
     def _end(self, place: ConnectionPlace) -> None:
         self.leave(place)

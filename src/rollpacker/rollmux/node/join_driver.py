@@ -20,9 +20,6 @@ _POLL_S = 0.3
 def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
     """Wait for the driver of an attempt, and start and end workers for it until it is done.
 
-    Args:
-        rank: of this node among the job's.
-
     Raises ``MuxError`` where the job has no such attempt any more, ``ValueError`` where its driver
     has another token, ``OSError`` or ``EOFError`` when the driver is gone.
     """

@@ -14,12 +14,7 @@ from rollpacker.rollmux.service.http.app import HANG_UP, KNOWN, MAX_HEADERS
 
 
 class PatientProtocol(H11Protocol):
-    """Closes connections that send their headers too slowly, and those that have to make way.
-
-    Args:
-        places: of all connections of the server.
-        more: uvicorn's.
-    """
+    """Closes connections that send their headers too slowly, and those that have to make way."""
 
     head_s = 10.0
     """Seconds in which headers have to be there."""

@@ -102,11 +102,7 @@ class Token(Principal):
 
 
 class Tokens:
-    """All tokens of a daemon. Others than the daemon do not change the file.
-
-    Args:
-        path: of the file; it may be missing.
-        operator: the token that may do all.
+    """All tokens of a daemon: the operator's, and those of a file, which only the daemon changes.
 
     Raises ``ValueError`` where the file cannot be read.
     """

@@ -42,14 +42,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     running.stop()
 
 
-def mux(daemon: Daemon, *words: str) -> str:
-    """``rollpacker mux WORDS``, which succeeds."""
-    asked = ["mux", *words, "--url", daemon.url, "--state", str(daemon.folder)]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 def agent(daemon: Daemon, node: str, *words: str) -> subprocess.Popen[bytes]:
     command = [*COMMAND, "mux", "agent", "--url", daemon.url]
     command += ["--token-file", str(daemon.token_file), "--node", node, *words]
@@ -87,7 +79,7 @@ def test_a_job_waits_for_the_nodes_of_another_and_then_runs(daemon: Daemon) -> N
     about = {"iterations": None, "expected_iterations": 40}
     second = alone(daemon, "second", train_nodes=1, rollout_nodes=2, **about)
     end = time.monotonic() + 40
-    while "waits: 1 of 1: second, starts in about " not in (said := mux(daemon, "status")):
+    while "waits: 1 of 1: second, starts in about " not in (said := daemon.mux("status")):
         assert time.monotonic() < end, said
         time.sleep(0.1)
     assert "0/50" in said
@@ -121,9 +113,9 @@ def test_a_promise_that_was_missed_is_said_when_the_job_is_over(daemon: Daemon) 
     time.sleep(0.3)
     job.end()
     broken = r"promise \(SLO 1\) missed: slowdown \d+\.\d\d"
-    assert re.fullmatch(rf"job late: ended\n{broken}\n", mux(daemon, "wait", "late"))
+    assert re.fullmatch(rf"job late: ended\n{broken}\n", daemon.mux("wait", "late"))
     assert re.search(
-        rf"ended: late, ended after 1/50 iterations, {broken}, \d s ago", mux(daemon, "status")
+        rf"ended: late, ended after 1/50 iterations, {broken}, \d s ago", daemon.mux("status")
     )
 
 
@@ -135,7 +127,7 @@ def test_how_a_job_ended_is_said_though_nobody_answers_any_more(
 
     alone(daemon, "owned", owner="me").end()
     monkeypatch.setattr(jobs, "_later", away)
-    assert mux(daemon, "wait", "owned").startswith("job owned: ended\n")
+    assert daemon.mux("wait", "owned").startswith("job owned: ended\n")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +147,7 @@ def test_a_team_that_owns_nothing_is_pointed_out(
     asked = ["mux", "submit", str(file), "--url", daemon.url, "--state", str(daemon.folder)]
     done = CliRunner().invoke(app, asked)
     assert (done.exit_code, done.stderr) == (0, note)
-    mux(daemon, "end", name)
+    daemon.mux("end", name)
 
 
 def test_a_submission_that_is_repeated_is_one_job(daemon: Daemon, tmp_path: Path) -> None:
@@ -163,14 +155,14 @@ def test_a_submission_that_is_repeated_is_one_job(daemon: Daemon, tmp_path: Path
     file = tmp_path / "job.json"
     told = plain(spec("again", **SMALL, owner="me"))
     file.write_text(json.dumps(told), encoding="utf-8")
-    assert "job again submitted" in mux(daemon, "submit", str(file))
-    mux(daemon, "end", "again")
+    assert "job again submitted" in daemon.mux("submit", str(file))
+    daemon.mux("end", "again")
     for _ in range(2):
-        assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
-    mux(daemon, "end", "again.2")
-    assert "job again.2 submitted" in mux(daemon, "submit", str(file), "--key", "k" * 128)
-    assert "job again.3 submitted" in mux(daemon, "submit", str(file), "--key", "another")
-    mux(daemon, "end", "again.3")
+        assert "job again.2 submitted" in daemon.mux("submit", str(file), "--key", "k" * 128)
+    daemon.mux("end", "again.2")
+    assert "job again.2 submitted" in daemon.mux("submit", str(file), "--key", "k" * 128)
+    assert "job again.3 submitted" in daemon.mux("submit", str(file), "--key", "another")
+    daemon.mux("end", "again.3")
 
 
 def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None:
@@ -178,7 +170,7 @@ def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None
     until(daemon, "roll-9", status="open", agent=True)
     assert daemon.client().node("roll-9")["machine"]["labels"] == {"gpu": "h20"}
     for node in ("roll-1", "roll-0"):
-        said = mux(daemon, "node", "cordon", node, "--reason", "slow link")
+        said = daemon.mux("node", "cordon", node, "--reason", "slow link")
         assert said.startswith(f"node {node}: cordoned; to use it again: rollpacker mux node unc")
     job = alone(daemon, "picky", rollout_labels={"gpu": "h20"})
     with job.phase("rollout") as permit:
@@ -189,20 +181,20 @@ def test_nodes_join_are_drained_and_fail_by_their_agents(daemon: Daemon) -> None
     told = shlex.split(said.partition("again: rollpacker ")[2])
     assert CliRunner().invoke(app, told).stdout == "node roll-0: open\n"
     # It goes at once: it is between two iterations.
-    assert json.loads(mux(daemon, "node", "drain", "roll-9", "--json"))["jobs"] == ["moving"]
+    assert json.loads(daemon.mux("node", "drain", "roll-9", "--json"))["jobs"] == ["moving"]
     with job.phase("rollout") as permit:
         assert permit is not None
         assert permit.nodes == ("roll-0",)
-    assert "roll-9" in mux(daemon, "node", "list")
+    assert "roll-9" in daemon.mux("node", "list")
     joined.send_signal(signal.SIGKILL)
     joined.wait()
     until(daemon, "roll-9", state="failed")
     job.end()
-    assert "removed" in mux(daemon, "node", "remove", "roll-9")
+    assert "removed" in daemon.mux("node", "remove", "roll-9")
 
 
 def test_a_listed_node_that_failed_is_used_again_when_its_agent_is_back(daemon: Daemon) -> None:
-    mux(daemon, "node", "uncordon", "roll-1")
+    daemon.mux("node", "uncordon", "roll-1")
     daemon.client().node_failed("roll-1", "no power")
     until(daemon, "roll-1", status="down")
     back = agent(daemon, "roll-1")

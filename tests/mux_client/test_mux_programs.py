@@ -74,10 +74,7 @@ class Cluster:
 
     def mux(self, *words: str, code: int = 0) -> str:
         """``rollpacker mux WORDS``, which ends with ``code``."""
-        more = ("--url", self.daemon.url, "--state", str(self.folder))
-        done = CliRunner().invoke(app, ["mux", *words, *more])
-        assert done.exit_code == code, done.output
-        return done.stdout
+        return self.daemon.mux(*words, code=code)
 
     def submit(self, name: str, *command: str, **program: Any) -> None:
         # However slow the machine is, no promise is broken, which would be said.

@@ -129,22 +129,17 @@ def test_a_link_keeps_its_connection_and_notices_its_end(tmp_path: Path) -> None
 
 
 def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
-    words = ["--url", daemon.url, "--token-file", str(daemon.token_file)]
-
-    def told(*command: str) -> str:
-        done = CliRunner().invoke(app, ["mux", *command, *words])
-        assert done.exit_code == 0, done.exception
-        return done.stdout
-
     for name, team in (("one", "art"), ("two", "art"), ("three", "music")):
         daemon.client().submit(spec(name, team=team))
-    shown = told("show", "one")
+    shown = daemon.mux("show", "one")
     assert "art, 0" in shown
-    assert '"phases": []' in told("show", "one", "--json")
-    rows = json.loads(told("history", "--json"))["team"]
+    assert '"phases": []' in daemon.mux("show", "one", "--json")
+    rows = json.loads(daemon.mux("history", "--json"))["team"]
     assert (rows["art"]["jobs"], rows["music"]["ended"]) == (2, 0)
-    assert told("end", "--all", "--team", "art") == "job one: ended\njob two: ended\n"
-    assert told("end", "three") == "job three: ended\n"
-    assert json.loads(told("history", "--json"))["team"]["art"]["ended"] == 2
-    wrong = CliRunner().invoke(app, ["mux", "end", "three", "--all", *words])
+    assert daemon.mux("end", "--all", "--team", "art") == "job one: ended\njob two: ended\n"
+    assert daemon.mux("end", "three") == "job three: ended\n"
+    assert json.loads(daemon.mux("history", "--json"))["team"]["art"]["ended"] == 2
+    wrong = CliRunner().invoke(
+        app, ["mux", "end", "three", "--all", "--url", daemon.url, "--state", str(daemon.folder)]
+    )
     assert "name jobs to end, or say --all" in str(wrong.exception)

@@ -24,17 +24,10 @@ def test_a_file_that_cannot_be_read_starts_no_daemon(tmp_path: Path) -> None:
         Tokens(file, b"secret")
 
 
-def of(daemon: Daemon) -> list[str]:
-    """Options of commands."""
-    return ["--url", daemon.url, "--state", str(daemon.folder)]
-
-
 def client(daemon: Daemon, folder: Path, name: str, *words: str) -> MuxClient:
     """Of somebody for whom a token is made."""
-    asked = ["mux", "token", "add", name, *of(daemon), *words]
     file = folder / name
-    made = CliRunner().invoke(app, [*asked, "--to", str(file)])
-    assert made.exit_code == 0, made.output
+    daemon.mux("token", "add", name, *words, "--to", str(file))
     return MuxClient(daemon.url, file, patience_s=20.0)
 
 
@@ -77,12 +70,10 @@ def test_teams_keep_their_hands_off_each_others_jobs(daemon: Daemon, tmp_path: P
 def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
     gone = client(daemon, tmp_path, "gone", "--role", "operate")
     assert gone.status()
-    words = ["mux", "token", "revoke", "gone", *of(daemon)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    daemon.mux("token", "revoke", "gone")
     with pytest.raises(MuxError, match="does not take this token"):
         gone.status()
-    listed = CliRunner().invoke(app, ["mux", "token", "list", *of(daemon)])
-    assert "gone" not in listed.stdout
+    assert "gone" not in daemon.mux("token", "list")
     file = daemon.folder / "tokens.json"
     assert file.stat().st_mode & 0o077 == 0
     assert all(each["sha256"] and "token" not in each for each in json.loads(file.read_text()))
@@ -98,6 +89,7 @@ def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_said(daemon: Daemon, words: tuple[str, ...], said: str) -> None:
-    found = CliRunner().invoke(app, ["mux", "token", "add", *words, *of(daemon)])
+    here = ("--url", daemon.url, "--state", str(daemon.folder))
+    found = CliRunner().invoke(app, ["mux", "token", "add", *words, *here])
     assert isinstance(found.exception, ValueError)
     assert said in str(found.exception)

@@ -15,7 +15,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from rollpacker.cli import main
+from typer.testing import CliRunner
+
+from rollpacker.cli import app, main
 from rollpacker.processes.children import OUTSIDE, shielded
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.client import MuxClient
@@ -84,6 +86,13 @@ class Daemon:
         assert self.process is not None
         self.process.terminate()
         self.process.join()
+
+    def mux(self, *words: str, code: int = 0) -> str:
+        """``rollpacker mux WORDS`` to this daemon, which ends with ``code``."""
+        here = ("--url", self.url, "--state", str(self.folder))
+        done = CliRunner().invoke(app, ["mux", *words, *here])
+        assert done.exit_code == code, done.output
+        return done.stdout
 
     def client(self, url: str | None = None) -> MuxClient:
         return MuxClient(url or self.url, self.token_file, patience_s=60.0)

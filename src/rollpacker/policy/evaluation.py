@@ -13,13 +13,8 @@ from rollpacker.policy.ledger import Attempt, Ledger, LedgerWriter
 
 
 class EvaluationPolicy:
-    """Decides who answers what.
-
-    Args:
-        prompts: of the problems.
-        answers: to each of them.
-        retries: of an answer that an engine fails to give.
-    """
+    """Decides who answers what; an answer that an engine fails to give is tried again ``retries``
+    times."""
 
     def __init__(self, prompts: Sequence[PromptId], answers: int, retries: int) -> None:
         self._prompts = prompts
@@ -37,7 +32,6 @@ class EvaluationPolicy:
 
     @property
     def missing(self) -> int:
-        """Answers that are neither graded nor given up."""
         return len(self._ledger.running) + self._ledger.grading
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:

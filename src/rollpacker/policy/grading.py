@@ -13,18 +13,16 @@ from typing import Any
 
 from rollpacker.config import CodeTimeoutConfig, DynamicSamplingConfig
 
-# --- code timeouts: How long code may run (RollPacker, section 4.3): timeouts follow the test
-# case.
-
 
 class AdaptiveTimeouts:
-    """A timeout for each test case, from the correct responses to it so far.
+    """A timeout for each test case, from the correct responses to it so far (RollPacker, section
+    4.3).
 
     Args:
         config: ``T = min(max(least_s, factor * anchor), most_s)``, in CPU seconds; not adaptive
             ones are ``most_s``.
-        at_once: a correct response counts from when it is graded, as in the paper. Otherwise
-            from the next step, so that rewards do not depend on the order of grading.
+        at_once: a correct response counts from when it is graded, as in the paper. Otherwise from
+            the next step, so that rewards do not depend on the order of grading.
         cases: test cases remembered; the least recently seen are forgotten.
     """
 
@@ -67,7 +65,6 @@ class AdaptiveTimeouts:
             self._anchors.popitem(last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Longest correct times by test case, as JSON."""
         return {"anchors": list(self._anchors.items()), "later": dict(self._later)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -75,17 +72,12 @@ class AdaptiveTimeouts:
         self._later = dict(state["later"])
 
 
-# --- judge budget: What the judge may use of the devices that it shares with the rollout
-# (RollPacker, section 4.3).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeModel:
     """What one replica of the judge needs.
 
     Args:
-        layers: its blocks.
-        layer_bytes: weights of a block.
+        layers: its blocks, of ``layer_bytes`` each.
         fixed_bytes: embeddings, head and buffers, always resident.
         token_bytes: activations and KV of one token of a running sequence.
         token_seconds: compute of one token in one block.
@@ -114,17 +106,14 @@ class JudgePlan:
 
 
 class JudgeBudget:
-    """Concurrency and resident layers of a judge replica.
+    """Concurrency and resident layers of a judge replica, with the memory of the rollout's devices
+    (RollPacker, section 4.3).
 
     A pass takes as long as its compute or as the copies of the layers that are not resident,
-    whichever is longer. Starting from one sequence and one layer, whatever speeds the judge up
-    most per byte is added next, until copies hide behind compute (the rest of the memory stays
-    with the actor) or memory ends. That order does not depend on the memory, so more memory
-    never means fewer layers or sequences.
-
-    Args:
-        model: the judge.
-        most: sequences in a batch.
+    whichever is longer. Starting from one sequence and one layer, whatever speeds the judge up most
+    per byte is added next, until copies hide behind compute (the rest of the memory stays with the
+    actor) or memory ends. That order does not depend on the memory, so more memory never means
+    fewer layers or sequences.
     """
 
     def __init__(self, model: JudgeModel, most: int = 256) -> None:
@@ -175,9 +164,6 @@ class JudgeBudget:
         return layer * sequence_bytes >= sequence * self._model.layer_bytes
 
 
-# --- reward faults: When a reward function is broken, rather than unable to grade a response now
-# and then.
-
 PROMPTS = 3
 """Prompts that fail in the same way before the first answer: one bad row cannot be all of them."""
 RESPONSES = 8
@@ -198,12 +184,9 @@ class _Record:
 
 
 class RewardFaults:
-    """Counts what failed since a function's last answer.
-
-    Args:
-        functions: how many there are.
-        patient: those that fail for the machine's faults, too: never given up at the first ones.
-    """
+    """Counts what failed since a function's last answer: whether it is broken, rather than unable
+    to grade a response now and then. ``patient``: functions that fail for the machine's faults,
+    too, and are never given up at the first ones."""
 
     def __init__(self, functions: int, patient: Collection[int] = ()) -> None:
         self._records = [_Record(answered=index in patient) for index in range(functions)]
@@ -216,14 +199,8 @@ class RewardFaults:
             record.ways, record.prompts = {}, {}
 
     def failed(self, function: int, response: int, prompt: str, way: str) -> bool:
-        """A call for one response failed; returns whether the function is broken.
-
-        Args:
-            function: its index.
-            response: repeated calls for the same one count once.
-            prompt: the row that it belongs to.
-            way: equal for faults of one kind.
-        """
+        """A call for one response failed; whether the function is broken. Repeated calls for a
+        response count once; ``way`` is equal for faults of one kind."""
         record = self._records[function]
         record.ways[response] = way
         record.prompts.setdefault(way, set()).add(prompt)
@@ -250,15 +227,8 @@ class RewardFaults:
         return any(prompt in prompts for prompts in self._records[function].prompts.values())
 
 
-# --- empty steps: When a run stops whose steps dynamic sampling leaves empty.
-
-
 class EmptySteps:
-    """Counts them.
-
-    Args:
-        config: whether there is dynamic sampling, and how many in a row are too many.
-    """
+    """When a run stops whose steps dynamic sampling leaves empty."""
 
     def __init__(self, config: DynamicSamplingConfig) -> None:
         self._most = config.max_empty_steps if config.enabled else 0
@@ -270,7 +240,6 @@ class EmptySteps:
         return 0 < self._most <= self.in_a_row
 
     def state_dict(self) -> dict[str, int]:
-        """How many there were in a row, as JSON."""
         return {"in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

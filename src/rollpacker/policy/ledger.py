@@ -39,18 +39,14 @@ class Attempt:
     """One attempt of the round.
 
     Args:
-        id: the attempt.
-        prompt: that it answers.
         index: of its sample in the group.
         place: of its prompt in the order in which prompts were started.
         engine: where it decodes, or did last.
         bound: where it will decode when every move is done; else its ``engine``.
-        stage: how far it has come.
         tokens: of its response, once that is there; until then, of its turns that are over.
         added: tokens that its environment has put in.
         turns: that it has ended, where it has an environment.
         wait_s: that its environment has taken.
-        finish_reason: of its response; None before.
         reward: None before it is graded, and where no function applies.
     """
 
@@ -73,15 +69,13 @@ class Ledger:
     """What the parts of a policy may know of the round.
 
     Attributes:
-        step: the one in progress.
-        kind: its round's.
         updates: that its round's prompts are for.
         attempts: all that were started, in order.
         groups: the same by prompt, in the order in which prompts were started.
         running: those that decode, or will when their environment has answered.
         kept: groups that were accepted, by sample index.
-        grading: how many are being graded.
-        stopping: how many were told to stop and have not confirmed it.
+        grading, stopping: how many are being graded, and were told to stop and have not confirmed
+            it.
         loads: how many each live engine runs, those among them that are to move away.
         bound: how many each live engine runs when every move is done.
         busy: how many engines then run any.
@@ -129,11 +123,8 @@ class LedgerWriter(Ledger):
     """The ledger as its one writer has it."""
 
     def take(self, event: ev.Event) -> Attempt | None:
-        """Enter what happened.
-
-        Returns the attempt that it happened to; None where it is about none, or about one that
-        has gone on without waiting for it.
-        """
+        """Enter what happened; the attempt that it happened to: None where it is about none, or
+        about one that has gone on without waiting for it."""
         enter = self._EVENTS.get(type(event))
         return None if enter is None else enter(self, event)
 

@@ -18,8 +18,6 @@ from rollpacker.config.rollout import TailMode
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import PromptId, RoundKind
 
-# --- censoring: Length distributions from right-censored observations.
-
 FINISHED, TRUNCATED, CENSORED = 0, 1, 2
 """How an attempt ended: by itself, at the length cap, or aborted while still running."""
 
@@ -133,8 +131,6 @@ _NEGLIGIBLE = 1e-4
 _LEAST_AT_RISK = 20
 _LEAST_SHARE = 0.005
 
-
-# --- lengths: What is known of response lengths, from the rounds of the last steps.
 
 Source = RoundKind | Literal["audit"]
 """Where a length was seen: a round's kind, or an audit (a prompt of a raced round that runs
@@ -291,8 +287,6 @@ def known_correlation(groups: Sequence[NDArray[np.float64]]) -> float:
     found = intraclass_correlation(np.concatenate(groups), numbers)
     return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
 
-
-# --- bias: How much racing bends the lengths that are trained on; alarms that name the knob.
 
 _FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
 _LATER_AUDITS, _LATER_LIMIT = 20, 0.95

@@ -16,7 +16,6 @@ from rollpacker.policy.engines.hardware import PaperPlanner
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     Consolidation,
-    ConsolidationSettings,
     Halving,
     ScaleDecision,
     Scaling,
@@ -27,13 +26,7 @@ from rollpacker.policy.settings import RolloutSettings
 
 
 class Regrouping:
-    """Puts engines together into larger ones.
-
-    Args:
-        settings: the run's, which has a machine.
-        history: what is known of lengths.
-        ledger: what is running.
-    """
+    """Puts engines together into larger ones; ``settings`` have a machine."""
 
     def __init__(self, settings: RolloutSettings, history: LengthHistory, ledger: Ledger) -> None:
         assert settings.machine is not None
@@ -43,7 +36,7 @@ class Regrouping:
         self._ledger = ledger
         self._planner: PaperPlanner | None = None
         if settings.rollout.planner == "paper":
-            self._planner = PaperPlanner(machine.devices(), machine.engine_devices)
+            self._planner = PaperPlanner(machine.sizes)
         frees = settings.rules.stream and settings.rules.layout == "colocated"
         self._scaling = self._build_scaling() if frees else None
         self._tp = machine.engine_devices
@@ -60,18 +53,15 @@ class Regrouping:
         self._progress: dict[EngineId, int] = {}
 
     def _build_scaling(self) -> Scaling | None:
-        streaming, machine = self._config.streaming, self._machine
+        streaming, profiles = self._config.streaming, self._machine.profiles
         match streaming.scaling:
             case "paper":
-                return Halving(machine.kv_tokens)
+                return Halving(lambda tp: profiles[tp].kv_tokens)
             case "fixed":
                 first = streaming.scaling_fraction
                 return Halving(first=first, last=1.0) if first else None
             case "consolidate":
-                settings = ConsolidationSettings(
-                    sizes=machine.sizes, train_seconds_per_token=machine.train_token_s
-                )
-                return Consolidation(settings, machine)
+                return Consolidation(profiles, self._machine.train_token_s)
             case "off":
                 return None
 
@@ -103,7 +93,6 @@ class Regrouping:
         return tuple(fleet.engines)
 
     def drawn(self, event: ev.PromptsDrawn) -> None:
-        """Prompts may start from now on."""
         self._prompt_tokens |= {prompt.id: prompt.tokens for prompt in event.prompts}
 
     def started(self, decision: do.StartAttempt) -> None:
@@ -119,12 +108,10 @@ class Regrouping:
         self._progress[of.bound] = max(self._progress.get(of.bound, 0), steps)
 
     def migrated(self, event: ev.AttemptMigrated, of: Attempt) -> None:
-        """An attempt goes on elsewhere."""
         self._moved.add(of.id)
         self._base[of.id] = event.tokens - self._progress.get(event.engine, 0)
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """Engines or replicas have died."""
         self._replicas -= set(event.replicas)
         if self._scaling is not None:
             for engine in event.engines:
@@ -132,12 +119,10 @@ class Regrouping:
             self._scaling.lose_replicas(event.replicas)
 
     def measured(self, event: ev.RoundMeasured) -> None:
-        """What a round's engines went through."""
         if self._planner is not None and self._ledger.attempts:
             self._planner.observe(self._ledger.kind, self._tp, event.preemptions)
 
     def decide(self, now: float, gradient_tokens: int) -> Iterable[do.Decision]:
-        """Move the tail when the rule says so."""
         running = len(self._ledger.running)
         if self._scaling is None or not running:
             return
@@ -178,12 +163,8 @@ class Regrouping:
             yield do.MigrateAttempts(attempts=tuple(sorted(attempts)), source=source, target=target)
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         planner = None if self._planner is None else self._planner.state_dict()
-        return {
-            "planner": planner,
-            "prompt_tokens": dict(self._prompt_tokens),
-        }
+        return {"planner": planner, "prompt_tokens": dict(self._prompt_tokens)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._prompt_tokens = {PromptId(p): n for p, n in state["prompt_tokens"].items()}

@@ -39,7 +39,6 @@ class RolloutPolicy:
         self._wire()
 
     def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
-        """The engines of a round."""
         self._running = engines if self._engines is None else self._engines.lay_out(kind, engines)
         return self._running
 
@@ -138,7 +137,6 @@ class RolloutPolicy:
         return {"settings": self.settings.to_json(), "state": self.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         state = {
             "tail": self._tail.state_dict(),
             "measure": self._measure.state_dict(),

@@ -22,17 +22,16 @@ class StreamingRules:
 
     Args:
         stream: gradients may start before the rollout ends.
-        ordered: gradients are summed in the order in which prompts were started, so that the
-            sum is the same to the bit in every run.
-        updates: updates of a step; more than one needs all groups first.
+        ordered: gradients are summed in the order in which prompts were started, so that the sum is
+            the same to the bit in every run.
+        updates: of a step; more than one needs all groups first.
         train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
             advantages which are not zero for them).
         prompts: groups of an update, where a round may have several updates' worth of them.
         task_tokens: tokens of a gradient task while the rollout lasts.
         turns: engines sleep while replicas on their devices compute gradients.
-        tail_engines: of nodes that other jobs share: engines that keep the tail when one of them
-            takes the nodes; 0 offers none.
-        layout: where replicas are.
+        tail_engines: engines that keep decoding the tail after RollMux lends the other nodes to
+            another job; 0: never lend.
         replica_engines: engines on a colocated replica's devices; 0: those up to the next
             replica's, as it was when a replica was lost with its engines.
     """
@@ -54,13 +53,10 @@ class RolloutSettings:
     """Everything that the policy depends on besides events; written at a journal's head.
 
     Args:
-        rollout: the run's ``rollout`` section.
-        seed: the run's.
         sizes: prompts of each domain in the data.
         cap: longest response, tokens.
         latency: seconds of a decode step of one engine by batch size.
         asynchronous_grading: grade each response when it finishes.
-        rules: what streaming may do.
         machine: devices, for the planner and the rule that frees them; None where neither asks.
         rows: what rows of a decode step cost; None where engines cannot decode ahead.
     """
@@ -102,11 +98,9 @@ class RolloutSettings:
         """From a run's configuration, and what else is known of it.
 
         Args:
-            rollout, seed, sizes, cap, latency, machine, rows: as here.
             engines: how many there are.
             whole_batch: the update needs all groups before its first gradient.
             asynchronous: how responses are graded; None leaves it to the mode.
-            ordered, updates, train_all, replica_engines, turns: as in ``StreamingRules``.
             shared: other jobs may be given the nodes of a tail.
             permits: nodes are the job's for a phase at a time, so replicas that have some of their
                 own wait for the rollout's end.

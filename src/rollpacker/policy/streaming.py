@@ -21,21 +21,14 @@ from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.settings import RolloutSettings
 
-# --- tail release: The nodes of a rollout that is nearly over go to another job; its tail keeps a
-# few engines.
-
 TAIL_AT = 0.8
 """Share of the responses that are there when the nodes are offered."""
 
 
 class TailRelease:
     """Offers the nodes once a round, and clears them when somebody takes them: RollMux's long-tail
-    migration, at about 80% of the responses, to a quarter of the engines.
-
-    Args:
-        keep: engines that the tail keeps; 0 offers nothing.
-        ledger: what is running.
-    """
+    migration, at about 80% of the responses, to a quarter of the engines. The tail keeps ``keep``
+    engines; 0 offers nothing."""
 
     def __init__(self, keep: int, ledger: Ledger) -> None:
         self._keep = keep
@@ -43,13 +36,11 @@ class TailRelease:
         self.start()
 
     def start(self) -> None:
-        """A step begins: all engines decode."""
         self._offered = False
         self.released = False
         """Whether the freed engines have no node to compute on until the rollout is over."""
 
     def release(self) -> None:
-        """Another job has the nodes."""
         self.released = self._keep > 0
 
     def decide(self) -> Iterator[do.OfferTail | do.MigrateAttempts]:
@@ -75,9 +66,6 @@ class TailRelease:
             load[target] += len(decoding[source])
             yield do.MigrateAttempts(attempts=decoding[source], source=source, target=target)
 
-
-# --- streaming: When gradients start, where, and when the update is made and its weights
-# published.
 
 _SMALLEST_TASK = 512
 """Tokens below which cutting a task costs more than it balances."""
@@ -106,12 +94,7 @@ def _part(ready: _Ready) -> GroupPart:
 
 
 class Streaming:
-    """Assigns gradient work to replicas, and clears the nodes that another job takes.
-
-    Args:
-        settings: the run's.
-        ledger: what is running and what was kept.
-    """
+    """Assigns gradient work to replicas, and clears the nodes that another job takes."""
 
     def __init__(self, settings: RolloutSettings, ledger: Ledger) -> None:
         self._config = settings.rollout.streaming
@@ -154,9 +137,8 @@ class Streaming:
 
     # What happened and what was decided -------------------------------------------------------
 
-    def release_tail(self, event: ev.TailReleased) -> None:
+    def release_tail(self, _event: ev.TailReleased) -> None:
         """Another job has the nodes."""
-        del event
         self._tail.release()
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:
@@ -167,7 +149,6 @@ class Streaming:
             heappush(self._free, (replica.tasks, event.replica))
 
     def slept(self, event: ev.EngineSlept) -> None:
-        """Replicas have an engine's memory."""
         self._asleep(event.engine)
 
     def _asleep(self, engine: EngineId) -> None:
@@ -185,9 +166,8 @@ class Streaming:
             for replica in self._fleet.on.get(event.engine, ()):
                 self._awake[replica].add(event.engine)
 
-    def applied(self, event: ev.UpdateApplied) -> None:
+    def applied(self, _event: ev.UpdateApplied) -> None:
         """An update is over; the next one begins if there is one."""
-        del event
         for replica in self._sums.values():
             replica.parts.clear()
         self._update += 1
@@ -221,9 +201,8 @@ class Streaming:
         self._add(part)
         self.waiting += sum(lengths)
 
-    def finish(self, decision: do.FinishRollout) -> None:
+    def finish(self, _decision: do.FinishRollout) -> None:
         """The rollout is over: every replica may sum, and the updates are laid out."""
-        del decision
         self._rollout_over = True
         self._look_at_all()
         for replica in self._sums if self._reach else ():

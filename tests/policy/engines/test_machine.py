@@ -1,12 +1,10 @@
-"""A machine of engines that were measured: sizes, memory, replicas, what a gradient costs."""
+"""A machine of engines that were measured: sizes, replicas, what a gradient costs."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from policy_world import settings
 
 from rollpacker.core.types import EngineId, RoundKind
-from rollpacker.policy.engines.hardware import EngineProfile, PaperPlanner, measured
+from rollpacker.policy.engines.hardware import EngineProfile, measured
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.regrouping import Regrouping
@@ -20,38 +18,6 @@ def profile(kv_tokens: float, prefill_token_s: float = 1e-4) -> EngineProfile:
 
 def node(*sizes: int, kv_tokens: float = 1000.0, **more: int):
     return measured({s: profile(s * kv_tokens) for s in sizes}, devices=8, node_size=8, **more)
-
-
-@given(
-    sizes=st.sets(st.sampled_from([1, 2, 4, 8]), min_size=2),
-    device=st.floats(1e3, 1e7),
-    share=st.floats(0.0, 0.95),
-)
-def test_two_sizes_tell_the_memory_of_a_device_and_the_weights(sizes, device, share):
-    weights = share * min(sizes) * device
-    profiles = {size: profile(size * device - weights) for size in sizes}
-    devices = measured(profiles, devices=8, node_size=8).devices()
-    assert devices.device_bytes == pytest.approx(device)
-    assert devices.weight_bytes == pytest.approx(weights, rel=1e-6, abs=1e-6 * device)
-    assert devices.sizes() == tuple(sorted(sizes))
-    for size in sizes:
-        assert size * devices.kv_per_device(size) == pytest.approx(profiles[size].kv_tokens)
-
-
-def test_one_size_has_no_weights_and_larger_engines_that_hold_less_have_none_either():
-    assert node(2).devices().kv_per_device(2) == 1000.0
-    assert node(2).devices().weight_bytes == 0.0
-    repeated = measured({1: profile(1000), 4: profile(3000)}, devices=8, node_size=8).devices()
-    assert repeated.weight_bytes == 0.0
-    assert repeated.sizes() == (1, 4)
-
-
-def test_only_measured_sizes_are_possible():
-    assert node(2, 8, heads=16).devices().sizes() == (2, 8)
-    planner = PaperPlanner(node(1, 4).devices(), 1)
-    for preemptions in (10, 100, 1000):
-        planner.observe(RoundKind.FULL, planner.plan(RoundKind.FULL), preemptions)
-    assert planner.plan(RoundKind.FULL) == 1, "2 was not measured"
 
 
 def test_a_gradient_token_costs_three_prefilled_ones_on_the_smallest_engine():

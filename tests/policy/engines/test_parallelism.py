@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +11,19 @@ from hypothesis import strategies as st
 from rollpacker.core.types import RoundKind
 from rollpacker.policy.engines.hardware import Devices, PaperPlanner
 
-NODE = Devices(node_size=8, device_bytes=64e9, weight_bytes=15e9)
+SIZES = (1, 2, 4, 8)
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG
 
 
-def paper(initial: int = 1, devices: Devices = NODE) -> PaperPlanner:
-    return PaperPlanner(devices, initial)
+def paper(*sizes: int) -> PaperPlanner:
+    return PaperPlanner(sizes or SIZES)
+
+
+def grown(kind: RoundKind = LONG) -> PaperPlanner:
+    """Rounds of this kind run at size 8."""
+    planner = paper()
+    assert run(planner, kind, [10, 20, 40, 80])[-1] == 8
+    return planner
 
 
 def run(planner: PaperPlanner, kind: RoundKind, preemptions: list[int]) -> list[int]:
@@ -46,27 +52,20 @@ def test_sizes_divide_the_node_and_hold_the_weights(node, device, weights, heads
         assert list(devices.sizes()) == possible
 
 
-def test_an_impossible_start_is_refused_with_the_possible_ones():
-    tight = Devices(node_size=8, device_bytes=64e9, weight_bytes=65e9)
-    with pytest.raises(ValueError, match="choose 2, 4, 8"):
-        paper(1, tight)
-
-
 def test_growing_preemptions_double_the_size_up_to_the_node():
     assert run(paper(), LONG, [100, 105, 111, 200, 400, 800]) == [1, 1, 2, 4, 8, 8]
 
 
-def test_four_rounds_without_preemption_halve_it_down_to_what_fits():
-    tight = Devices(node_size=8, device_bytes=64e9, weight_bytes=65e9)
-    assert run(paper(8, tight), SHORT, [0] * 13) == [8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]
-    assert run(paper(8), SHORT, [0, 0, 0, 1, 0, 0, 0, 0]) == [8, 8, 8, 8, 8, 8, 8, 4]
+def test_four_rounds_without_preemption_halve_it_down_to_the_least():
+    assert run(grown(SHORT), SHORT, [0] * 13) == [8, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 1, 1]
+    assert run(grown(SHORT), SHORT, [0, 0, 0, 1, 0, 0, 0, 0]) == [8, 8, 8, 8, 8, 8, 8, 4]
 
 
 def test_kinds_of_rounds_have_their_own_sizes():
-    planner = paper(2)
-    run(planner, LONG, [10, 20])
-    run(planner, SHORT, [0, 0, 0, 0])
-    assert (planner.plan(LONG), planner.plan(SHORT), planner.plan(RoundKind.FULL)) == (4, 1, 2)
+    planner = grown(LONG)
+    run(planner, SHORT, [10, 20])
+    assert (planner.plan(LONG), planner.plan(SHORT), planner.plan(RoundKind.FULL)) == (8, 2, 1)
+    assert run(paper(1, 4), LONG, [10, 100, 1000]) == [1, 1, 1], "2 was not measured"
 
 
 reports = st.lists(
@@ -78,14 +77,14 @@ reports = st.lists(
 @given(history=reports, cut=st.integers(0, 60))
 @settings(max_examples=settings().max_examples // 2)
 def test_same_reports_same_sizes_and_the_state_says_it_all(history, cut):
-    first, second = paper(2), paper(2)
+    first, second = paper(), paper()
     for place, (kind, preemptions) in enumerate(history):
         if place == cut:
-            restored = paper(2)
+            restored = paper()
             restored.load_state_dict(json.loads(json.dumps(second.state_dict())))
             second = restored
         assert first.plan(kind) == second.plan(kind)
-        assert first.plan(kind) in NODE.sizes()
+        assert first.plan(kind) in SIZES
         first.observe(kind, first.plan(kind), preemptions)
         second.observe(kind, second.plan(kind), preemptions)
     assert first.state_dict() == second.state_dict()
@@ -94,10 +93,8 @@ def test_same_reports_same_sizes_and_the_state_says_it_all(history, cut):
 
 def test_a_size_that_the_devices_of_now_cannot_have_is_forgotten():
     """As when a run goes on with fewer devices."""
-    planner = paper(2)
-    run(planner, LONG, [10, 20])
-    run(planner, SHORT, [0])
-    assert (planner.plan(LONG), planner.plan(SHORT)) == (4, 2)
-    smaller = paper(1, replace(NODE, known=(1, 2)))
+    planner = grown(LONG)
+    run(planner, SHORT, [10, 20])
+    smaller = paper(1, 2)
     smaller.load_state_dict(planner.state_dict())
     assert (smaller.plan(LONG), smaller.plan(SHORT)) == (1, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,9 @@ from rollpacker.policy.engines.fleet import Fleet, cheapest_half, grid
 from rollpacker.policy.engines.scaling import (
     ActiveAttempt,
     Consolidation,
-    ConsolidationSettings,
     Halving,
     ScaleDecision,
     Scaling,
-    TailCost,
     peak_tokens,
     remaining_tokens,
 )
@@ -47,22 +46,27 @@ def fleet(devices: int, tp: int, replica: int, node: int = 8) -> Fleet:
 
 
 class Roofline:
-    """Decode and prefill of a 32B model on H800 nodes, after the simulator's cost model."""
+    """Decode and prefill of a 32B model on ``tp`` H800s of a node, after the simulator's costs."""
 
     weights, kv_token, layers = 65e9, 64 * 2 * 8 * 128 * 2, 64
 
-    def kv_tokens(self, tp: int) -> float:
-        return max(0.0, (tp * 64e9 - self.weights) / self.kv_token)
+    def __init__(self, tp: int) -> None:
+        self.tp = tp
 
-    def prefill_seconds(self, tp: int, tokens: int) -> float:
-        return 2.0 + tokens * self.weights / (tp * 990e12 * 0.5)
+    @property
+    def kv_tokens(self) -> float:
+        return max(0.0, (self.tp * 64e9 - self.weights) / self.kv_token)
 
-    def step_seconds(self, tp: int, batch: int, tokens: float) -> float:
-        fixed = 4.5e-3 + 60e-6 * batch + (tp > 1) * 50e-6 * self.layers
-        read = self.weights / (tp * 3.35e12 * 0.92)
-        return fixed + read + tokens * self.kv_token / (min(tp, 8) * 3.35e12 * 0.75)
+    @property
+    def prefill_token_s(self) -> float:
+        return self.weights / (self.tp * 990e12 * 0.5)
 
-    def decode_seconds(self, tp: int, contexts, remaining) -> float:
+    def step_seconds(self, batch: int, tokens: float) -> float:
+        fixed = 4.5e-3 + 60e-6 * batch + (self.tp > 1) * 50e-6 * self.layers
+        read = self.weights / (self.tp * 3.35e12 * 0.92)
+        return fixed + read + tokens * self.kv_token / (min(self.tp, 8) * 3.35e12 * 0.75)
+
+    def decode_s(self, contexts, remaining) -> float:
         order = np.argsort(remaining)
         ends, held = remaining[order].tolist(), contexts[order].tolist()
         seconds, before, total = 0.0, 0, float(sum(held))
@@ -70,21 +74,22 @@ class Roofline:
             batch = len(ends) - place
             steps = end - before
             middle = total + batch * steps / 2
-            seconds += steps * self.step_seconds(tp, batch, middle)
+            seconds += steps * self.step_seconds(batch, middle)
             total += batch * steps - held[place] - end
             before = end
         return seconds
 
 
-def consolidation(cost: TailCost | None = None, **rules) -> Consolidation:
-    rules = {"sizes": (1, 2, 4, 8)} | rules
-    return Consolidation(ConsolidationSettings(**rules), cost or Roofline())
+def consolidation(
+    cost: Any = Roofline, sizes=(1, 2, 4, 8), train_token_s: float = 0.0
+) -> Consolidation:
+    return Consolidation({size: cost(size) for size in sizes}, train_token_s)
 
 
 POLICIES = {
     "paper": lambda: Halving(lambda tp: 3e4 * tp),
     "fixed": lambda: Halving(first=0.4, last=1.0),
-    "ours": lambda: consolidation(train_seconds_per_token=1e-3),
+    "ours": lambda: consolidation(train_token_s=1e-3),
 }
 
 fleets = st.builds(

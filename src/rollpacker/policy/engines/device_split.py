@@ -16,16 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What so many devices become.
-
-    Args:
-        decoding: devices that decode.
-        training: devices that train; the same ones where they are colocated.
-        replica: devices of a training replica.
-        sizes: tensor-parallel sizes that engines may have, ascending; each has processes of its
-            own on all devices that decode.
-        apart: engines and replicas have processes of their own.
-    """
+    """What so many devices become: ``training`` are those that decode where both are colocated,
+    ``replica`` those of a training replica. ``sizes``: the tensor-parallel sizes of engines,
+    ascending; each has processes of its own on all devices that decode. ``apart``: engines and
+    replicas have processes of their own."""
 
     decoding: int
     training: int
@@ -139,13 +133,8 @@ def engine_sizes(
 ) -> tuple[int, ...]:
     """Tensor-parallel sizes that engines may have, ascending: more than one for a planner.
 
-    Args:
-        config: the run's.
-        decoding: devices of each node that decode; no engine leaves its node.
-        heads: attention heads of the model.
-        kv_heads: those of keys and values.
-
-    Raises ``ValueError`` where heads do not divide, or the planner has no choice.
+    ``decoding``: devices of each node that decode; no engine leaves its node. Raises ``ValueError``
+    where heads do not divide, or the planner has no choice.
     """
     size = config.engine.tensor_parallel
     if why := unsplit(heads, kv_heads, size):

@@ -27,17 +27,11 @@ def tail_engines(engines: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Engines and replicas by the devices that they cover.
+    """Engines and replicas by the devices that they cover; engines on a replica's devices may be
+    gone.
 
-    Args:
-        layout: ``colocated``: engines and replicas cover the same devices, which decode or compute
-            gradients; ``separate``: each have their own, and replicas may begin with the first
-            complete group.
-        engines: devices of each engine, on one node.
-        replicas: devices of each replica; engines on them may be gone.
-
-    Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or an
-    engine and a replica that are separate do.
+    Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or an engine
+    and a replica that are separate do.
     """
 
     layout: Layout
@@ -193,16 +187,10 @@ def by_number(
     replicas: tuple[ReplicaId, ...],
     replica_engines: int = 0,
 ) -> Fleet:
-    """Of these alone, as if each engine were one device.
+    """Of these alone, ascending, as if each engine were one device.
 
-    A colocated replica has the number of its first engine, and lies on as many from there as it
-    has; on its own device where none of them is left.
-
-    Args:
-        layout: where replicas are.
-        engines: live ones, ascending.
-        replicas: live ones, ascending.
-        replica_engines: engines on a replica's devices; 0: those up to the next replica's.
+    A colocated replica has the number of its first engine, and lies on ``replica_engines`` from
+    there (0: those up to the next replica's); on its own device where none of them is left.
     """
     own: dict[ReplicaId, tuple[Device, ...]] = {one: (Device(1, one),) for one in replicas}
     if layout == "colocated":

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 
 from rollpacker.core.types import Device, EngineId, ReplicaId, RoundKind
 from rollpacker.policy.engines.fleet import Fleet
-from rollpacker.policy.engines.scaling import Tokens
-
-# --- latency: Seconds of a decode step between and beyond the batch sizes at which they were
-# measured.
 
 Floats = NDArray[np.float64]
+Tokens = NDArray[np.int64]
 
 
 MOST_ROWS = 128
@@ -38,12 +35,8 @@ _FREE = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCosts:
-    """Rows of a decode step, one for each token that it runs.
-
-    Args:
-        free: so many take about as long as one: a step reads all weights anyway.
-        each: seconds of one more, over those of a step that has few.
-    """
+    """Rows of a decode step, one for each token that it runs: ``free`` take about as long as one,
+    since a step reads all weights anyway; ``each`` more takes so much of a step that has few."""
 
     free: int
     each: float
@@ -118,26 +111,15 @@ def consolidation_threshold(
     )
 
 
-# --- parallelism: Which tensor-parallel size a round's engines run at (RollPacker, section 4.2).
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What decides which sizes are possible.
-
-    Args:
-        node_size: devices of a node; a tensor-parallel group never leaves its node.
-        device_bytes: memory of a device that weights and KV may use.
-        weight_bytes: all weights, sharded over the group.
-        heads: attention heads, which a size must divide; 0 where it does not matter.
-        known: sizes whose engines are known, where others are not possible.
-    """
+    """What decides which sizes are possible: ``device_bytes`` for weights and KV, ``weight_bytes``
+    sharded over a group, which never leaves its node; ``heads`` is 0 where they do not matter."""
 
     node_size: int
     device_bytes: float
     weight_bytes: float
     heads: int = 0
-    known: tuple[int, ...] | None = None
 
     def sizes(self) -> tuple[int, ...]:
         """Possible sizes, ascending. Raises ``ValueError`` when the model fits into no node."""
@@ -146,8 +128,7 @@ class Devices:
             for size in range(1, self.node_size + 1)
             if self.node_size % size == 0
             and self.heads % size == 0
-            and self.kv_per_device(size) > 0.0
-            and (self.known is None or size in self.known)
+            and size * self.device_bytes > self.weight_bytes
         )
         if not found:
             raise ValueError(
@@ -155,10 +136,6 @@ class Devices:
                 f"a node of {self.node_size} x {self.device_bytes / 1e9:.1f} GB"
             )
         return found
-
-    def kv_per_device(self, size: int) -> float:
-        """Bytes that each device of a group has left for KV."""
-        return self.device_bytes - self.weight_bytes / size
 
 
 _GROWTH = 1.05
@@ -175,31 +152,21 @@ class _Pressure:
 
 
 class PaperPlanner:
-    """Doubles the size when preemptions grow, halves it when there are none for a while.
+    """Which tensor-parallel size a round's engines run at (RollPacker, section 4.2): doubled when
+    preemptions grow, halved when there are none for a while.
 
-    Each kind of round has its own state. The paper's initial size is the best one without tail
-    batching.
-
-    Args:
-        devices: which sizes are possible.
-        initial: size before anything is known.
+    Each kind of round has its own state, and begins at the least of ``sizes``. The paper's initial
+    size is the best one without tail batching.
     """
 
-    def __init__(self, devices: Devices, initial: int) -> None:
-        self._sizes = devices.sizes()
-        self._initial = self._checked(initial)
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
         self._kinds: dict[RoundKind, _Pressure] = {}
-
-    def _checked(self, size: int) -> int:
-        if size not in self._sizes:
-            known = ", ".join(map(str, self._sizes))
-            raise ValueError(f"initial tensor-parallel size {size} is not possible; choose {known}")
-        return size
 
     def observe(self, kind: RoundKind, tp: int, preemptions: int) -> None:
         """A round of this kind is over, which ran at size ``tp``."""
-        seen = self._kinds.setdefault(kind, _Pressure(self._initial))
-        seen.tp = self._checked(tp)
+        seen = self._kinds.setdefault(kind, _Pressure(tp))
+        seen.tp = tp
         before, seen.previous = seen.previous, preemptions
         seen.calm = 0 if preemptions else seen.calm + 1
         if before is not None and preemptions > _GROWTH * before:
@@ -214,10 +181,9 @@ class PaperPlanner:
 
     def plan(self, kind: RoundKind) -> int:
         """Size of the next round of this kind. Changes nothing: asked twice, it says the same."""
-        return self._kinds[kind].tp if kind in self._kinds else self._initial
+        return self._kinds[kind].tp if kind in self._kinds else self._sizes[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         return {str(kind): asdict(seen) for kind, seen in self._kinds.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,17 +192,14 @@ class PaperPlanner:
         self._kinds = {kind: seen for kind, seen in kinds.items() if seen.tp in self._sizes}
 
 
-# --- hardware
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineProfile:
     """One engine at one tensor-parallel size.
 
     Args:
         kv_tokens: KV budget.
-        latency: seconds of a decode step by batch size (``LatencyCurve``), without context, up to
-            the most sequences that it decodes together.
+        latency: seconds of a decode step by batch size, without context, up to the most sequences
+            that it decodes together.
         context_token_s: seconds that each context token adds to a step; 0 where that is unknown.
         prefill_token_s: seconds to prefill a token; 0 where that is unknown.
     """
@@ -275,12 +238,8 @@ class Hardware:
 
     Args:
         node_size: devices of a node.
-        engine_devices: devices of the smallest engine.
-        replica_devices: devices of a training replica.
-        device_bytes: memory of a device for weights and KV, in bytes or in what the KV of one
-            token takes.
-        weight_bytes: all weights, in the same unit.
-        heads: attention heads, which a tensor-parallel size must divide.
+        engine_devices: of the smallest engine.
+        replica_devices: of a training replica.
         profiles: engines by tensor-parallel size, ``engine_devices`` among them.
         train_token_s: device-seconds of gradient per token.
     """
@@ -288,9 +247,6 @@ class Hardware:
     node_size: int
     engine_devices: int
     replica_devices: int
-    device_bytes: float
-    weight_bytes: float
-    heads: int
     profiles: dict[int, EngineProfile]
     train_token_s: float
 
@@ -298,16 +254,6 @@ class Hardware:
     def sizes(self) -> tuple[int, ...]:
         """Tensor-parallel sizes, ascending."""
         return tuple(sorted(self.profiles))
-
-    def devices(self) -> Devices:
-        """What decides which sizes are possible."""
-        return Devices(
-            node_size=self.node_size,
-            device_bytes=self.device_bytes,
-            weight_bytes=self.weight_bytes,
-            heads=self.heads,
-            known=self.sizes,
-        )
 
     def fleet(self, engines: tuple[EngineId, ...], tp: int) -> Fleet:
         """Engines of ``tp`` devices, made of these, and the replicas that lie on them; the lowest
@@ -331,20 +277,6 @@ class Hardware:
     def _devices(self, start: int, count: int) -> tuple[Device, ...]:
         return tuple(Device(*divmod(n, self.node_size)) for n in range(start, start + count))
 
-    # What the tail's consolidation asks (``TailCost``) -----------------------------------------
-
-    def kv_tokens(self, tp: int) -> float:
-        """KV tokens that a group of ``tp`` devices holds."""
-        return self.profiles[tp].kv_tokens
-
-    def prefill_seconds(self, tp: int, tokens: int) -> float:
-        """Seconds to compute the KV of ``tokens``."""
-        return self.profiles[tp].prefill_token_s * tokens
-
-    def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
-        """Seconds to decode sequences by ``remaining`` tokens each."""
-        return self.profiles[tp].decode_s(contexts, remaining)
-
 
 def measured(
     profiles: Mapping[int, EngineProfile],
@@ -363,9 +295,8 @@ def measured(
         profiles: engines by tensor-parallel size; no other size is possible.
         devices: how many decode.
         node_size: devices of a node.
-        replica_devices: devices of a training replica; None where it has devices of its own.
-        heads: the model's attention heads; 0 where they do not matter.
-        kv_heads: those that keys and values have; 0 where they do not matter.
+        replica_devices: of a training replica; None where it has devices of its own.
+        heads, kv_heads: of the model; 0 where they do not matter.
 
     Raises ``ValueError`` for sizes that the model or the devices cannot have.
     """
@@ -384,14 +315,10 @@ def measured(
             f"a replica of {replica} devices holds no whole engines of {smallest}: a colocated "
             "replica spans the devices of one engine or of several"
         )
-    device, weights = _memory(profiles)
     return Hardware(
         node_size=node_size,
         engine_devices=smallest,
         replica_devices=replica,
-        device_bytes=device,
-        weight_bytes=weights,
-        heads=heads,
         profiles=dict(profiles),
         train_token_s=3.0 * smallest * profiles[smallest].prefill_token_s,
     )
@@ -418,18 +345,3 @@ def _parts(heads: int, kv_heads: int) -> str:
     """Into how many parts the model can be split, in words."""
     sizes = [n for n in range(2, heads + 1) if heads % n == 0 and _even(kv_heads, n)]
     return f" (1, {', '.join(map(str, sizes))} would do)" if sizes else " (only 1 would do)"
-
-
-def _memory(profiles: Mapping[int, EngineProfile]) -> tuple[float, float]:
-    """Memory of a device and of all weights, in what the KV of one token takes.
-
-    Each device of a group has left for KV what its share of the weights does not take: two sizes
-    give both unknowns, of one alone the weights do not matter.
-    """
-    smallest, largest = min(profiles), max(profiles)
-    of_device = {size: profiles[size].kv_tokens / size for size in (smallest, largest)}
-    if smallest == largest:
-        return of_device[smallest], 0.0
-    more = of_device[largest] - of_device[smallest]
-    weights = max(0.0, more / (1.0 / smallest - 1.0 / largest))
-    return of_device[largest] + weights / largest, weights

@@ -10,26 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rollpacker.core.types import AttemptId, Device, EngineId, ReplicaId
 from rollpacker.policy.engines.fleet import Fleet, cheapest_half
+from rollpacker.policy.engines.hardware import EngineProfile, Tokens
 from rollpacker.policy.lengths import KaplanMeier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAttempt:
-    """A response that is not finished.
-
-    Args:
-        attempt: its id.
-        prompt_tokens: of its prompt.
-        generated: tokens so far.
-        engine: where it runs, or will when it has moved.
-    """
+    """A response that is not finished; ``engine``: where it runs, or will when it has moved."""
 
     attempt: AttemptId
     prompt_tokens: int
@@ -115,9 +107,6 @@ class Scaling(ABC):
             self._fleet = self._fleet.training(self._fleet.replicas.keys() - replicas)
 
 
-Tokens = NDArray[np.int64]
-
-
 def remaining_tokens(lengths: KaplanMeier, active: Sequence[ActiveAttempt]) -> Tokens:
     """A likely number of tokens that each attempt still has to go, at least 1, shape (N,).
 
@@ -181,12 +170,11 @@ _ROUNDING = 1e-9
 
 
 class Halving(Scaling):
-    """Frees half of the devices, once a round, between two shares of finished requests.
+    """Frees half of the devices, once a round, between the shares ``first`` and ``last`` of
+    finished requests.
 
-    Args:
-        kv_tokens: KV tokens that a group of so many devices holds: as soon as the other half can
-            hold the rest, which takes what is known of lengths. None: whether or not it can.
-        first, last: the shares.
+    With ``kv_tokens``, which a group of so many devices holds, as soon as the other half can hold
+    the rest, which takes what is known of lengths; else whether or not it can.
     """
 
     def __init__(
@@ -201,7 +189,6 @@ class Halving(Scaling):
         self._tried = -1
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``."""
         super().begin(fleet, lengths)
         self._done, self._tried = False, -1
 
@@ -239,46 +226,13 @@ class Halving(Scaling):
         )
 
 
-# --- consolidation: The tail of a round moves to fewer devices, possibly as one group of a higher
-# size.
-
-
-class TailCost(Protocol):
-    """What a group of ``tp`` devices can do."""
-
-    def kv_tokens(self, tp: int) -> float:
-        """KV tokens that it holds."""
-        ...
-
-    def prefill_seconds(self, tp: int, tokens: int) -> float:
-        """To compute the KV of ``tokens``."""
-        ...
-
-    def decode_seconds(self, tp: int, contexts: Tokens, remaining: Tokens) -> float:
-        """To decode sequences of ``contexts`` tokens by ``remaining`` tokens each, all at once."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsolidationSettings:
-    """When a move is worth it.
-
-    Args:
-        sizes: tensor-parallel sizes that a group may have (``Devices.sizes``).
-        below: running attempts from which moves are looked for. Thresholds above about 64 gave
-            the same times in simulation, 32 and fewer were too late.
-        margin: share of the rest of the step that a move must save.
-        recheck: share of the attempts of the last look that must be left for the next one.
-        headroom: share of the KV that the projected peak may take.
-        train_seconds_per_token: device-seconds of gradient per token.
-    """
-
-    sizes: tuple[int, ...]
-    below: int = 128
-    margin: float = 0.05
-    recheck: float = 0.75
-    headroom: float = 0.95
-    train_seconds_per_token: float = 0.0
+_BELOW = 128
+"""Running attempts from which moves are looked for. Thresholds above about 64 gave the same times
+in simulation, 32 and fewer were too late."""
+_MARGIN = 0.05
+"""Share of the rest of the step that a move must save."""
+_RECHECK = 0.75
+"""Share of the attempts of the last look that must be left for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,13 +266,13 @@ class Consolidation(Scaling):
     Groups that a round has left are never taken back, so moves cannot go back and forth.
 
     Args:
-        settings: when a move is worth it.
-        cost: of decoding and of moving.
+        profiles: engines by the tensor-parallel sizes that a group may have.
+        train_token_s: device-seconds of gradient per token.
     """
 
-    def __init__(self, settings: ConsolidationSettings, cost: TailCost) -> None:
-        self._settings = settings
-        self._cost = cost
+    def __init__(self, profiles: Mapping[int, EngineProfile], train_token_s: float) -> None:
+        self._profiles = profiles
+        self._train_token_s = train_token_s
         self._start({}, 1)
 
     def _start(self, groups: _Groups, tp: int) -> None:
@@ -347,36 +301,35 @@ class Consolidation(Scaling):
         if not ordered:
             return None
         view = _View(
-            settings=self._settings,
-            cost=self._cost,
+            profiles=self._profiles,
             fleet=fleet,
             active=ordered,
             remaining=remaining_tokens(self._lengths, ordered),
-            work=gradient_tokens * self._settings.train_seconds_per_token,
+            work=gradient_tokens * self._train_token_s,
         )
         stay = view.stay(self._groups, self._tp)
         # Engines of one size decode no faster for being fewer: what can be saved is the work.
-        least = self._settings.margin * stay.seconds * len(fleet.devices)
+        least = _MARGIN * stay.seconds * len(fleet.devices)
         if view.work <= least and not self._grows:
             return None
         plans = list(view.plans(self._groups, self._tp))
         best = min(plans, key=lambda plan: plan.seconds, default=stay)
-        if best.seconds >= (1.0 - self._settings.margin) * stay.seconds:
+        if best.seconds >= (1.0 - _MARGIN) * stay.seconds:
             return None
         return self._follow(best, now)
 
     @property
     def _grows(self) -> bool:
         """Whether there is a larger size than the present one."""
-        return max(self._settings.sizes, default=1) > self._tp
+        return max(self._profiles) > self._tp
 
     def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
         del finished
         if not gradient_tokens and not self._grows:
             return False
-        if self._lengths is None or running > self._settings.below or now < self._until:
+        if self._lengths is None or running > _BELOW or now < self._until:
             return False
-        if self._looked is not None and running > self._settings.recheck * self._looked:
+        if self._looked is not None and running > _RECHECK * self._looked:
             return False
         self._looked = running
         return True
@@ -409,8 +362,7 @@ class _View:
     ``remaining`` belongs to ``active``; ``work``: device-seconds of gradients that wait.
     """
 
-    settings: ConsolidationSettings
-    cost: TailCost
+    profiles: Mapping[int, EngineProfile]
     fleet: Fleet
     active: Sequence[ActiveAttempt]
     remaining: Tokens
@@ -423,7 +375,7 @@ class _View:
 
     def plans(self, groups: _Groups, tp: int) -> Iterator[_Plan]:
         """Every larger size, and the present one, on 1, 2, 4, … and all groups."""
-        for size in self.settings.sizes:
+        for size in sorted(self.profiles):
             if size < tp:
                 continue
             blocks = self._ranked(groups if size == tp else _merged(groups, size))
@@ -474,14 +426,16 @@ class _View:
         for place, target in enumerate(targets):
             places.setdefault(target, []).append(place)
         contexts = np.array([one.context for one in self.active], np.int64)
-        if groups is not before and not self._fits(places, contexts, tp):
+        profile = self.profiles[tp]
+        if groups is not before and not self._fits(places, contexts, profile.kv_tokens):
             return None
-        moving = 0.0
-        for mine in places.values():
-            tokens = sum(self.active[p].context for p in mine if self.active[p].attempt in moves)
-            moving = max(moving, self.cost.prefill_seconds(tp, tokens) if tokens else 0.0)
+        moving = max(
+            profile.prefill_token_s
+            * sum(self.active[p].context for p in mine if self.active[p].attempt in moves)
+            for mine in places.values()
+        )
         decoding = max(
-            self.cost.decode_seconds(tp, contexts[places[lead]], self.remaining[places[lead]])
+            profile.decode_s(contexts[places[lead]], self.remaining[places[lead]])
             for lead in self._slowest(places, contexts)
         )
         return _Plan(
@@ -493,8 +447,10 @@ class _View:
             moving=moving,
         )
 
-    def _fits(self, places: Mapping[EngineId, list[int]], contexts: Tokens, tp: int) -> bool:
-        most = self.settings.headroom * self.cost.kv_tokens(tp)
+    def _fits(
+        self, places: Mapping[EngineId, list[int]], contexts: Tokens, kv_tokens: float
+    ) -> bool:
+        most = _HEADROOM * kv_tokens
         return all(
             peak_tokens(contexts[mine], self.remaining[mine]) <= most for mine in places.values()
         )

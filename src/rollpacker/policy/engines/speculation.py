@@ -64,18 +64,14 @@ def tokens(accepted: float, count: int) -> float:
 def gain(batch: int, accepted: float, rows: RowCosts) -> float:
     """Tokens for the time of a step with drafts over those of one without."""
     count = drafted(accepted, worth(batch, rows.free, rows.each), MOST)
-
     return tokens(accepted, count) * rows.seconds(batch) / rows.seconds(batch * (1 + count))
 
 
 class Speculating:
     """Tells the engines of a round how to decode ahead.
 
-    Args:
-        config: the run's.
-        rows: what they cost the engines, larger ones too: devices share what a row costs and what a
-            step costs alike. None: engines cannot decode ahead.
-        ledger: the round.
+    ``rows``: what they cost the engines, larger ones too: devices share what a row costs and what a
+    step costs alike. None: engines cannot decode ahead.
     """
 
     def __init__(self, config: RolloutConfig, rows: RowCosts | None, ledger: Ledger) -> None:
@@ -89,11 +85,9 @@ class Speculating:
 
     @property
     def possible(self) -> bool:
-        """Whether engines may be told anything."""
         return self._rows is not None
 
     def begin(self, engines: Sequence[EngineId]) -> Iterator[do.Speculate]:
-        """A round begins on these engines."""
         self._refused *= _FORGET
         self._accepted *= _FORGET
         if self._rows is not None and self._ledger.kind is not RoundKind.SHORT:
@@ -135,7 +129,6 @@ class Speculating:
             self._told.pop(engine, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         costs = None
         if self._first is not None and self._rows is not None and self._rows != self._first:
             costs = [asdict(self._first), asdict(self._rows)]

@@ -31,20 +31,14 @@ from rollpacker.policy.lengths import (
 from rollpacker.policy.rounds.race import Racing
 from rollpacker.policy.settings import RolloutSettings
 
-# --- auto mode: Whether to race, and how far: the gain that a step would make against the bias it
-# would cause.
-
 Lengths = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """What a step costs.
+    """What a step costs: ``prompts`` of ``responses`` each, decoded by so many ``engines``.
 
     Args:
-        prompts: P0, prompts of an update.
-        responses: R0, responses of each.
-        engines: devices that decode.
         latency: seconds of a decode step by batch on one of them.
         train_seconds_per_token: device-seconds of gradient per response token.
         streaming: engines that the tail has freed start gradients.
@@ -187,17 +181,12 @@ def _long_rounds(losers: Lengths, prompts: int) -> Lengths:
 class AutoMode:
     """Chooses mode and over-provisioning of mode ``auto``; the same inputs, the same choice.
 
-    It stays ``exact`` until enough is known, where the gain is small, and for ``_HOLD`` steps
-    after an alarm; a choice is left only for a clearly better one.
-
-    Args:
-        config: ``bias_limit``, ``race_responses`` and the largest etas.
-        every: steps between decisions.
+    It stays ``exact`` until enough is known, where the gain is small, and for ``_HOLD`` steps after
+    an alarm; a choice is left only for a clearly better one.
     """
 
-    def __init__(self, config: TailBatchingConfig, every: int = 10) -> None:
+    def __init__(self, config: TailBatchingConfig) -> None:
         self._config = config
-        self._every = every
         self._choice = Choice()
         self._prediction = Prediction(gain=1.0, kept_vs_true=1.0)
         self._next = 0
@@ -217,7 +206,7 @@ class AutoMode:
             self._stay_exact(step + _HOLD)
         if step < self._next:
             return self._choice
-        self._next = step + self._every
+        self._next = step + _EVERY
         if len(history.unselected_groups()) >= ENOUGH_GROUPS:
             self._icc = history.icc()
         if self._icc is None or len(history) < _ENOUGH_ATTEMPTS:
@@ -283,7 +272,6 @@ class AutoMode:
         self._choice, self._prediction = best, predictions[best]
 
     def state_dict(self) -> dict[str, Any]:
-        """The present choice and what it rests on, as JSON."""
         return {
             "choice": asdict(self._choice),
             "prediction": asdict(self._prediction),
@@ -333,6 +321,8 @@ _MOST_ROUNDS, _LEAST_ROUNDS = 128, 4
 """Rounds that they are cut into, however large a round is."""
 
 # Chosen with care, not by an experiment.
+_EVERY = 10
+"""Steps between decisions."""
 _ENOUGH_ATTEMPTS = 200
 """Lengths seen before the first choice: two of a distribution's last hundredth."""
 _HOLD = 100
@@ -345,17 +335,9 @@ _HARSHEST = 10.0
 """Most that audits can multiply a predicted loss by."""
 
 
-# --- measure
-
-
 class Measurements:
-    """Follows a job's events and decisions.
-
-    Args:
-        settings: the run's; its seed is that of the rounds that mode ``auto`` predicts with.
-        ledger: the round's attempts.
-        audited: prompts of this round that run without aborts.
-    """
+    """Follows a job's events and decisions; ``audited``: prompts of this round that run without
+    aborts."""
 
     def __init__(
         self,
@@ -428,7 +410,6 @@ class Measurements:
             self.history.observe(of.prompt, event.tokens, True, ledger.kind, ledger.step)
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:
-        """Gradients have taken so long."""
         self._train_s += event.seconds
         self._train_tokens += sum(map(self._tokens, event.parts))
 
@@ -437,7 +418,6 @@ class Measurements:
         return sum(attempt.tokens for attempt in kept[part.start : part.stop])
 
     def finish(self, decision: do.FinishRollout) -> None:
-        """The rollout is over: measure its bias."""
         del decision
         kept = [attempt for group in self._ledger.kept.values() for attempt in group]
         if kept:
@@ -455,7 +435,6 @@ class Measurements:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         return {
             "history": self.history.state_dict(),
             "meter": self._meter.state_dict(),

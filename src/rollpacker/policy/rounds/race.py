@@ -97,17 +97,11 @@ def plan_round(
     """Choose the round (RollPacker, section 3).
 
     A long round runs when the queue holds the prompts of ``long_steps`` steps, or at the end of
-    data; what is left of the data then fills it up. Without racing and without a queue every
-    round is full.
+    data; what is left of the data then fills it up. Without racing and without a queue every round
+    is full.
 
-    Args:
-        prompts: P0.
-        responses: R0.
-        racing: over-provisioning of short rounds.
-        queued: length of the long-prompt queue.
-        sizes: prompts of each domain in the whole data.
-        remaining: fresh prompts of each domain left in this epoch.
-        long_steps: steps' worth of prompts in a long round; 1 in the paper.
+    ``racing`` over-provisions short rounds, ``sizes`` are prompts of each domain in the whole data,
+    ``remaining`` fresh ones left in this epoch, ``long_steps`` is 1 in the paper.
     """
     fresh = sum(remaining.values())
     assert queued + fresh > 0, "a step was started on an epoch that is over"
@@ -140,13 +134,8 @@ def plan_round(
 
 @dataclass(slots=True)
 class Race:
-    """One prompt in one round.
-
-    Args:
-        prompt: whose responses race.
-        wanted: graded attempts that complete the group.
-        audit: never aborted, so that its lengths are an unbiased sample.
-    """
+    """One prompt in one round: ``wanted`` graded attempts complete its group; one of an ``audit``
+    is never aborted, so that its lengths are an unbiased sample."""
 
     prompt: Prompt
     wanted: int
@@ -175,13 +164,8 @@ class Race:
 
 @dataclass(slots=True)
 class RoundState:
-    """The round in progress.
-
-    Args:
-        step: its step.
-        plan: what it runs.
-        due: undecided prompts that it waits for: their places are kept.
-    """
+    """The round in progress; ``due``: undecided prompts that it waits for: their places are
+    kept."""
 
     step: int
     plan: RoundPlan
@@ -214,10 +198,6 @@ class RoundState:
         return wanted is None or self.taken(domain) + due < wanted
 
 
-# --- carrying: Partial rollouts: who loses a round keeps its tokens and goes on in the next, first
-# in line.
-
-
 class Continued(NamedTuple):
     """A round, the prompts of the queue that begin in it, and those of them that it waits for."""
 
@@ -227,11 +207,9 @@ class Continued(NamedTuple):
 
 
 class Carrying:
-    """Which prompts go on, since when, and which of them a round has to wait for.
-
-    Args:
-        max_staleness: steps after its first within which a prompt is trained on, at least 1.
-    """
+    """Partial rollouts: who loses a round keeps its tokens and goes on in the next, first in line.
+    Which prompts go on, since when, and which of them a round has to wait for: a prompt is trained
+    on within ``max_staleness`` steps after its first, at least 1."""
 
     def __init__(self, max_staleness: int) -> None:
         self._most = max_staleness
@@ -275,17 +253,7 @@ class Carrying:
         remaining: Mapping[str, int],
     ) -> Continued:
         """A round that begins the queue, and fresh prompts up to ``eta_prompts`` of its quotas, but
-        no more than later rounds can take in time.
-
-        Args:
-            step: its step.
-            prompts: P0.
-            responses: R0.
-            eta_prompts: prompts begun per prompt kept.
-            queue: prompts that go on.
-            sizes: prompts of each domain in the whole data.
-            remaining: fresh prompts of each domain left in this epoch.
-        """
+        no more than later rounds can take in time."""
         queued = Counter(prompt.domain for prompt in queue)
         available = {domain: queued[domain] + remaining.get(domain, 0) for domain in sizes}
         quotas = domain_quotas(prompts, sizes, available)

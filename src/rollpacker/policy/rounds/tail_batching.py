@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from heapq import heapify, heapreplace
-from typing import Any, ClassVar
+from typing import Any
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
@@ -26,16 +26,10 @@ from rollpacker.policy.rounds.race import (
 )
 from rollpacker.policy.settings import RolloutSettings
 
-# --- placement: Which engine an attempt runs on.
-
 
 class EnginePlacement:
-    """Keeps engines evenly loaded, by running attempts; ties go to the lowest id.
-
-    Args:
-        ledger: what they run.
-        engines: those of the round.
-    """
+    """Which engine an attempt runs on: all are evenly loaded, by running attempts; ties go to the
+    lowest id."""
 
     def __init__(self, ledger: Ledger, engines: Sequence[EngineId]) -> None:
         self._ledger = ledger
@@ -68,8 +62,6 @@ class EnginePlacement:
                 heapreplace(order, (retired, loads[engine], engine))
 
 
-# --- tail batching
-
 NO_VARIANCE = "no reward variance"
 """Why dynamic sampling drops a group."""
 
@@ -79,13 +71,8 @@ Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
 
 
 class TailBatching:
-    """Which prompts and attempts a step runs, which it keeps, and which wait.
-
-    Args:
-        settings: the run's.
-        ledger: the round's attempts.
-        engines: which of them run in a round.
-    """
+    """Which prompts and attempts a step runs, which it keeps, and which wait; ``engines`` says
+    which of the live ones run in a round."""
 
     def __init__(self, settings: RolloutSettings, ledger: Ledger, engines: Engines) -> None:
         self._settings = settings
@@ -102,7 +89,6 @@ class TailBatching:
         self._round: RoundState | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a step, as JSON."""
         state = {
             "next_attempt": self._next_attempt,
             "queue": [asdict(prompt) for prompt in self.queue],
@@ -121,7 +107,6 @@ class TailBatching:
         return () if self._round is None else self._round.audited
 
     def retire(self, engine: EngineId) -> None:
-        """An engine does not run for the rest of the round."""
         self._placement.retire(engine)
 
     def start(
@@ -177,15 +162,36 @@ class TailBatching:
         if current is None or current.finished:
             return
         if of is not None:
-            react = self._REACTIONS.get(type(event))
-            if react is not None:
-                yield from react(self, current, of, event)
+            yield from self._react(current, of, event)
         elif isinstance(event, ev.PromptsDrawn):
-            yield from self._start_drawn(current, event.prompts)
+            current.waiting_for_prompts = False
+            yield from self._start_prompts(current, event.prompts)
         elif isinstance(event, ev.DevicesLost):
             for engine in event.engines:
                 yield from self._restart(current, engine)
         yield from self._settle(current)
+
+    def _react(self, current: RoundState, of: Attempt, event: ev.Event) -> Iterable[do.Decision]:
+        race = current.races[of.prompt]
+        match event:
+            case ev.TurnFinished():
+                yield do.StepEnvironment(attempt=of.id)
+            case ev.EnvironmentReplied():
+                yield do.ContinueAttempt(attempt=of.id, engine=of.bound)
+            case _ if race.done:
+                pass
+            case ev.AttemptFinished() if self._settings.asynchronous_grading:
+                yield do.GradeAttempt(attempt=of.id)
+            case ev.AttemptFinished():
+                current.waiting[of.id] = of
+            case ev.AttemptGraded():
+                race.graded.append(of)
+                if race.complete:
+                    yield from self._complete(current, race)
+            case ev.AttemptFailed() | ev.GradingFailed() | ev.EpisodeFailed():
+                yield from self._retry(current, race, of, event)
+            case _:
+                pass
 
     def _settle(self, current: RoundState) -> Iterable[do.Decision]:
         if not self._settings.asynchronous_grading:
@@ -214,12 +220,6 @@ class TailBatching:
             self._remaining[domain] -= count
         return do.DrawPrompts(counts=counts)
 
-    def _start_drawn(
-        self, current: RoundState, prompts: Sequence[Prompt]
-    ) -> Iterable[do.StartAttempt]:
-        current.waiting_for_prompts = False
-        yield from self._start_prompts(current, prompts)
-
     def _start_prompts(
         self, current: RoundState, prompts: Sequence[Prompt]
     ) -> Iterable[do.StartAttempt]:
@@ -244,17 +244,6 @@ class TailBatching:
             engine = next(self._placement.choose())
         return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, engine=engine)
 
-    def _finish_attempt(
-        self, current: RoundState, of: Attempt, event: ev.AttemptFinished
-    ) -> Iterable[do.Decision]:
-        del event
-        if current.races[of.prompt].done:
-            return
-        if self._settings.asynchronous_grading:
-            yield do.GradeAttempt(attempt=of.id)
-        else:
-            current.waiting[of.id] = of
-
     def _grade_all(self, current: RoundState) -> Iterable[do.GradeAttempt]:
         """Synchronous grading: when nothing decodes any more, everything is graded."""
         if current.waiting_for_prompts or self._ledger.running or not current.waiting:
@@ -262,17 +251,6 @@ class TailBatching:
         waiting, current.waiting = current.waiting, {}
         for of in sorted(waiting.values(), key=lambda of: (of.place, of.id)):
             yield do.GradeAttempt(attempt=of.id)
-
-    def _grade(
-        self, current: RoundState, of: Attempt, event: ev.AttemptGraded
-    ) -> Iterable[do.Decision]:
-        del event
-        race = current.races[of.prompt]
-        if race.done:
-            return
-        race.graded.append(of)
-        if race.complete:
-            yield from self._complete(current, race)
 
     def _complete(self, current: RoundState, race: Race) -> Iterable[do.Decision]:
         informative = race.informative(self._config.min_reward_range)
@@ -344,29 +322,15 @@ class TailBatching:
             current.waiting.pop(of.id, None)
             yield do.AbortAttempt(attempt=of.id)
 
-    def _take_turn(
-        self, current: RoundState, of: Attempt, event: ev.TurnFinished
-    ) -> Iterable[do.Decision]:
-        del current, event
-        yield do.StepEnvironment(attempt=of.id)
-
-    def _go_on(
-        self, current: RoundState, of: Attempt, event: ev.EnvironmentReplied
-    ) -> Iterable[do.Decision]:
-        del current, event
-        yield do.ContinueAttempt(attempt=of.id, engine=of.bound)
-
     def _retry(
         self,
         current: RoundState,
+        race: Race,
         of: Attempt,
         event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed,
     ) -> Iterable[do.Decision]:
         """Replace an attempt: the same sample if its engine failed, another if its reward or its
         environment did."""
-        race = current.races[of.prompt]
-        if race.done:
-            return
         if isinstance(event, ev.EpisodeFailed) and event.blameless:
             yield self._start(race, of.index)
             return
@@ -407,16 +371,6 @@ class TailBatching:
         if counts:
             current.draws += 1
             yield self._draw(current, counts)
-
-    _REACTIONS: ClassVar[dict[type, Callable[..., Iterable[do.Decision]]]] = {
-        ev.AttemptFinished: _finish_attempt,
-        ev.TurnFinished: _take_turn,
-        ev.EnvironmentReplied: _go_on,
-        ev.AttemptGraded: _grade,
-        ev.AttemptFailed: _retry,
-        ev.GradingFailed: _retry,
-        ev.EpisodeFailed: _retry,
-    }
 
 
 _LIVE = (Stage.RUNNING, Stage.FINISHED, Stage.GRADING)

@@ -230,9 +230,6 @@ def machine_of(
         node_size=devices.node_size,
         engine_devices=base,
         replica_devices=replica_devices(config, calibration),
-        device_bytes=devices.device_bytes,
-        weight_bytes=devices.weight_bytes,
-        heads=devices.heads,
         profiles={
             n: _profile(calibration.engine(n))
             for n in (devices.sizes() if grows else (base,))

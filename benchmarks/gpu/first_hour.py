@@ -171,7 +171,7 @@ def tasks(device: str) -> Iterator[Fact]:
     """Gradients of as many tokens in tasks of 1k, 4k and 16k."""
     from rollpacker.config import TrainConfig
     from rollpacker.core.types import AttemptId, Group, PromptId, Sample
-    from rollpacker.train.trainer import LocalTrainer
+    from rollpacker.train.trainer import Trainer
 
     small = device == "cpu"
     length, count = (32, 16) if small else (1000, 64)
@@ -180,7 +180,7 @@ def tasks(device: str) -> Iterator[Fact]:
         model = random_model(size, device)
         for budget in (1024, 4096, 16384):
             config = TrainConfig(learning_rate=1e-6, micro_batch_tokens=budget)
-            trainer = LocalTrainer(model, nobody, config, temperature=1.0, max_length=length)
+            trainer = Trainer(model, nobody, config, temperature=1.0, max_length=length)
             sample = Sample(
                 prompt=PromptId("p"),
                 index=0,

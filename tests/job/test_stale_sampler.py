@@ -27,7 +27,7 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.algorithms import build
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 CAP, STEPS = 20, 3
 ALARM = "sampler and trainer disagree"
@@ -49,7 +49,7 @@ class Run:
             "train": {"learning_rate": 0.003, "sampler_correction": correction},
         }
         self.config = RunConfig.model_validate(config)
-        self.trainer = LocalTrainer(model, tokenizer, self.config.train, temperature=1.0)
+        self.trainer = Trainer(model, tokenizer, self.config.train, temperature=1.0)
         self._held = [self._copy()] * (lag + 1)
         rows = [
             Row(id=PromptId(f"p{n}"), prompt=f"{n}", answer="", domain="default", columns={})

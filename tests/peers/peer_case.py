@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from rollpacker.config import TrainConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample
 from rollpacker.train.algorithms import build
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 VOCABULARY, CAP, PROMPTS, SIZE = 23, 24, 6, 4
 COUNT = PROMPTS * SIZE
@@ -146,7 +146,7 @@ def ours(case: Case) -> Found:
     config = TrainConfig.model_validate(case.ours)
     model = make_model()
     state = weights(model, case.drift)
-    trainer = LocalTrainer(
+    trainer = Trainer(
         model, make_tokenizer(), config, temperature=1.0, max_length=CAP, total_updates=1
     )
     model.load_state_dict(state.sampler)

@@ -21,7 +21,7 @@ from rollpacker.config import (
     TrainConfig,
 )
 from rollpacker.train.algorithms import ALGORITHMS, build
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 KINDS = {config.model_fields["kind"].default: config() for config in ALGORITHMS}
 CONFIGS = KINDS | {
@@ -233,7 +233,7 @@ def test_loss_and_gradient_equal_the_plain_formula(name, updates, masked, packin
     )
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     model.load_state_dict(other.state_dict())
-    trainer = LocalTrainer(model, tokenizer, config, temperature=1.0, max_length=MAX_LENGTH)
+    trainer = Trainer(model, tokenizer, config, temperature=1.0, max_length=MAX_LENGTH)
     with torch.no_grad():
         for n, p in model.named_parameters():
             p.copy_(start[n])

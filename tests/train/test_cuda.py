@@ -9,14 +9,14 @@ from rollpacker.config import GRPOConfig, MiniEngineConfig, TrainConfig
 from rollpacker.core.types import AttemptId, Group, PromptId, Sample
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.mini import MiniEngine
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
 
 def trainer(model, tokenizer, **settings):
     config = TrainConfig(learning_rate=1e-3, micro_batch_tokens=100, **settings)
-    return LocalTrainer(model, tokenizer, config, temperature=1.0, max_length=MAX_LENGTH)
+    return Trainer(model, tokenizer, config, temperature=1.0, max_length=MAX_LENGTH)
 
 
 def step(trained, groups):

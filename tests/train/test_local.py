@@ -19,12 +19,12 @@ from transformers import (
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial
 from rollpacker.train.state.optimizer import learning_rate
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 
 def _trainer(model, tokenizer, lora=None, total_updates=0, **settings):
     config = TrainConfig(**({"learning_rate": 1e-2, "micro_batch_tokens": 100} | settings))
-    return LocalTrainer(
+    return Trainer(
         model,
         tokenizer,
         config,
@@ -164,9 +164,9 @@ def test_gradient_checkpointing_and_temperature(tokenizer):
     model = make_model()
     groups = group_batch(model, GRPOConfig(), temperature=0.5)
     config = TrainConfig(gradient_checkpointing=True)
-    one = LocalTrainer(clone(model), tokenizer, config, temperature=0.5)
-    two = LocalTrainer(clone(model), tokenizer, TrainConfig(), temperature=0.5)
-    three = LocalTrainer(clone(model), tokenizer, TrainConfig(), temperature=1.0)
+    one = Trainer(clone(model), tokenizer, config, temperature=0.5)
+    two = Trainer(clone(model), tokenizer, TrainConfig(), temperature=0.5)
+    three = Trainer(clone(model), tokenizer, TrainConfig(), temperature=1.0)
     partials = [t.accumulate(groups) for t in (one, two, three)]
     assert torch.equal(_gradient(one), _gradient(two))
     metrics = [t.apply(p).metrics for t, p in zip((one, two, three), partials, strict=True)]
@@ -382,4 +382,4 @@ def test_missing_numbers_are_named(tokenizer):
         _trainer(make_model(), tokenizer, lr_scheduler_type="cosine")
     config = TrainConfig(algorithm=CONFIGS["dr_grpo"])
     with pytest.raises(ValueError, match="max_completion_length"):
-        LocalTrainer(make_model(), tokenizer, config, temperature=1.0)
+        Trainer(make_model(), tokenizer, config, temperature=1.0)

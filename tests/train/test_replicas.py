@@ -10,7 +10,7 @@ from test_fsdp import CORRECTED, KL, LORA, SHARED, follow_all
 from tiny_models import MAX_LENGTH, group_batch, make_model, make_tokenizer
 
 from rollpacker.config import GRPOConfig, TrainConfig
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 STEPS = 3
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -22,7 +22,7 @@ def _steps(model):
 
 def _trainer(model, world):
     config = TrainConfig(learning_rate=1e-3, beta=0.01)
-    return LocalTrainer(
+    return Trainer(
         model, make_tokenizer(), config, temperature=1.0, max_length=MAX_LENGTH, world=world
     )
 

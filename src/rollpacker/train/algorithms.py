@@ -67,13 +67,9 @@ class Rewarded:
 class Algorithm:
     """One policy-gradient algorithm.
 
-    The un-normalised loss of a batch is the sum over tokens of
-    ``weights[response] * (surrogate + beta * kl)``; the update divides it by the sum of the
-    normalisers of all samples, those without a gradient included.
-
-    Args:
-        config: its member of ``AlgorithmConfig``.
-        min_reward_range: rewards closer together count as equal (``core.groups.differ``).
+    The un-normalised loss of a batch is the sum over tokens of ``weights[response] * (surrogate +
+    beta * kl)``; the update divides it by the sum of the normalisers of all samples, those without
+    a gradient included. Rewards closer together than ``min_reward_range`` count as equal.
     """
 
     sequence_level: ClassVar[bool] = False
@@ -99,13 +95,10 @@ class Algorithm:
         max_length: int,
         masked: NDArray[np.bool_] | None = None,
     ) -> Rewarded:
-        """One group's rewards (nan for none), and its advantages as far as they are known.
+        """One group's ``rewards`` (nan for none), and its advantages as far as they are known.
 
-        Args:
-            rewards: shape (G,).
-            lengths: sampled tokens of the responses, shape (G,).
-            max_length: the cap, tokens.
-            masked: which responses are left out of the loss, shape (G,); their rewards count.
+        All arrays have shape (G,): ``lengths`` are sampled tokens, of at most ``max_length``;
+        ``masked`` responses are left out of the loss, but their rewards count.
         """
         shaped = self.shaped(np.asarray(rewards, np.float64), lengths, max_length)
         known = ~np.isnan(shaped)
@@ -123,11 +116,11 @@ class Algorithm:
         return rewards
 
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
-        """Advantages of one group from its shaped rewards; zeros where those do not differ."""
-        return self.centred(rewards)
+        """Advantages of one group: here shaped rewards less their mean; zeros where they do not
+        differ."""
+        return self._differences(rewards).astype(np.float32)
 
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
-        """Final advantages of a batch's groups."""
         return [group.advantages for group in groups]
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,10 +147,6 @@ class Algorithm:
         """
         del max_length
         return float(samples if self.sequence_level else tokens)
-
-    def centred(self, rewards: NDArray[np.float64]) -> Floats:
-        """Rewards less their mean; zeros where they do not differ."""
-        return self._differences(rewards).astype(np.float32)
 
     def _differences(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
         if not differ(rewards.tolist(), self.min_reward_range):
@@ -232,7 +221,6 @@ class DAPO(GroupScaled):
     def shaped(
         self, rewards: NDArray[np.float64], lengths: NDArray[np.int64], max_length: int
     ) -> NDArray[np.float64]:
-        """The overlong punishment is added."""
         return rewards + self.punishment(lengths, max_length)
 
     def punishment(self, lengths: NDArray[np.int64], max_length: int) -> NDArray[np.float64]:
@@ -258,7 +246,7 @@ class RLOO(Algorithm):
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
         """``r_i`` less the mean of the others, which is ``(r_i - mean) * G / (G - 1)``."""
         count = len(rewards)
-        return self.centred(rewards) * np.float32(count / max(count - 1, 1))
+        return super().advantages(rewards) * np.float32(count / max(count - 1, 1))
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
         """A response's loss is spread evenly over its tokens."""

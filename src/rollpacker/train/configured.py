@@ -26,17 +26,14 @@ def build_trainer(
     members: int = 1,
     meeting: str = "",
 ) -> Trainer:
-    """The configured trainer, over ``model``.
+    """The configured trainer, over ``model``, which is whole and on its device.
 
     Args:
-        config: the run's.
-        model: on its device, whole.
         tokenizer: saved beside it.
         max_length: longest response in tokens.
         total_updates: of the whole run.
-        rank: this process's among those that share the replica, of which there are
-        members: in all, and which meet once at
-        meeting: (``mesh.store_at``).
+        rank: this process's among the ``members`` that share the replica, which meet once at
+            ``meeting`` (``mesh.store_at``).
 
     Raises ``ValueError`` for what cannot be trained.
     """
@@ -55,9 +52,9 @@ def build_trainer(
         "lora": config.model,
     }
     if not isinstance(config.trainer, FSDPTrainerConfig):
-        from rollpacker.train.trainer import LocalTrainer
+        from rollpacker.train.trainer import Trainer
 
-        return LocalTrainer(model, tokenizer, config.train, **arguments)
+        return Trainer(model, tokenizer, config.train, **arguments)
     import torch.distributed as dist
 
     from rollpacker.train.fsdp import FSDPTrainer

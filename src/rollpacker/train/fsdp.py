@@ -15,14 +15,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from rollpacker.config import ModelConfig, TrainConfig
-from rollpacker.train.mesh import Members, part
+from rollpacker.train.mesh import Members
 from rollpacker.train.model.packing import MicroBatch
-from rollpacker.train.state.optimizer import CopiedReference, Optimizer
 from rollpacker.train.trainer import Trainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class FSDPTrainer(Trainer):
@@ -33,46 +31,24 @@ class FSDPTrainer(Trainer):
     exchanged with other replicas: ``apply`` reduces over ``world``, which may be replaced.
 
     The trained weights are kept in float32; a model of another type computes in its own, but for
-    modules that are of float32 alone, such as the router of DeepSeek-V2. Adapters, which
-    ``LocalTrainer`` computes in float32, are rounded to the model's type: in tiny bfloat16 models
+    modules that are of float32 alone, such as the router of DeepSeek-V2. Adapters, which a replica
+    of one process computes in float32, are rounded to the model's type: in tiny bfloat16 models
     log-probabilities differ by 0.02 to 0.03 nats in the mean after three updates of 1e-2. Their
     storage is not the model's as it came, so no engine can share it.
 
-    Args:
-        members: its timeout is after how long an operation that others do not join fails. On
-            CUDA devices it has both backends (``cpu:gloo,cuda:nccl``), since checkpoints are
-            agreed on by the hosts.
-
-    The others are those of ``Trainer``; the model is whole when it comes.
+    The timeout of ``members`` is after how long an operation that others do not join fails. On CUDA
+    devices it has both backends (``cpu:gloo,cuda:nccl``), since checkpoints are agreed on by the
+    hosts. The other arguments are those of ``Trainer``; the model is whole when it comes.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        config: TrainConfig,
-        *,
-        members: dist.ProcessGroup,
-        temperature: float,
-        max_length: int = 0,
-        total_updates: int = 0,
-        lora: ModelConfig | None = None,
-        world: dist.ProcessGroup | None = None,
+        self, model: PreTrainedModel, *args: Any, members: dist.ProcessGroup, **kwargs: Any
     ) -> None:
         self._members = Members(members, model.device)
         self._mesh = DeviceMesh.from_group(members, model.device.type, mesh_dim_names=("shard",))
-        super().__init__(
-            model,
-            tokenizer,
-            config,
-            temperature=temperature,
-            max_length=max_length,
-            total_updates=total_updates,
-            lora=lora,
-            world=world,
-        )
+        super().__init__(model, *args, **kwargs)
 
-    def _place(self) -> Optimizer:
+    def _place(self) -> None:
         model = self._model
         # Frozen weights (LoRA) stay in the model's type, and so does what is computed.
         policy = MixedPrecisionPolicy(
@@ -96,8 +72,6 @@ class FSDPTrainer(Trainer):
         self._shard(model, policy, reshard=False)
         model.packed = self._forward.logprobs
         register_fsdp_forward_method(model, "packed")
-        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        return Optimizer(trained, self._config)
 
     def _shard(self, module: Any, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:
         """Spread what of ``module`` is not yet."""
@@ -108,20 +82,12 @@ class FSDPTrainer(Trainer):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
-    def _reference(self) -> CopiedReference:
-        return CopiedReference([part(p) for p in self._model.parameters() if p.requires_grad])
-
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         found = self._model.packed(batch, self._temperature)
         if not torch.is_grad_enabled():
             # A backward pass would do it; what stays gathered is not seen to change.
             self._model.reshard()
         return found
-
-    @property
-    def shares_weights(self) -> bool:
-        """Never: weights are gathered for whoever reads them."""
-        return False
 
 
 def _exact(model: torch.nn.Module, usual: torch.dtype | None) -> list[torch.nn.Module]:

@@ -47,8 +47,6 @@ def batch_loss(
         logprobs: of its targets under the weights being trained, shape (T,), differentiable.
         entropy: there, shape (T,).
         reference: log-probabilities of the reference model, shape (T,); None without a KL term.
-        algorithm: gives the surrogate.
-        config: the update.
     """
     now = logprobs.detach()
     old = now if batch.old_logprobs is None else batch.old_logprobs

@@ -38,19 +38,13 @@ def meet(
     *,
     crowded: bool = False,
 ) -> dist.ProcessGroup | None:
-    """A trainer's ``world``: ``rank`` (its replica's) of ``world``; None when it is alone.
+    """A trainer's ``world``: ``rank`` (its replica's) of ``world``, which meet once (``store_at``);
+    None when it is alone.
 
     Of itself, beside the default group: when a replica is lost, those that are left, or come
     instead, meet again elsewhere, and the groups within the replicas stay as they are. It can
-    reduce, and no more.
-
-    Args:
-        meeting: where they meet, once (``store_at``).
-        rank: of this process.
-        world: processes.
-        timeout: of the meeting and of each reduction.
-        device: of what is reduced.
-        crowded: several of them share a GPU, which NCCL refuses.
+    reduce, and no more. ``timeout`` is that of the meeting and of each reduction; ``crowded``:
+    several of them share a GPU, which NCCL refuses.
 
     Raises ``RuntimeError`` when the others do not come within ``timeout``.
     """

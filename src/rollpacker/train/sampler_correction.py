@@ -60,7 +60,6 @@ def agreement(
         sampler: log-probabilities as it said them, shape (N,).
         owner: the response of each token, shape (N,), int64.
         lengths: sampled tokens of each response, shape (S,), at least 1.
-        config: kind, level and bounds.
     """
     trainer = trainer.detach()
     log_ratio = trainer - sampler

@@ -1,10 +1,9 @@
-"""What every trainer does with finished groups, and the one whose replica is one process."""
+"""What a trainer does with finished groups, on a replica of one process."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,25 +27,25 @@ from rollpacker.train.model.layouts import fit_of
 from rollpacker.train.model.packing import Item, MicroBatch, MicroBatchShare, deal
 from rollpacker.train.state import checkpoint
 from rollpacker.train.state.optimizer import (
-    CopiedReference,
     Optimizer,
-    SwappedReference,
+    Reference,
     check_schedule,
     learning_rate,
 )
 from rollpacker.train.state.warm_state import WarmState
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Trainer(ABC):
+class Trainer:
     """The pipeline of a replica: which samples are run, losses, metrics, updates.
 
-    Several replicas hold the same weights by reducing over ``world``. A subclass says where the
-    weights lie. With several members in a replica, all of them get the same calls with the same
-    arguments and return the same: what one of them returns covers the whole replica.
+    Several replicas hold the same weights by reducing over ``world``. Here a replica is one
+    process, and weights change in place, in ``apply`` only: an engine in the same process may share
+    their storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
+    A subclass spreads them. With several members in a replica, all of them get the same calls with
+    the same arguments and return the same: what one of them returns covers the whole replica.
 
     The ratio is exactly 1, but for samples that bring ``old_logprobs``: those of weights that have
     changed since.
@@ -103,26 +102,24 @@ class Trainer(ABC):
             self._adapted = add_adapters(model, lora)
         self._forward = PackedForward(model, fit.layout, recompute=config.gradient_checkpointing)
         self._costs = packing.costs_of(model)
-        self._optimizer = self._place()
+        self._place()
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._optimizer = Optimizer(trained, config)
         self._first = None
         if config.beta > 0 and self._adapted is None:
-            self._first = self._reference()
+            # Of ``data``, whose changes an engine over these weights does not take for new ones.
+            self._first = Reference([part(p).data for _, p in trained])
         self._updates = 0
         self._skipped = 0
         self.warm = WarmState(self._resident, self.device)
         """All that it keeps on its device."""
 
-    @abstractmethod
-    def _place(self) -> Optimizer:
-        """Bring the weights to where they stay, and choose what is trained."""
+    def _place(self) -> None:
+        """Bring the weights to where they stay."""
 
-    @abstractmethod
-    def _reference(self) -> SwappedReference | CopiedReference:
-        """The weights of now, to be put in place while they are asked."""
-
-    @abstractmethod
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of a micro-batch's targets, and entropies, both of shape (T,)."""
+        return self._forward.logprobs(batch, self._temperature)
 
     @property
     def device(self) -> torch.device:
@@ -134,9 +131,10 @@ class Trainer(ABC):
         return self._members.rank == 0
 
     @property
-    @abstractmethod
     def shares_weights(self) -> bool:
-        """Whether ``weights`` yields the live tensors."""
+        """Whether ``weights`` yields the live tensors: not of adapters, which are merged into
+        copies, nor of members, which gather them."""
+        return self._adapted is None and self._members.group is None
 
     def accumulate(self, groups: Sequence[Group]) -> Partial:
         """Add the groups' un-normalised gradients to this replica's sum.
@@ -323,7 +321,9 @@ class Trainer(ABC):
         the others when it cannot.
         """
         weights, failure = self.weights(), None
-        adapters = {} if self._adapted is None else _adapters(self._adapted)
+        adapters = {
+            n: whole(p.detach()) for n, p in self._model.named_parameters() if ".lora_" in n
+        }
         if self._members.rank == 0:
             try:
                 checkpoint.save_model(folder, self._model, self._tokenizer, self.layout, weights)
@@ -355,30 +355,3 @@ class Trainer(ABC):
     def _state(self) -> checkpoint.State:
         counts = torch.tensor([self._updates, self._skipped])
         return {**self._optimizer.state(), "trainer": {"counts": counts}}
-
-
-def _adapters(adapted: PeftModel) -> dict[str, torch.Tensor]:
-    return {n: whole(p.detach()) for n, p in adapted.named_parameters() if ".lora_" in n}
-
-
-class LocalTrainer(Trainer):
-    """A replica in one process.
-
-    Weights change in place, in ``apply`` only, so an engine in the same process may share their
-    storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
-    """
-
-    def _place(self) -> Optimizer:
-        trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad]
-        return Optimizer(trained, self._config)
-
-    def _reference(self) -> SwappedReference:
-        return SwappedReference([p for p in self._model.parameters() if p.requires_grad])
-
-    def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._forward.logprobs(batch, self._temperature)
-
-    @property
-    def shares_weights(self) -> bool:
-        """Whether ``weights`` yields the live tensors (false with LoRA: merged copies)."""
-        return self._adapted is None

@@ -28,7 +28,7 @@ from rollpacker.runtime.worker.engine_worker import EngineWorker
 from rollpacker.runtime.worker.train_worker import TrainWorker
 from rollpacker.train import algorithms
 from rollpacker.train.model.loading import load_model
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 CAP = 24
 
@@ -38,7 +38,7 @@ class InProcess:
 
     def __init__(self, config) -> None:
         model, tokenizer = load_model(config.model, "cpu")
-        self.trainer = LocalTrainer(model, tokenizer, config.train, temperature=1.0)
+        self.trainer = Trainer(model, tokenizer, config.train, temperature=1.0)
         self.engine = build_engine(config, load_model(config.model, "cpu")[0], tokenizer)
         self.tokenizer = tokenizer
         engine = EngineWorker(self.engine, self._from_engine, self.trainer.weights)

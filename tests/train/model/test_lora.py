@@ -17,13 +17,13 @@ from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.engine.mini.runner import copy_weights
 from rollpacker.train.model.adapters import bare_weights, merged_weights
 from rollpacker.train.model.lora import add_adapters, engine_copy
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 
 def _adapted(model, tokenizer, path="."):
     config = TrainConfig(learning_rate=0.05, micro_batch_tokens=100)
     lora = ModelConfig(path=path, lora_rank=4)
-    return LocalTrainer(model, tokenizer, config, temperature=1.0, lora=lora)
+    return Trainer(model, tokenizer, config, temperature=1.0, lora=lora)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,7 +123,7 @@ def test_adapters_on_fused_experts_are_merged(kind):
 def test_merged_weights_are_exported_by_the_checkpoints_names(tokenizer, tmp_path):
     base = families.make("qwen3_moe")
     config = TrainConfig(learning_rate=0.05, micro_batch_tokens=100)
-    trainer = LocalTrainer(
+    trainer = Trainer(
         clone(base), tokenizer, config, temperature=1.0, lora=ModelConfig(path=".", lora_rank=2)
     )
     weights = dict(trainer.weights())

@@ -1,8 +1,23 @@
 """Tensors that went to host memory and back are the same, and train as if they had stayed."""
 
+from collections.abc import Callable
+
 import torch
 
-from rollpacker.train.state.warm_state import WarmState, training_tensors
+from rollpacker.train.state.warm_state import WarmState
+
+
+def training_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[], list[torch.Tensor]]:
+    """Those of a model and its optimizer between two steps; gradients are dropped."""
+
+    def tensors() -> list[torch.Tensor]:
+        optimizer.zero_grad(set_to_none=True)
+        state = [value for each in optimizer.state.values() for value in each.values()]
+        return [*model.parameters(), *state]
+
+    return tensors
 
 
 def trained(offloads: bool) -> list[torch.Tensor]:
@@ -41,8 +56,6 @@ def test_its_size_grows_with_the_optimizer() -> None:
     state.offload()
     assert state.bytes == 3 * 4 * 4 * 4 + 4
     state.load()
-    assert state.load_s > 0.0
-    assert state.offload_s > 0.0
 
 
 def test_views_and_tied_weights_follow() -> None:

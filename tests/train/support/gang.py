@@ -13,7 +13,7 @@ from tiny_models import MAX_LENGTH, clone, make_tokenizer
 from rollpacker.config import ModelConfig, TrainConfig
 from rollpacker.runtime.cluster.local import PRELOADED
 from rollpacker.train.fsdp import FSDPTrainer
-from rollpacker.train.trainer import LocalTrainer
+from rollpacker.train.trainer import Trainer
 
 TIMEOUT = datetime.timedelta(seconds=120)
 
@@ -68,7 +68,7 @@ def make_trainer(model, place=None, *, rank=0, **settings):
         "lora": ModelConfig(path=".", lora_rank=rank),
     }
     if place is None:
-        trainer = LocalTrainer(clone(model), make_tokenizer(), config, **options)
+        trainer = Trainer(clone(model), make_tokenizer(), config, **options)
     else:
         groups = {"members": place.members, "world": place.peers}
         trainer = FSDPTrainer(clone(model), make_tokenizer(), config, **groups, **options)

@@ -75,14 +75,9 @@ def check_kind(kind: str) -> None:
 
 
 def check_config(config: Any, tied: bool = False) -> None:
-    """Raise ``ValueError`` in one line for an adapter that cannot be merged, by its ``PeftConfig``.
-
-    What only the adapted model shows is left to ``check_adapted``.
-
-    Args:
-        config: peft's.
-        tied: whether the model's output embeddings are its input embeddings.
-    """
+    """Raise ``ValueError`` in one line for an adapter that cannot be merged, by its ``PeftConfig``;
+    ``tied``: the model's output embeddings are its input embeddings. What only the adapted model
+    shows is left to ``check_adapted``."""
     kind = _kind(config)
     check_kind(kind)
     for option, why in _OPTIONS.items():
@@ -107,13 +102,11 @@ def has_adapters(model: torch.nn.Module) -> bool:
 
 
 def check_adapted(model: Any) -> None:
-    """Raise ``ValueError`` in one line where ``merged_weights`` would not be the adapted model.
+    """Raise ``ValueError`` in one line where ``merged_weights`` of a ``PeftModel``, or of one of
+    transformers with adapters in it, would not be the adapted model.
 
     Tried on a copy of each module, with other values for what is trained: most adapters change
     nothing before the first update.
-
-    Args:
-        model: a ``PeftModel``, or one of transformers with adapters in it.
     """
     check_active(model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -32,13 +32,9 @@ the key (transformers' mask functions)."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """What attention has to know of a micro-batch, of layers that see alike.
-
-    Args:
-        batch: of which the rows are.
-        own: keys that a cell of ``batch.causal`` sees, shape (1, 1, L, L); None: those before it.
-        prefix: keys that a query of ``batch.prefix`` sees, shape (S, 1, R, P + R).
-    """
+    """What attention has to know of a micro-batch, of layers that see alike: the keys that a cell
+    of ``batch.causal`` sees, shape (1, 1, L, L), None: those before it; and those that a query of
+    ``batch.prefix`` sees, shape (S, 1, R, P + R)."""
 
     batch: MicroBatch
     own: torch.Tensor | None

@@ -167,10 +167,8 @@ class Card:
 
     Args:
         kind: ``model_type`` of its text model.
-        tokenizer: of transformers.
         context: longest sequence, tokens.
-        heads: attention heads; 0 where it has none.
-        kv_heads: those of keys and values; 0 likewise.
+        heads, kv_heads: of attention, and of its keys and values; 0 where it has none.
         stop_token_ids: ids that end a response.
         generation: its generation configuration; None where it has none.
         config: that of its text model, of transformers.

@@ -120,11 +120,8 @@ def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def without_adapters(model: torch.nn.Module) -> Iterator[None]:
-    """The base model alone inside.
-
-    peft's own way also stops adapters from having gradients for that time, which FSDP, once it
-    has seen it, does not forget.
-    """
+    """The base model alone inside. peft's own way also stops adapters from having gradients for
+    that time, which FSDP, once it has seen it, does not forget."""
     layers: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
     for layer in layers:
         layer._disable_adapters = True

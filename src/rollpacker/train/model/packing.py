@@ -105,8 +105,8 @@ class MicroBatch:
     """What one forward and backward needs.
 
     Args:
-        tokens: flat inputs, shape (N,), int64; the outputs of ``causal`` come first, then those
-            of ``prefix``.
+        tokens: flat inputs, shape (N,), int64; the outputs of ``causal`` come first, then those of
+            ``prefix``.
         positions: their positions, shape (N,).
         causal: rows of whole sequences, or of prompts only when there is a ``prefix``.
         prefix: rows of responses, in ``prompt_shared`` packing.
@@ -130,7 +130,7 @@ class MicroBatch:
     lengths: torch.Tensor
     advantages: torch.Tensor
     sampler_logprobs: torch.Tensor
-    old_logprobs: torch.Tensor | None
+    old_logprobs: torch.Tensor | None = None
     fresh: torch.Tensor | None = None
 
 
@@ -244,53 +244,42 @@ def _shared_cost(batch: list[Item], costs: Costs) -> float:
 
 def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBatch:
     """The tensors of one micro-batch."""
-    layout = _shared_layout(batch) if shared else _padded_layout(batch)
+    flat, causal, prefix = _shared_layout(batch) if shared else _padded_layout(batch)
     lengths = np.array([len(i.trained) for i in batch])
-
-    def put(array: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    targets = np.concatenate([i.sample.tokens[i.trained] for i in batch]).astype(np.int64)
-    logprobs = np.concatenate([i.sample.logprobs[i.trained] for i in batch]).astype(np.float32)
+    logprobs = np.concatenate([i.sample.logprobs[i.trained] for i in batch])
+    targets = np.concatenate([i.sample.tokens[i.trained] for i in batch])
+    flat |= {
+        "targets": targets.astype(np.int64),
+        "owner": np.repeat(np.arange(len(batch)), lengths),
+        "lengths": lengths,
+        "advantages": np.array([i.advantage for i in batch], np.float32),
+        "sampler_logprobs": logprobs.astype(np.float32),
+    }
     old = [i.sample.old_logprobs[i.trained] for i in batch if i.sample.old_logprobs is not None]
     assert len(old) in (0, len(batch)), "responses of one update are all old or all new"
-    prefix = layout.prefix
+    if old:
+        flat["old_logprobs"] = np.concatenate(old).astype(np.float32)
+    if any(i.sample.stale is not None for i in batch):
+        flat["fresh"] = np.concatenate([_fresh(i) for i in batch]).astype(np.float32)
+
+    def put(arrays: Arrays) -> dict[str, Any]:
+        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
     return MicroBatch(
-        tokens=put(layout.tokens),
-        positions=put(layout.positions),
-        causal=CausalRows(gather=put(layout.gather), scatter=put(layout.scatter)),
-        prefix=None if prefix is None else PrefixRows(**{k: put(v) for k, v in prefix.items()}),
-        sources=put(layout.sources),
-        targets=put(targets),
-        owner=put(np.repeat(np.arange(len(batch)), lengths)),
-        lengths=put(lengths),
-        advantages=put(np.array([i.advantage for i in batch], np.float32)),
-        sampler_logprobs=put(logprobs),
-        old_logprobs=put(np.concatenate(old).astype(np.float32)) if old else None,
-        fresh=None if (fresh := _fresh(batch)) is None else put(fresh),
+        **put(flat),
+        causal=CausalRows(**put(causal)),
+        prefix=None if prefix is None else PrefixRows(**put(prefix)),
     )
 
 
-def _fresh(batch: Sequence[Item]) -> NDArray[np.float32] | None:
-    if all(item.sample.stale is None for item in batch):
-        return None
-    parts = [
-        np.ones(len(item.trained))
-        if item.sample.stale is None
-        else 1.0 - item.sample.stale[item.trained]
-        for item in batch
-    ]
-    return np.concatenate(parts).astype(np.float32)
+def _fresh(item: Item) -> NDArray[np.generic]:
+    stale = item.sample.stale
+    return np.ones(len(item.trained)) if stale is None else 1.0 - stale[item.trained]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
-    tokens: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    gather: NDArray[np.int64]
-    scatter: NDArray[np.int64]
-    prefix: dict[str, NDArray[np.generic]] | None
-    sources: NDArray[np.int64]
+Arrays = dict[str, NDArray[np.generic]]
+Layout = tuple[Arrays, Arrays, Arrays | None]
+"""Of a ``MicroBatch``: flat arrays, and those of its causal and its prefix rows."""
 
 
 def _rows(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
@@ -304,7 +293,7 @@ def _starts(lengths: NDArray[np.int64], first: int = 0) -> NDArray[np.int64]:
     return first + np.concatenate(([0], np.cumsum(lengths[:-1])))
 
 
-def _padded_layout(batch: Sequence[Item]) -> _Layout:
+def _padded_layout(batch: Sequence[Item]) -> Layout:
     prompts = np.array([i.prompt_length for i in batch])
     inputs = np.array([i.inputs for i in batch])
     lengths = prompts + inputs
@@ -313,17 +302,15 @@ def _padded_layout(batch: Sequence[Item]) -> _Layout:
     pieces = [p for i in batch for p in (i.sample.prompt_tokens, i.sample.tokens[: i.inputs])]
     first = starts + prompts - 1
     sources = np.concatenate([f + i.trained for f, i in zip(first, batch, strict=True)])
-    return _Layout(
-        tokens=np.concatenate(pieces).astype(np.int64),
-        positions=np.nonzero(inside)[1],
-        gather=gather,
-        scatter=np.flatnonzero(inside),
-        prefix=None,
-        sources=sources,
-    )
+    flat = {
+        "tokens": np.concatenate(pieces).astype(np.int64),
+        "positions": np.nonzero(inside)[1],
+        "sources": sources,
+    }
+    return flat, {"gather": gather, "scatter": np.flatnonzero(inside)}, None
 
 
-def _shared_layout(batch: Sequence[Item]) -> _Layout:
+def _shared_layout(batch: Sequence[Item]) -> Layout:
     """Prompts first, one after the other, then the responses."""
     first_of: dict[int, int] = {}
     for number, item in enumerate(batch):
@@ -349,19 +336,18 @@ def _shared_layout(batch: Sequence[Item]) -> _Layout:
     pieces = [i.sample.prompt_tokens for i in prompt_items]
     pieces += [i.sample.tokens[: i.inputs] for i in batch]
     positions = [np.nonzero(inside)[1], np.nonzero(real)[1] + np.repeat(own, inputs)]
-    return _Layout(
-        tokens=np.concatenate(pieces).astype(np.int64),
-        positions=np.concatenate(positions),
-        gather=gather,
-        scatter=np.flatnonzero(inside),
-        prefix={
-            "queries": queries,
-            "keys": np.concatenate((gather[row], queries), axis=1),
-            "mask": np.concatenate((seen, causal), axis=2)[:, None],
-            "scatter": np.flatnonzero(real),
-        },
-        sources=np.concatenate(sources),
-    )
+    flat = {
+        "tokens": np.concatenate(pieces).astype(np.int64),
+        "positions": np.concatenate(positions),
+        "sources": np.concatenate(sources),
+    }
+    prefix = {
+        "queries": queries,
+        "keys": np.concatenate((gather[row], queries), axis=1),
+        "mask": np.concatenate((seen, causal), axis=2)[:, None],
+        "scatter": np.flatnonzero(real),
+    }
+    return flat, {"gather": gather, "scatter": np.flatnonzero(inside)}, prefix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -167,17 +167,11 @@ def token_logprobs(
     temperature: float,
     chunk_elements: int = _CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of ``targets`` and entropies, in nats, both float32 of shape (T,).
+    """Log-probabilities of ``targets`` (T,), int64, and entropies, in nats, both float32 of shape
+    (T,), from hidden states (T, H).
 
-    Logits are divided by the sampling temperature, so that they are the sampler's. Entropies
-    carry no gradient.
-
-    Args:
-        hidden: shape (T, H).
-        head: of the model.
-        targets: shape (T,), int64.
-        temperature: above 0.
-        chunk_elements: logits held at a time.
+    Logits are divided by the sampling temperature, above 0, so that they are the sampler's; so many
+    are held at a time. Entropies carry no gradient.
     """
     rows = max(1, chunk_elements // len(head.weight))
     return _TokenLogprobs.apply(  # pyright: ignore[reportReturnType]

@@ -215,15 +215,8 @@ def save_model(
     layout: Layout,
     weights: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
-    """Write weights (safetensors), configuration and tokenizer for ``from_pretrained``.
-
-    Args:
-        folder: made where there is none.
-        model: whose configuration it is.
-        tokenizer: beside it.
-        layout: of ``weights``.
-        weights: as they come; one is held at a time.
-    """
+    """Write weights (safetensors), configuration and tokenizer for ``from_pretrained``; of
+    ``weights``, which ``layout`` describes, one is held at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = model.config
     config.dtype = str(_usual_type(layout)).removeprefix("torch.")
@@ -247,10 +240,8 @@ def _usual_type(layout: Layout) -> torch.dtype:
 
 
 def save_state(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:
-    """Write tensors by name; one replica does it for all.
-
-    ``group`` are the processes that hold a part of them each, which all call it.
-    """
+    """Write tensors by name; one replica does it for all. ``group`` are the processes that hold a
+    part of them each, which all call it."""
     with warnings.catch_warnings():
         # DCP warns of exactly what no_dist asks for.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -57,32 +57,10 @@ def learning_rate(config: TrainConfig, update: int, total: int) -> float:
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-class SwappedReference:
-    """The reference policy of the KL term: keeps a copy of the first weights on the host and puts
-    them in place while it is asked."""
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        self._copies = [p.detach().to("cpu", copy=True) for p in self._parameters]
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """The model is the reference inside; its own storage is untouched."""
-        own = [p.data for p in self._parameters]
-        try:
-            for parameter, copy in zip(self._parameters, self._copies, strict=True):
-                parameter.data = copy.to(parameter.device)
-            yield
-        finally:
-            for parameter, data in zip(self._parameters, own, strict=True):
-                parameter.data = data
-
-
-class CopiedReference:
-    """Keeps a copy of the first weights on the host and copies it over their storage and back.
-
-    For weights that others read through their storage, as FSDP gathers its shards.
-    """
+class Reference:
+    """The reference policy of the KL term: keeps a copy of the first weights on the host, and
+    copies it over their storage and back while it is asked, since others read them there, as FSDP
+    does."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         self._weights = list(weights)
@@ -109,14 +87,10 @@ class Optimizer:
     """Owns the gradient sum and what AdamW keeps.
 
     Gradients of float32 parameters are views of the flat sum, so the backward pass adds to it.
-    Those of other types are added to it as they are made, and freed; such parameters get
-    float32 masters. Weights are changed in place: whoever shares their storage sees the update.
-    Of parameters that are spread over processes (float32 ones) all this is about the part that
-    this process holds.
-
-    Args:
-        parameters: trained parameters by name; their storage must not be replaced later.
-        config: AdamW's settings.
+    Those of other types are added to it as they are made, and freed; such parameters get float32
+    masters. Weights are changed in place: whoever shares their storage sees the update, and it must
+    not be replaced. Of parameters that are spread over processes (float32 ones) all this is about
+    the part that this process holds.
     """
 
     def __init__(
@@ -188,7 +162,6 @@ class Optimizer:
         return result
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All that it keeps in this process."""
         yield self.sums
         for kind in self.state().values():
             yield from map(part, kind.values())

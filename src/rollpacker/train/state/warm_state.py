@@ -7,7 +7,6 @@ views, optimizers, process groups and sharded parameters never notice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -33,16 +32,11 @@ class WarmState:
         self._locked: dict[int, torch.UntypedStorage] = {}
         self.bytes = 0
         """Of host memory that hold them, or held them the last time."""
-        self.load_s = 0.0
-        """Seconds of the last ``load``."""
-        self.offload_s = 0.0
-        """Seconds of the last ``offload``."""
 
     def offload(self) -> None:
         """Device to host memory; nothing to do when they are away already."""
         if self._away:
             return
-        begun = time.monotonic()
         storages = (tensor.untyped_storage() for tensor in self._tensors())
         unique = {s.data_ptr(): s for s in storages if s.nbytes() and s.resizable()}
         for number, storage in enumerate(unique.values()):
@@ -55,17 +49,14 @@ class WarmState:
         if self._cuda:
             torch.cuda.empty_cache()  # other processes take it
         self.bytes = sum(buffer.nbytes() for _, buffer in self._away)
-        self.offload_s = time.monotonic() - begun
 
     def load(self) -> None:
         """Host memory to device; nothing to do when they are there already."""
-        begun = time.monotonic()
         for storage, buffer in self._away:
             storage.resize_(buffer.nbytes())
             storage.copy_(buffer, non_blocking=True)
         self._wait()
         self._away.clear()
-        self.load_s = time.monotonic() - begun
 
     def _buffer(self, number: int, size: int) -> torch.UntypedStorage:
         """Page-locked memory is slow to allocate, and is kept."""
@@ -80,17 +71,3 @@ class WarmState:
     def _wait(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
-
-
-def training_tensors(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> Callable[[], list[torch.Tensor]]:
-    """The tensors of a model and its optimizer between two steps; gradients are dropped."""
-
-    def tensors() -> list[torch.Tensor]:
-        optimizer.zero_grad(set_to_none=True)
-        state = [value for each in optimizer.state.values() for value in each.values()]
-        kept = [value for value in state if isinstance(value, torch.Tensor)]
-        return [*model.parameters(), *model.buffers(), *kept]
-
-    return tensors

@@ -138,17 +138,6 @@ def test_weights_that_say_where_they_lie_are_not_copied():
         assert member.weights == engine.weights == {"a": 1, "b": 2}
 
 
-def test_a_generator_of_weights_reaches_all_and_views_go_without_the_rest():
-    torch = pytest.importorskip("torch")
-    flat = torch.arange(100_000.0)
-    member = Noting()
-    with group(member) as (lead, engine, sent):
-        lead.load_weights(((str(i), flat[i : i + 10]) for i in range(20)), 1)
-        assert sum(sent) < 20_000
-        assert member.weights.keys() == engine.weights.keys() == {str(i) for i in range(20)}
-        assert torch.equal(member.weights["7"], flat[7:17])
-
-
 def test_loading_waits_for_all_and_tells_who_failed():
     class Slow(Noting):
         def load_weights(self, weights, version):

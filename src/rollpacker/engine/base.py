@@ -38,7 +38,7 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1].
         top_k: most likely tokens kept, 0 for all.
         stop: strings that end a response; the text up to and including them is kept.
-        stop_token_ids: token ids that end a response, the model's end tokens among them.
+        stop_token_ids: ids that end a response, the model's end tokens among them.
         ignore_stop: run to ``max_tokens`` whatever is sampled (forced lengths, benchmarks).
     """
 
@@ -53,13 +53,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A process's place among those that share an engine, or a replica; they meet once.
-
-    Args:
-        rank: its number; 0 leads.
-        size: processes, one for each device.
-        meeting: absolute path of a file that no engine has met at before; may stay empty for one.
-    """
+    """A process's place among those that share an engine, or a replica: one for each device, of
+    which rank 0 leads. They meet once, at ``meeting``: the absolute path of a file that no engine
+    has met at before; it may stay empty for one."""
 
     rank: int = 0
     size: int = 1
@@ -80,9 +76,9 @@ class Speculation:
         below: most running sequences with which it drafts; 0: never.
         most: tokens of the longest draft.
         free: rows that a step may have at no cost.
-        row_cost: seconds of one more row over those of a step without any: with ``b`` running a
-            draft ends where its next token is reached less often than ``row_cost * b / (1 +
-            row_cost * b)``, for there a step has more use of its time.
+        row_cost: extra time ``c`` of one more row, relative to an empty step. With ``b`` running, a
+            draft stops when P(token is reached) < ``c*b/(1+c*b)``: below that the row costs more
+            time than it saves.
     """
 
     below: int = 0
@@ -103,7 +99,6 @@ class Request:
         attempt: its id; unique among what the engine holds.
         group: requests of one group share their prompt's prefill.
         prompt: token ids, shape (P,), int32.
-        params: how to sample.
         seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs
             (``engine.sampling`` draws with it).
         generated: the response so far, shape (T,): sampled elsewhere (a migrated attempt), or that
@@ -111,9 +106,8 @@ class Request:
         logprobs: their sampler logprobs, shape (T,).
         hints: responses to the same prompt that other engines sampled, or this one in another
             epoch, each (T,): drafts may be taken from them.
-        stays: another turn may follow: once it has ended, its KV is kept while there is room,
-            until the attempt comes again (with more in ``generated``), is aborted, or weights are
-            loaded.
+        stays: another turn may follow: once it has ended, its KV is kept while there is room, until
+            the attempt comes again (with more in ``generated``), is aborted, or weights are loaded.
         turn_start: tokens of ``generated`` that are of earlier turns: stop strings are looked for
             behind them.
     """
@@ -135,10 +129,8 @@ class Output:
     """A finished or aborted attempt.
 
     Args:
-        attempt: its id.
         tokens: all response tokens, those of ``Request.generated`` included, shape (T,), int32.
         logprobs: sampler logprobs of ``tokens`` (after temperature, top-k and top-p), shape (T,).
-        finish_reason: ``stop``, ``length`` or ``abort``.
         weights_version: version of the weights that sampled it.
         drafts: what they brought on this engine.
     """
@@ -161,7 +153,6 @@ class EngineStats:
         kv_used: share of the KV budget in use, 0 to 1, without what can be taken at any time (KV of
             turns that are over).
         preemptions: sequences thrown out for lack of KV and recomputed.
-        steps: decode steps.
         generated_tokens: tokens sampled and kept.
         prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
         cached_tokens: tokens of requests that were not, since KV of the attempt's last turn was
@@ -189,13 +180,12 @@ class EngineInfo:
         kv_tokens: KV budget.
         max_length: longest prompt and response together, tokens; more can never fit.
         tensor_parallel: numbers of devices that it can span.
-        latency: seconds of a decode step by batch size, measured (``policy.latency``), without what
-            contexts add to it where that was measured.
-        prefill_token_s: seconds for each token of a prompt (or of a response computed again),
-            measured.
+        latency: seconds of a decode step by batch size, measured, without what contexts add to it
+            where that was measured.
+        prefill_token_s: seconds for each token of a prompt (or of a response computed again).
         exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
-        context_token_s: seconds that each context token of the batch adds to a decode step,
-            measured; None where it was not.
+        context_token_s: seconds that each context token of the batch adds to a decode step; None
+            where it was not measured.
         speculates: whether it decodes ahead (``Engine.speculate``).
     """
 
@@ -272,20 +262,13 @@ class Engine(Protocol):
         """Allocate it again; before anything is submitted, weights have to be loaded."""
         ...
 
-    def busy(self) -> bool:
-        """Whether anything is running or waiting; attempts that have stopped are not."""
-        ...
+    def busy(self) -> bool: ...
 
-    def stats(self) -> EngineStats:
-        """Counters and load."""
-        ...
+    def stats(self) -> EngineStats: ...
 
     def close(self) -> None:
         """End it, and what it holds of its process."""
         ...
-
-
-# --- requests: What every engine over a model refuses.
 
 
 def stops_of(request: Request) -> tuple[str, ...]:
@@ -304,15 +287,9 @@ def check_room(info: EngineInfo, longest: int) -> None:
 
 
 def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool) -> None:
-    """Raise ``ValueError`` unless it fits and its ids are the model's.
-
-    Args:
-        request: to be submitted.
-        room: tokens of the longest sequence.
-        vocabulary: token ids are below it; kernels do not check bounds, so an unknown id would
-            read whatever lies behind the embedding.
-        decodes: whether there is a tokenizer, which stop strings need.
-    """
+    """Raise ``ValueError`` unless a request fits ``room`` tokens and its ids are below
+    ``vocabulary``: kernels do not check bounds, so an unknown id would read whatever lies behind
+    the embedding. Stop strings need a tokenizer, which ``decodes``."""
     size, most = len(request.prompt), request.params.max_tokens
     if size == 0 or size + most > room:
         raise ValueError(
@@ -331,25 +308,16 @@ def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool
         raise ValueError("rollout.stop needs the model's tokenizer")
 
 
-# --- stops: Stop strings: decode a response as it grows and look at the new text only.
-
 _TORN = 3
 """Characters that part of one may be decoded as, at either end of a window: of four bytes."""
 
 
 class StopWatcher:
-    """Watches one response for any of its stop strings.
+    """Watches one response for any of its stop strings, behind its first ``start`` tokens.
 
     Tokens are decoded in windows: of one that is several times as long as any stop string only the
-    last characters are kept, so each token is decoded a bounded number of times.
-
-    Args:
-        tokenizer: decodes.
-        stop: the strings.
-        start: tokens at the response's beginning that are not looked at (``Request.turn_start``).
-
-    Attributes:
-        seen: tokens that it has looked at.
+    last characters are kept, so each token is decoded a bounded number of times. It has looked at
+    the first ``seen`` tokens.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
@@ -376,8 +344,6 @@ class StopWatcher:
             start -= 1
         self._start = start
 
-
-# --- host memory: Memory of this machine that is free.
 
 GROUP = Path("/sys/fs/cgroup")
 

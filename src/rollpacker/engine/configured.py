@@ -31,7 +31,6 @@ def build_engine(
     note: Callable[[str], None] = lambda _text: None,
 ) -> Engine:
     """The configured engine, over ``model`` if it can share one; ``span``: over several processes.
-
     ``alone``: nothing else in this process runs a model of transformers, as a trainer does;
     ``note`` takes what the user should know.
 

@@ -19,9 +19,6 @@ from rollpacker.core.types import PromptId
 from rollpacker.engine.base import NO_SPECULATION, Ints, Request, Speculation
 from rollpacker.policy.engines.speculation import MOST, worth
 
-# --- draft table: What followed the last tokens before: a hash table of bounded memory, compiled
-# by numba.
-
 LENGTHS = (1, 2, 3, 5, 8)
 """Tokens of a context; more than eight find nothing that these do not."""
 LONGEST = LENGTHS[-1]
@@ -193,9 +190,6 @@ def among(tokens: Any, token: int) -> bool:
     return False
 
 
-# --- drafter: What drafts are learnt from, the texts that the engine has seen, and how often they
-# are right.
-
 _FIRST, _MOST = 1 << 16, 1 << 22
 """Entries of the first generation and of those after some: 34 MB, 400,000 tokens in one scope."""
 _KEPT = 1 << 19
@@ -209,13 +203,11 @@ Scopes = NDArray[np.uint64]
 
 
 class Drafter:
-    """Tables of what followed what, and how often each kind of entry was right.
+    """Tables of what followed what in texts that the engine has seen, and how often each kind of
+    entry was right; the largest have ``entries``, a power of two.
 
     A text is learnt when somebody drafts: that of the group's members and its hints under the
     group's scope, and those of past rounds, whosever they are, under one for all.
-
-    Args:
-        entries: of the largest tables, a power of two.
     """
 
     def __init__(self, entries: int = _MOST) -> None:
@@ -262,9 +254,6 @@ class Drafter:
         self._right = 1.0 + _FORGET * (self._right - 1.0)
 
     def catch_up(self) -> None:
-        if not (self._past or self._new):
-            self._make_room()
-            return
         for text in self._past:
             self._learn(_EVERYWHERE, text, 0)
         self._past.clear()
@@ -302,8 +291,8 @@ class Drafter:
             spans: of every row, up to where it was learnt, which is moved on, and how long its
                 prompt and its response are.
             most: tokens of each draft, (b,).
-            least: tokens of a draft that cost nothing, and the probability with which another
-                one is to be reached.
+            least: tokens of a draft that cost nothing, and the probability with which another one
+                is to be reached.
             stops: (slots, S) tokens that end a response.
 
         Returns drafts and their buckets, each (b, k), and their lengths (b,).
@@ -369,8 +358,6 @@ def _judge(buckets: Any, lengths: Any, right: Any, tried: Any, accepted: Any) ->
                 accepted[buckets[i, j]] += 1.0
 
 
-# --- speculator: When running sequences decode ahead, and by which tokens.
-
 LONGEST_DRAFT = 63
 """Tokens; engines make that many uniforms ahead."""
 _LONGEST_PAUSE = 32
@@ -397,12 +384,8 @@ class RunningTexts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Of a step, for the slots that decode.
-
-    Args:
-        tokens, buckets: (b, k).
-        lengths: (b,) tokens that were drafted.
-    """
+    """Of a step, for the slots that decode: (b, k) tokens and their buckets, of which (b,) were
+    drafted."""
 
     tokens: Ints
     buckets: Ints
@@ -410,13 +393,8 @@ class Drafts:
 
 
 class Speculator:
-    """Guesses what an engine's running sequences go on with, as the engine is told to.
-
-    Args:
-        texts: theirs.
-        group: whose response is in a slot.
-        drafter: guesses.
-    """
+    """Guesses what an engine's running sequences go on with, as the engine is told to; ``group``:
+    whose response is in a slot."""
 
     def __init__(
         self, texts: RunningTexts, group: Callable[[int], PromptId], drafter: Drafter
@@ -485,7 +463,6 @@ class Speculator:
             self._missed()
 
     def ended(self, slot: int) -> None:
-        """A sequence is about to leave its slot."""
         if not self.how.below:
             return
         t = self._texts
@@ -509,8 +486,6 @@ class Speculator:
         self._misses += 1
         self._pause = min(self._misses // 2, _LONGEST_PAUSE)
 
-
-# --- rehearsal: What decoding ahead would have brought on responses that somebody else sampled.
 
 _LEFT = 8
 """Responses that still run where drafting begins."""

@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rollpacker.config import FakeEngineConfig
 from rollpacker.core.types import AttemptId, FinishReason
@@ -43,17 +42,10 @@ class _Scripted:
     tokens: list[int]
     admitted: bool = False
 
-    def logprobs(self) -> NDArray[np.float32]:
-        return np.array([-0.125 * (t + 1) for t in self.tokens], np.float32)
-
 
 class FakeEngine:
-    """Each step gives every running attempt one token; costs no compute.
-
-    Args:
-        config: ``engine`` section of the run's config.
-        concurrency: most attempts that run together, in order of submission; 0 for all.
-    """
+    """Each step gives every running attempt one token; costs no compute. Of ``concurrency``
+    attempts at most, in order of submission; 0 for all."""
 
     def __init__(self, config: FakeEngineConfig, *, concurrency: int = 0) -> None:
         self._config = config
@@ -63,7 +55,6 @@ class FakeEngine:
         self._steps = self._generated = self._prefilled = 0
 
     def info(self) -> EngineInfo:
-        """Its facts: as many tokens as one likes, all steps alike."""
         return EngineInfo(
             kv_tokens=_ENOUGH,
             max_length=_ENOUGH,
@@ -74,7 +65,6 @@ class FakeEngine:
         )
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` on an id that is held or a finished response."""
         for request in requests:
             if request.attempt in self._held:
                 raise ValueError(f"attempt {request.attempt} is already held")
@@ -85,11 +75,9 @@ class FakeEngine:
                 request, length, [int(t) for t in request.generated]
             )
 
-    def speculate(self, how: Speculation) -> None:
-        """It does not decode ahead."""
+    def speculate(self, how: Speculation) -> None: ...
 
     def step(self) -> list[Output]:
-        """Give each running attempt its next token, return what finished."""
         running = self._running()
         if not running:
             return []
@@ -111,7 +99,6 @@ class FakeEngine:
         return finished
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored."""
         return [self._finish(self._held[a], "abort") for a in attempts if a in self._held]
 
     def load_weights(
@@ -119,23 +106,18 @@ class FakeEngine:
         weights: Iterable[tuple[str, torch.Tensor]] | None,  # noqa: ARG002 - the protocol's
         version: int,
     ) -> None:
-        """Note the version. Raises ``RuntimeError`` when attempts are held."""
         if self._held:
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
         self._version = version
 
     def sleep(self) -> None:
-        """Nothing to give back; nothing may be held."""
         assert not self._held
 
-    def wake(self) -> None:
-        """Nothing to allocate."""
+    def wake(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
     def busy(self) -> bool:
-        """Whether anything is running or waiting."""
         return bool(self._held)
 
     def stats(self) -> EngineStats:
@@ -159,7 +141,7 @@ class FakeEngine:
         return Output(
             attempt=request.attempt,
             tokens=np.array(attempt.tokens, np.int32),
-            logprobs=attempt.logprobs(),
+            logprobs=np.array([-0.125 * (t + 1) for t in attempt.tokens], np.float32),
             finish_reason=reason,
             weights_version=self._version,
         )

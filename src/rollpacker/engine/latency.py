@@ -49,13 +49,8 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """What is measured beside batches of short contexts: a few long ones.
-
-    Args:
-        sequences: how many.
-        tokens: of each. All that they are more than the short ones together should take at least
-            a few hundredths of a decode step to read.
-    """
+    """What is measured beside batches of short contexts: a few long ones. All tokens that they are
+    more than the short ones should take at least a few hundredths of a decode step to read."""
 
     sequences: int
     tokens: int
@@ -95,7 +90,6 @@ class StepTimes:
         )
 
     def add(self, rows: int, seconds: float) -> None:
-        """A step ran so many rows (tokens, drafts included), and prefilled nothing."""
         self._latest[round(_OCTAVE * math.log2(rows))].append((rows, seconds))
 
     def latency(self) -> dict[int, float]:
@@ -120,17 +114,9 @@ def measure_steps(
 
     Decode steps: the fastest of ``steps``. Prefill: what the first step of a batch takes beyond a
     decode step, over the tokens by which it runs more, the least of all batches. Contexts: the
-    difference between as many short and long sequences. The engine must be idle; batch sizes
-    above what it can hold are left out. Its counters move. The steps it makes do not depend on
-    their times, so processes that measure together stay together.
-
-    Args:
-        engine: to measure.
-        batch_sizes: numbers of sequences.
-        context: tokens of each.
-        long: must fit the engine; no sequences where there is no room for any.
-        clock: seconds.
-        steps: decode steps of each batch.
+    difference between as many short and long sequences, none where there is no room for any. The
+    engine must be idle; batch sizes above what it can hold are left out. Its counters move. The
+    steps it makes do not depend on their times, so processes that measure together stay together.
     """
     assert not engine.busy()
     decode: dict[int, float] = {}
@@ -154,12 +140,8 @@ def measure_steps(
 
 
 def decode_ahead(engine: Engine, room: int) -> None:
-    """Draft and verify once, so that nothing is compiled when it is first of use.
-
-    Args:
-        engine: idle; what it learns from here on is for it to forget.
-        room: tokens of its longest sequence.
-    """
+    """Draft and verify once, so that nothing is compiled when it is first of use. The engine is
+    idle, has ``room`` for that many tokens of a sequence, and is to forget what it learns here."""
     half = min(8, room // 2)
     params = SamplingParams(max_tokens=half, temperature=0.0, ignore_stop=True)
     prompt, group = np.zeros(half, np.int32), PromptId("drafts")

@@ -43,14 +43,11 @@ _LONGEST_PATH = 100
 
 
 class Lead:
-    """The engine protocol over this process's part of an engine and those of its members.
+    """The engine protocol over this process's part of an engine and those of its ``members``: a
+    connection to each other process, by rank (``meet``).
 
     A member that has ended shows as ``ConnectionError`` at the next call; one that ends within a
     step can leave the others waiting for it, for as long as their collectives do.
-
-    Args:
-        engine: this process's part.
-        members: a connection to each other process, by rank (``meet``).
     """
 
     def __init__(self, engine: Engine, members: Sequence[Connection]) -> None:
@@ -58,47 +55,36 @@ class Lead:
         self._members = members
 
     def info(self) -> EngineInfo:
-        """Its facts, by measurement on all members; nothing may be held. Its counters move."""
         return self._answered("info")
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` if one can never fit."""
-        self._tell(pickle.dumps(("submit", (requests,))))
+        self._tell("submit", requests)
         self._engine.submit(requests)
 
     def speculate(self, how: Speculation) -> None:
-        """Decode ahead, where the engine can: its members too, with the same drafts."""
-        self._tell(pickle.dumps(("speculate", (how,))))
+        self._tell("speculate", how)
         self._engine.speculate(how)
 
     def step(self) -> list[Output]:
         """One step of all members; when nothing is held they are not even told."""
         if not self._engine.busy():
             return []
-        self._tell(_STEP)
+        self._send(_STEP)
         return self._engine.step()
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored."""
-        self._tell(pickle.dumps(("abort", (list(attempts),))))
+        self._tell("abort", list(attempts))
         return self._engine.abort(attempts)
 
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Take new weights; returns when all members have them.
-
-        ``weights`` that can be pickled are sent as they are: best is an iterable that says where
-        they lie. Others, as a generator, are copied into the message. Raises ``RuntimeError``
-        when attempts are held or a member alone failed.
-        """
-        try:
-            self._answered("load_weights", weights, version)
-        except _UnsendableError:
-            self._answered("load_weights", [_own(*pair) for pair in weights or ()], version)
+        """Take new weights, an iterable that says where they lie and can be pickled; returns when
+        all members have them. Raises ``RuntimeError`` when attempts are held or a member alone
+        failed."""
+        self._answered("load_weights", weights, version)
 
     def sleep(self) -> None:
-        """Give back the memory of KV cache and weights on all members; nothing may be held."""
         self._answered("sleep")
 
     def wake(self) -> None:
@@ -120,11 +106,7 @@ class Lead:
 
     def _answered(self, call: str, *arguments: Any) -> Any:
         """Make a call here and on the members, and wait for these."""
-        try:
-            message = pickle.dumps((call, arguments))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise _UnsendableError(call) from error
-        self._tell(message)
+        self._tell(call, *arguments)
         try:
             result = getattr(self._engine, call)(*arguments)
         finally:
@@ -134,7 +116,10 @@ class Lead:
                 raise RuntimeError(f"member {rank} of the engine alone failed: {problem}")
         return result
 
-    def _tell(self, message: bytes) -> None:
+    def _tell(self, call: str, *arguments: Any) -> None:
+        self._send(pickle.dumps((call, arguments)))
+
+    def _send(self, message: bytes) -> None:
         for rank, member in enumerate(self._members, 1):
             try:
                 member.send_bytes(message)
@@ -148,19 +133,8 @@ class Lead:
             raise _gone(rank) from error
 
 
-class _UnsendableError(Exception):
-    """A call whose arguments cannot be pickled; nobody has been told of it."""
-
-
 def _gone(rank: int) -> ConnectionError:
     return ConnectionError(f"member {rank} of the engine has ended")
-
-
-def _own(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """A pickled view would take along all of what it is a view of."""
-    tensor = tensor.detach()
-    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return name, tensor if whole else tensor.clone()
 
 
 def follow(engine: Engine, lead: Connection) -> None:

@@ -46,7 +46,6 @@ class Given:
         return {_DOMAIN: max(1, self._size)}
 
     def remaining(self) -> dict[str, int]:
-        """What the round has not drawn yet."""
         return {_DOMAIN: len(self._left)}
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
@@ -58,23 +57,15 @@ class Given:
         """Epochs are the trainer's."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the trainer's sampler has the position."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """The trainer's sampler has the position."""
 
 
 class ShardedPrompts(PromptSource):
-    """This process's share of each epoch's order, as long as those of all others.
-
-    Args:
-        count: examples of the data set; their positions are the prompts' ids.
-        seed: of the order, the same in all processes.
-        shuffle: false keeps the data set's order.
-        rank: of this process.
-        world: processes.
-    """
+    """This process's share of each epoch's order, as long as those of all others; positions in the
+    data set are the prompts' ids. ``seed``: of the order, the same in all processes."""
 
     def __init__(self, count: int, seed: int, shuffle: bool, rank: int, world: int) -> None:
         self._share = slice(rank, count // world * world, world)
@@ -123,7 +114,6 @@ class TrainerProblems(Problems):
         return tuple(replace(prompt, tokens=len(self.tokens[prompt.id])) for prompt in drawn)
 
     def forget(self) -> None:
-        """Keep nothing of what can be read again."""
         self.rows.clear()
         if isinstance(self.tokens, dict):
             self.tokens.clear()

@@ -30,7 +30,6 @@ class TrainerReward:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it is a coroutine function."""
         call = self.call
         return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
             getattr(call, "__call__", None)  # noqa: B004
@@ -60,7 +59,6 @@ class TrainerRewards:
         decode: token ids to what functions are given as completions.
         state: the trainer's state, for functions that ask for it.
         loop: of the trainer's coroutines; None where there are none.
-        threads: for functions that are not coroutines.
     """
 
     needs_group = False
@@ -90,7 +88,6 @@ class TrainerRewards:
 
     @property
     def broken(self) -> str | None:
-        """Why the run cannot go on."""
         return None if self.error is None else f"a reward function raised: {self.error}"
 
     @contextlib.contextmanager
@@ -221,7 +218,6 @@ class TrainerRewards:
             ) from None
 
     def _finish(self, batch: Sequence[tuple[Trajectory, Row]]) -> None:
-        """Tell of those that all functions have answered."""
         grades: list[Grade] = []
         for attempt, _ in batch:
             if attempt.id not in self._open:

@@ -323,19 +323,16 @@ class Rounds:
     # What the trainer did with it -------------------------------------------------------------
 
     def trained(self) -> None:
-        """The trainer has made a micro-step."""
         self._timed.micro_steps += 1
         self._timed.end_s = time.monotonic()
 
     def updated(self, learning_rate: float) -> None:
-        """The trainer has made an update."""
         args, timed = self._trainer.args, self._timed
         timed.end_s, timed.learning_rate = time.monotonic(), learning_rate
         every = args.steps_per_generation * self._trainer.num_iterations
         timed.used_up = timed.micro_steps >= every
 
     def logged(self, logs: dict[str, float]) -> None:
-        """The trainer has logged an update."""
         if "loss" in logs:
             self._finish(logs)
 

@@ -29,9 +29,9 @@ class GRPOTrainer(trl.GRPOTrainer):
     """``trl.GRPOTrainer`` whose responses come from rounds with tail batching.
 
     Loss, optimizer, logging, checkpoints and callbacks stay TRL's. Responses are decoded from the
-    weights in place by an engine of ours; reward functions are called with the responses
-    that have finished, while others decode. ``output_dir/rollpacker`` is a run's folder, for
-    ``rollpacker report`` and ``rollpacker journal replay``.
+    weights in place by an engine of ours; reward functions are called with the responses that have
+    finished, while others decode. ``output_dir/rollpacker`` is a run's folder, for ``rollpacker
+    report`` and ``rollpacker journal replay``.
 
     Args:
         args, kwargs: of ``trl.GRPOTrainer``.

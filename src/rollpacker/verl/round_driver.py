@@ -48,10 +48,8 @@ class ResponseFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStopped:
-    """An attempt that was told to stop ``seconds`` after it was begun has stopped.
-
-    verl's servers don't say how many tokens they had: ``tokens`` is None where it still decoded.
-    """
+    """An attempt that was told to stop ``seconds`` after it was begun has stopped. verl's servers
+    don't say how many tokens they had: ``tokens`` is None where it still decoded."""
 
     attempt: AttemptId
     tokens: int | None
@@ -104,6 +102,14 @@ _KINDS = {RoundKind.FULL: 0.0, RoundKind.SHORT: 1.0, RoundKind.LONG: 2.0}
 _SPEEDS = 512
 """Responses whose speed is known to be that of now."""
 
+_FOR_WORKERS = (
+    do.StartAttempt,
+    do.AbortAttempt,
+    do.GradeAttempt,
+    do.AcceptGroup,
+    do.FinishRollout,
+)
+
 Send = Callable[[int, Sequence[do.Decision]], None]
 """Gives a worker, by number, its decisions; never waits."""
 
@@ -118,7 +124,6 @@ class HostedRound:
 
     Args:
         step: verl's global step.
-        kind: of the round.
         started: prompts whose responses were begun, in order.
         accepted: prompts to train on.
         deferred: prompts that wait for a later round.
@@ -172,15 +177,11 @@ class Speed:
 
 
 class RoundDriver:
-    """Performs the policy's decisions through workers, and tells it what they report.
+    """Performs the policy's decisions through workers, and tells it what they report. A step is:
+    ``start``, ``drawn``, ``place``, reports until ``done``, ``trained``, ``published``.
 
-    A step is: ``start``, ``drawn``, ``place``, reports until ``done``, ``trained``, ``published``.
-
-    Args:
-        settings: of the policy.
-        folder: of ``journal.jsonl``.
-        state: what ``state_dict`` gave, of a run that goes on; None: it begins.
-        send: to the workers.
+    ``folder`` is that of ``journal.jsonl``; ``state`` what ``state_dict`` gave, of a run that goes
+    on.
     """
 
     def __init__(
@@ -209,25 +210,6 @@ class RoundDriver:
         self._outbox: list[do.Decision] = []
         self._unstored: set[PromptId] = set()
         self.round = HostedRound(step=0)
-        self._performers = self._table()
-        self._reactions = self._reports()
-
-    def _table(self) -> dict[type[do.Decision], Callable[[Any], None]]:
-        """What performs each decision that this policy can make."""
-        return {
-            do.DrawPrompts: self._draw,
-            do.BeginRound: self._begin_round,
-            do.StartAttempt: self._start_attempt,
-            do.AbortAttempt: self._outbox.append,
-            do.GradeAttempt: self._outbox.append,
-            do.AcceptGroup: self._accept,
-            do.DropGroup: self._drop,
-            do.DeferPrompt: self._defer,
-            do.FinishRollout: self._finish,
-            do.AccumulateGradients: self._parts.append,
-            do.ApplyUpdate: self._apply,
-            do.PublishWeights: lambda _: None,  # verl does, and tells when it has
-        }
 
     # The step ---------------------------------------------------------------------------------
 
@@ -267,8 +249,17 @@ class RoundDriver:
     def take(self, reports: Sequence[Report]) -> None:
         """Workers report. Raises ``RoundError`` when one of them cannot go on."""
         for report in reports:
-            react = self._reactions.get(type(report), self._pump.post)
-            react(report)
+            match report:
+                case ResponseFinished():
+                    self._finished(report)
+                case AttemptStopped():
+                    self._stopped(report)
+                case Stored():
+                    self._unstored.discard(report.prompt)
+                case Broken():
+                    raise RoundError(report.error)
+                case _:
+                    self._pump.post(report)
         self._flush()
 
     def trained(self, seconds: float) -> dict[str, float]:
@@ -298,12 +289,10 @@ class RoundDriver:
 
     @property
     def held(self) -> int:
-        """Prompts that were drawn and wait for a later round."""
         return self._policy.queue
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What the bias meter warns of."""
         return self._policy.bias().alarms
 
     def metrics(self) -> dict[str, float]:
@@ -329,37 +318,37 @@ class RoundDriver:
 
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
-            self._performers[type(decision)](decision)
+            self._note(decision)
+            if isinstance(decision, _FOR_WORKERS):
+                self._outbox.append(decision)
 
-    def _draw(self, decision: do.DrawPrompts) -> None:
-        self._draws = decision.counts
-
-    def _begin_round(self, decision: do.BeginRound) -> None:
-        self.round.kind = decision.round
-
-    def _start_attempt(self, decision: do.StartAttempt) -> None:
-        self.round.started[decision.prompt] = None
-        self._prompts[decision.attempt] = decision.prompt
-        self._outbox.append(decision)
-
-    def _accept(self, decision: do.AcceptGroup) -> None:
-        self.round.accepted.append(decision.prompt)
-        self.round.kept += sum(self.round.tokens[attempt] for attempt in decision.attempts)
-        self._unstored.add(decision.prompt)
-        self._outbox.append(decision)
-
-    def _drop(self, decision: do.DropGroup) -> None:
-        self.round.dropped.append(decision.prompt)
-
-    def _defer(self, decision: do.DeferPrompt) -> None:
-        self.round.deferred.append(decision.prompt.id)
-
-    def _finish(self, decision: do.FinishRollout) -> None:
-        self.round.over = True
-        self._outbox.append(decision)
-
-    def _apply(self, decision: do.ApplyUpdate) -> None:
-        self._update = decision
+    def _note(self, decision: do.Decision) -> None:
+        now = self.round
+        match decision:
+            case do.DrawPrompts():
+                self._draws = decision.counts
+            case do.BeginRound():
+                now.kind = decision.round
+            case do.StartAttempt():
+                now.started[decision.prompt] = None
+                self._prompts[decision.attempt] = decision.prompt
+            case do.AcceptGroup():
+                now.accepted.append(decision.prompt)
+                now.kept += sum(now.tokens[attempt] for attempt in decision.attempts)
+                self._unstored.add(decision.prompt)
+            case do.DropGroup():
+                now.dropped.append(decision.prompt)
+            case do.DeferPrompt():
+                now.deferred.append(decision.prompt.id)
+            case do.FinishRollout():
+                now.over = True
+            case do.AccumulateGradients():
+                self._parts.append(decision)
+            case do.ApplyUpdate():
+                self._update = decision
+            case _:
+                # verl publishes weights, and tells when it has.
+                assert isinstance(decision, (*_FOR_WORKERS, do.PublishWeights)), decision
 
     def _flush(self) -> None:
         """Send what was decided, one message for each worker."""
@@ -382,15 +371,6 @@ class RoundDriver:
 
     # What happened ----------------------------------------------------------------------------
 
-    def _reports(self) -> dict[type, Callable[[Any], None]]:
-        """What is not an event itself."""
-        return {
-            ResponseFinished: self._finished,
-            AttemptStopped: self._stopped,
-            Stored: lambda report: self._unstored.discard(report.prompt),
-            Broken: self._broken,
-        }
-
     def _finished(self, report: ResponseFinished) -> None:
         self._speed.add(report.tokens, report.seconds)
         self.round.tokens[report.attempt] = report.tokens
@@ -409,6 +389,3 @@ class RoundDriver:
         self._pump.post(
             ev.AttemptAborted(attempt=report.attempt, tokens=tokens, estimated=estimated)
         )
-
-    def _broken(self, report: Broken) -> None:
-        raise RoundError(report.error)

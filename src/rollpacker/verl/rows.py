@@ -39,7 +39,6 @@ class RowQueue:
 
     @property
     def remaining(self) -> int:
-        """Rows of this epoch that were not drawn."""
         return self._size - self._drawn
 
     def draw(self, count: int) -> list[Prompt]:
@@ -82,11 +81,9 @@ class RowQueue:
         self._drawn, self.epoch = 0, self.epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What the data loader's own state does not say."""
         return {"drawn": self._drawn, "epoch": self.epoch, "rows": dict(self._rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``; the data loader has its own."""
         self._drawn, self.epoch = state["drawn"], state["epoch"]
         self._rows = dict(state["rows"])
 

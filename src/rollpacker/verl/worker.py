@@ -205,7 +205,6 @@ class Worker(PlainWorker):
             self._tell(ev.AttemptFailed(attempt=attempt.id, error=text))
 
     def _store(self, attempt: _Attempt, error: BaseException | None) -> None:
-        """A kept response is in the transfer queue; with the last of its group, that is said."""
         if error is not None:
             self._tell(Broken(error=f"a kept response of {attempt.prompt}: {_text(error)}"))
             return

@@ -59,16 +59,15 @@ class MiniEngine:
     are used through torch.
 
     Args:
-        model: Qwen2, Qwen3 or Llama causal language model; never modified but by
-            ``load_weights``.
+        model: Qwen2, Qwen3 or Llama causal language model; never modified but by ``load_weights``.
         config: ``engine`` section of the run's config.
         tokenizer: decodes for stop strings; needed only for those.
         deterministic: results independent of batch composition and arrival order, bit by bit;
             always so on a CPU, where it costs nothing.
         runner: how the model runs; default: numba kernels on a CPU, torch elsewhere.
         drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
-        sharers: processes like this one on the device, this one among them; a KV budget that is
-            not given is found within this one's share of the memory.
+        sharers: processes like this one on the device, this one among them; a KV budget that is not
+            given is found within this one's share of the memory.
 
     Raises ``ValueError`` for an architecture that it cannot run, and for a block size that the
     kernels for CPUs do not have.
@@ -99,7 +98,6 @@ class MiniEngine:
         self._runner.allocate(self._blocks.count)
 
     def info(self) -> EngineInfo:
-        """Its facts, by measurement; nothing may be held. Its counters move."""
         kv_tokens = self._blocks.count * self._runner.block_size
         long = self._contexts().within(self._room, kv_tokens, len(self._slots.tables))
         steps = SHORT_STEPS if self._model.num_parameters() < _SMALL else STEPS
@@ -131,7 +129,6 @@ class MiniEngine:
         return min(self._shape.context, self._blocks.count * self._runner.block_size)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer."""
         for request in requests:
             self._check(request)
         for request in requests:
@@ -141,12 +138,10 @@ class MiniEngine:
             self._speculator.hear(request)
 
     def speculate(self, how: Speculation) -> None:
-        """Decode ahead, until weights are loaded. Raises ``ValueError`` on drafts of 64 tokens."""
+        """Raises ``ValueError`` on drafts of 64 tokens."""
         self._speculator.follow(how)
 
     def step(self) -> list[Output]:
-        """Admit what fits, decode a token for every running sequence, or several where drafts of
-        them prove right; return what finished."""
         if not self.busy():
             return []
         decoding, admitted = self._scheduler.schedule()
@@ -172,7 +167,6 @@ class MiniEngine:
         return outputs
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored."""
         held = self._scheduler.held
         known = [held[a] for a in attempts if a in held]
         for attempt in attempts:
@@ -182,10 +176,7 @@ class MiniEngine:
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Take new weights, by the checkpoint's names; None when they are shared in-process.
-
-        Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names not the model's.
-        """
+        """Raises ``ValueError`` on names not the model's."""
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
         self._scheduler.parked.clear()
@@ -196,20 +187,17 @@ class MiniEngine:
         self._version = version
 
     def sleep(self) -> None:
-        """Give the KV cache's memory back; nothing may be held."""
         assert not self.busy()
         self._scheduler.parked.clear()
         self._runner.release()
 
     def wake(self) -> None:
-        """Allocate the KV cache again."""
         self._runner.allocate(self._blocks.count)
 
     def close(self) -> None:
         self._runner.release()
 
     def busy(self) -> bool:
-        """Whether anything is running or waiting."""
         return bool(self._scheduler.held)
 
     def stats(self) -> EngineStats:
@@ -335,7 +323,7 @@ class MiniEngine:
         tokens = self._slots.text(slot)[self._slots.prompt[slot] :]
         for count in range(max(watcher.seen, len(sequence.request.generated)) + 1, len(tokens) + 1):
             if watcher.found(tokens[:count]):
-                self._slots.cut(slot, count)
+                self._slots.count[slot] = count
                 return True
         return False
 

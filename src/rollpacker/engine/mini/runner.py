@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# --- shape: What the engine must know of a model's architecture.
-
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """Values of ``model_type`` that the built-in engine runs."""
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -93,9 +91,6 @@ def rope_tables(model: PreTrainedModel, context: int) -> tuple[torch.Tensor, tor
     return cos[0].contiguous(), sin[0].contiguous()
 
 
-# --- weights: Weights that come from elsewhere.
-
-
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Copy a checkpoint in place, but what is the very same memory.
@@ -114,9 +109,6 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tens
             raise ValueError(f"weights hold {name!r}, which the model lacks")
     if missing:
         raise ValueError(f"weights lack {sorted(missing)[0]!r} ({len(missing)} missing in all)")
-
-
-# --- runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,10 @@ from rollpacker.core.types import NO_DRAFTS, AttemptId, Drafted, PromptId
 from rollpacker.engine.base import Floats, Ints, Request, StopWatcher, uniforms
 from rollpacker.engine.drafts import LONGEST_DRAFT, among
 
-# --- blocks: KV blocks with reference counts, and the prompt prefixes that groups share.
-
 
 class Blocks:
-    """Free list of KV blocks. A block is free when nothing refers to it.
-
-    Attributes:
-        count: of all blocks.
-        spare: blocks that nothing but parked references hold.
-    """
+    """Free list of KV blocks. A block is free when nothing refers to it; nothing but parked
+    references hold the ``spare`` ones."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -90,10 +84,8 @@ class Prefix:
     """A group's prompt: its KV while it is cached, and how many held requests use it.
 
     Attributes:
-        prompt: token ids.
         members: requests of the group that the engine holds.
-        blocks: full blocks before the prompt's last token; empty when not cached.
-        cached: whether ``blocks`` may be shared.
+        blocks: full blocks before the prompt's last token, shared while it is ``cached``.
         tail: copy of the block of the prompt's last token, to be copied by each member.
         hidden: last hidden state (1, hidden) of the prompt, in the runner's own array.
     """
@@ -113,18 +105,10 @@ class Prefix:
         self.blocks, self.tail, self.hidden, self.cached = [], None, None, False
 
 
-# --- parked: KV of turns that are over, kept until their attempts go on.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ParkedTurn:
-    """A turn that is over.
-
-    Args:
-        prompt: its attempt's, token ids (P,).
-        tokens: the response up to its end, (T,), at least one.
-        blocks: of all tokens but the last, which has no KV yet.
-    """
+    """A turn that is over: its attempt's prompt (P,), the response up to its end (T,), at least one
+    token, and the blocks of all tokens but the last, which has no KV yet."""
 
     prompt: Ints
     tokens: Ints
@@ -143,13 +127,11 @@ class ParkedTurn:
 
 
 class Parked:
-    """Turns that are over, by attempt: no slot is theirs, and their blocks go when some are needed.
+    """Turns that are over, by attempt, whose KV is kept until they go on: no slot is theirs, and
+    their blocks go when some are needed. Each turn has one reference to each of its blocks.
 
     First go those whose attempts have not come back, the longest over first. Then those whose
     requests wait to be admitted, the last to come first, for its turn to run comes last.
-
-    Args:
-        blocks: of all sequences; each turn has one reference to each of its own.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -158,7 +140,6 @@ class Parked:
         self._back: dict[AttemptId, ParkedTurn] = {}
 
     def put(self, attempt: AttemptId, turn: ParkedTurn) -> None:
-        """Keep a turn; its references come along."""
         assert attempt not in self._away
         assert attempt not in self._back
         self._blocks.park(turn.blocks)
@@ -179,7 +160,6 @@ class Parked:
         return self._back.get(attempt)
 
     def take(self, attempt: AttemptId) -> ParkedTurn:
-        """Hand out what was found, with its references."""
         turn = self._back.pop(attempt)
         self._blocks.unpark(turn.blocks)
         return turn
@@ -204,14 +184,13 @@ class Parked:
             self.drop(attempt)
 
 
-# --- slots: State of the running sequences as arrays, so that a step's bookkeeping is vectorised.
-
 CHUNK = LONGEST_DRAFT + 1
 """Uniforms that are made at a time."""
 
 
 class Slots:
-    """One row per running sequence.
+    """State of the running sequences as arrays, so that a step's bookkeeping is vectorised; one row
+    each.
 
     Attributes:
         tables: (slots, blocks of the context) int32 block of each 16 tokens.
@@ -252,8 +231,7 @@ class Slots:
         """Put a request with what it has generated so far into a slot."""
         params = request.params
         prompt, done = len(request.prompt), len(tokens)
-        self.prompt[slot] = prompt
-        self.count[slot] = done
+        self.prompt[slot], self.count[slot] = prompt, done
         self.limit[slot] = params.max_tokens
         self.texts[slot, :prompt] = request.prompt
         self.texts[slot, prompt : prompt + done] = tokens
@@ -265,9 +243,8 @@ class Slots:
         self.drafts[slot] = drafts
         stops = () if params.ignore_stop else params.stop_token_ids
         if len(stops) > self.stops.shape[1]:
-            wider = np.full((len(self.stops), len(stops)), -1, np.int32)
-            wider[:, : self.stops.shape[1]] = self.stops
-            self.stops = wider
+            more = len(stops) - self.stops.shape[1]
+            self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
         self.stops[slot] = -1
         self.stops[slot, : len(stops)] = stops
         self._seed[slot] = request.seed
@@ -284,16 +261,8 @@ class Slots:
 
         A slot that did both is only among the first.
         """
-        count = self.count[slots]
-        self.texts[slots, self.prompt[slots] + count] = tokens
-        self.logprobs[slots, count] = logprobs
-        self.token[slots] = tokens
-        count += 1
-        self.count[slots] = count
-        self._draw_on(slots[count % CHUNK == 0])
-        stopped = (self.stops[slots] == tokens[:, None]).any(axis=1)
-        full = (count >= self.limit[slots]) & ~stopped
-        return slots[stopped], slots[full]
+        none = np.zeros(len(slots), np.int32)
+        return self.settle(slots, none[:, None], none, tokens, logprobs)[1:]
 
     def settle(
         self, slots: Ints, drafts: Ints, lengths: Ints, tokens: Ints, logprobs: Floats
@@ -330,10 +299,6 @@ class Slots:
     def text(self, slot: int) -> Ints:
         """A slot's prompt and response so far; not a copy."""
         return self.texts[slot, : self.prompt[slot] + self.count[slot]]
-
-    def cut(self, slot: int, count: int) -> None:
-        """Its response ends after so many tokens, which are fewer than it has."""
-        self.count[slot] = count
 
     def response(self, slot: int) -> tuple[Ints, Floats]:
         """Copies of a slot's response tokens and logprobs."""
@@ -391,10 +356,6 @@ def _settle(
     return over, chunks
 
 
-# --- schedule: Which sequences run in a step and which KV blocks they have: decided here, run by
-# the engine.
-
-
 @dataclass(slots=True, eq=False)
 class Held:
     """A request that the engine holds and, while it waits, its response so far."""
@@ -423,7 +384,8 @@ class Joining:
 
 
 class SequenceScheduler:
-    """First come, first served, as far as slots and blocks go.
+    """Which sequences run in a step and which KV blocks they have: first come, first served, as far
+    as slots and blocks go.
 
     A running sequence that finds no block for its next token takes one of a turn that is over, then
     that of a cached prefix, which serves many; else the latest admitted sequence is thrown out, and
@@ -453,7 +415,6 @@ class SequenceScheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences not admitted yet, preempted ones included."""
         return len(self._waiting)
 
     def check(self, request: Request) -> None:

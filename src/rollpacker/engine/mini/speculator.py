@@ -14,14 +14,8 @@ from rollpacker.engine.mini.schedule import SequenceScheduler, Slots
 
 
 class SlotSpeculator(Speculator):
-    """Drafts for the scheduler's running sequences as it is told to.
-
-    Args:
-        slots: their texts.
-        scheduler: has the blocks that drafts may take.
-        drafter: makes them.
-        equal: all of a step's sequences verify as many tokens.
-    """
+    """Drafts for the scheduler's running sequences, as rows of a step; ``equal``: all of a step's
+    sequences verify as many tokens."""
 
     def __init__(
         self, slots: Slots, scheduler: SequenceScheduler, drafter: Drafter, *, equal: bool

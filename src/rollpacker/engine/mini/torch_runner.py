@@ -49,39 +49,33 @@ class TorchRunner:
         self._keys = self._values = torch.empty(0)
 
     def kv_bytes(self) -> int:
-        """Bytes of one block."""
         s = self._shape
         elements = 2 * s.layers * s.kv_heads * s.head_dim * self.block_size
         return elements * self._dtype.itemsize
 
     def free_bytes(self, sharers: int) -> int:
-        """Memory that is free on the device, for one of so many processes that share it."""
         free, total = torch.cuda.mem_get_info(self._device)
         # Of its own share, not of what is free: the others may not have loaded their models yet.
         return max(0, min(free, total // sharers - torch.cuda.memory_reserved(self._device)))
 
     def allocate(self, blocks: int) -> None:
-        """Allocate the KV blocks, zeroed."""
         s = self._shape
         size = (s.layers, blocks, self.block_size, s.kv_heads, s.head_dim)
         self._keys = torch.zeros(size, dtype=self._dtype, device=self._device)
         self._values = torch.zeros_like(self._keys)
 
     def release(self) -> None:
-        """Give the KV memory back."""
         self._keys = self._values = torch.empty(0)
 
     def refresh(self, *, force: bool = False) -> None:
         """Nothing to do: the model's own tensors are read."""
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
         for cache in (self._keys, self._values):
             cache[:, target] = cache[:, source]
 
     @torch.no_grad()
     def forward(self, rows: TokenRows, tables: Ints) -> torch.Tensor:
-        """Normed last hidden states (m, hidden) of the rows to keep."""
         cuts = self._cuts(rows.slots)
         parts = [
             self._run(rows.tokens[a:b], rows.positions[a:b], rows.slots[a:b], tables, each)
@@ -156,12 +150,10 @@ class TorchRunner:
         return own.o_proj(out.transpose(1, 2).flatten(2))
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Hidden states of several calls in one tensor."""
         return torch.cat(parts)
 
     @torch.no_grad()
     def sample(self, hidden: torch.Tensor, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
-        """Tokens and their logprobs, each (d,)."""
         head = self._model.get_output_embeddings()
         pieces = hidden.split(1) if self.exact else (hidden,)
         logits = torch.cat([head(piece) for piece in pieces]).float()

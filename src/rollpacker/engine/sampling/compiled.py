@@ -97,12 +97,8 @@ def draw(
 def draw_compiled(
     logits: Floats, vocabulary: int, rows: Ints, draws: RowDraws
 ) -> tuple[Ints, Floats]:
-    """A token for each of ``draws``, (d,), and its logprob.
-
-    Args:
-        logits: shape (m, at least ``vocabulary``).
-        rows: (d,) which of these each is drawn from.
-    """
+    """A token for each of ``draws``, (d,), and its logprob, from ``rows`` (d,) of logits (m, at
+    least ``vocabulary``)."""
     tokens, logprobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
     draw(logits, vocabulary, rows, draws.uniform, draws.temperature, tokens, logprobs)
     limited = (draws.top_p < 1) | (draws.top_k > 0)

@@ -84,9 +84,6 @@ def signed(constant: int) -> int:
     return constant - 2**64
 
 
-# --- single: Sampling of one row in float64: what every other way to draw is compared with.
-
-
 def draw_token(
     logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, uniform: float
 ) -> tuple[int, float]:

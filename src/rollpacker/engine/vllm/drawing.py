@@ -30,15 +30,11 @@ class VllmAttempt:
     """An attempt that vLLM runs.
 
     Args:
-        request: as submitted.
         key: vLLM's name of it.
-        tokens: the response so far, earlier engines' part included.
-        logprobs: of these.
-        watcher: looks for its stop strings.
+        tokens, logprobs: the response so far, earlier engines' part included.
         drawn: tokens and logprobs of the current step; vLLM may still drop them (the prompt's
             prefill was partial), so the next token is told by ``tokens``, not by calls.
         slot: of its text among those that draft, -1 without.
-        drafts: what they brought.
     """
 
     request: Request
@@ -108,19 +104,12 @@ def row_of(params: Any) -> VllmAttempt:
     return (params.extra_args or {})["row"]
 
 
-# --- ahead: Drafts for vLLM's running requests.
-
 _MOST_SLOTS = 256
 """Sequences that draft at a time."""
 
 
 class DraftingTexts:
-    """Texts of the attempts that draft, one slot each (``drafts.RunningTexts``).
-
-    Args:
-        slots: how many at a time.
-        context: tokens of the longest sequence.
-    """
+    """Texts of the attempts that draft, in one of so many slots each (``drafts.RunningTexts``)."""
 
     def __init__(self, slots: int, context: int) -> None:
         self.texts = np.zeros((slots, context), np.int32)
@@ -164,14 +153,8 @@ class DraftingTexts:
 
 
 class VllmSpeculator(Speculator):
-    """Drafts for a scheduler of vLLM, of blocks that are free and while nobody waits for them.
-
-    Args:
-        scheduler: vLLM's.
-        slots: sequences that may draft at a time.
-        context: tokens of the longest sequence.
-        drafter: guesses.
-    """
+    """Drafts for a scheduler of vLLM, of blocks that are free and while nobody waits for them; so
+    many sequences may draft at a time."""
 
     def __init__(self, scheduler: Any, slots: int, context: int, drafter: Drafter) -> None:
         texts = DraftingTexts(min(slots, _MOST_SLOTS), context)

@@ -120,6 +120,7 @@ class VllmEngine:
             self._note(f"WARNING decoding ahead stays off: vLLM does not start with it: {error}")
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
+        """Tokens of the longest sequence."""
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
         self._names = names_of(self._folder, self._engine.vllm_config)
         self._rows: dict[AttemptId, VllmAttempt] = {}
@@ -153,19 +154,18 @@ class VllmEngine:
         self._steps = self._generated = 0
 
     def info(self) -> EngineInfo:
-        """Its facts, by measurement; nothing may be held. Its counters move."""
         on_cpu = self._device == "cpu"
         contexts = (ON_A_CPU if on_cpu else ON_A_GPU).within(
-            self._room, self._kv_tokens, self._most_running
+            self._context, self._kv_tokens, self._most_running
         )
         sizes = _MEASURED if on_cpu else _MEASURED_ON_A_GPU
-        measured = measure_steps(self, sizes, min(_MEASURED_AT, self._room // 2), contexts)
+        measured = measure_steps(self, sizes, min(_MEASURED_AT, self._context // 2), contexts)
         if self._ahead is not None and not self._proves:
-            decode_ahead(self, self._room)
+            decode_ahead(self, self._context)
             self._ahead.turn_over()
         return EngineInfo(
             kv_tokens=self._kv_tokens,
-            max_length=self._room,
+            max_length=self._context,
             tensor_parallel=(self._devices,),
             latency=measured.decode,
             prefill_token_s=measured.prefill_token_s,
@@ -178,27 +178,19 @@ class VllmEngine:
     def _kv_tokens(self) -> int:
         return room(self._scheduler, self._engine.vllm_config)
 
-    @property
-    def _room(self) -> int:
-        """Tokens of the longest sequence."""
-        return self._context
-
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Raises ``ValueError`` if one can never fit or has no tokenizer,
-        ``RuntimeError`` without weights."""
+        """Raises ``RuntimeError`` without weights."""
         for request in requests:
             self._check(request)
         for request in requests:
             self._add(request)
 
     def speculate(self, how: Speculation) -> None:
-        """Decode ahead, until weights are loaded; nothing where it cannot (``EngineInfo``). Raises
-        ``ValueError`` on drafts of 64 tokens."""
+        """Raises ``ValueError`` on drafts of 64 tokens."""
         if self._ahead is not None:
             self._ahead.follow(how)
 
     def step(self) -> list[Output]:
-        """Admit what fits, decode one token for every running sequence, return what finished."""
         if not self.busy():
             return []
         outputs: list[Output] = []
@@ -229,7 +221,6 @@ class VllmEngine:
         return False
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored."""
         return self._remove([self._rows[a] for a in attempts if a in self._rows], "abort")
 
     def load_weights(
@@ -318,12 +309,10 @@ class VllmEngine:
             self._engine.sleep(level=self._sleeps)
 
     def wake(self) -> None:
-        """Allocate KV cache and weights again; these have to be loaded."""
         if self._engine.model_config.enable_sleep_mode:
             self._engine.wake_up()
 
     def busy(self) -> bool:
-        """Whether anything is running or waiting."""
         return bool(self._rows)
 
     def stats(self) -> EngineStats:
@@ -350,7 +339,7 @@ class VllmEngine:
             raise ValueError(f"attempt {request.attempt} is already held")
         check_request(
             request,
-            room=self._room,
+            room=self._context,
             vocabulary=self._vocabulary,
             decodes=self._tokenizer is not None,
         )

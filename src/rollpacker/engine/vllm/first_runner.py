@@ -50,20 +50,15 @@ class Seeded(LogitsProcessor):
                 rows[source] = other
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocabulary) become one-hot."""
         places = range(len(logits))
         drawn = draw(logits, [self._rows[i] for i in places], [1] * len(places))
         return one_hot(logits, places, drawn)
 
 
 class Verifier:
-    """In the place of vLLM's rejection sampler: draws behind each token of a draft what would come
-    there without it, and keeps that up to the first that is not the draft's.
-
-    Args:
-        runner: vLLM's model runner, which has the drafts.
-        usual: the sampler whose place it takes, for vLLM's dry runs.
-    """
+    """In the place of vLLM's rejection sampler, which stays for its dry runs: draws behind each
+    token of a draft what would come there without it, and keeps that up to the first that is not
+    the draft's."""
 
     def __init__(self, runner: Any, usual: Any) -> None:
         self._runner = runner
@@ -72,14 +67,9 @@ class Verifier:
     def __call__(
         self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling: Any
     ) -> SamplerOutput:
-        """Tokens (n, 1 + longest draft), int32, filled up with -1.
-
-        Args:
-            metadata: of the drafts, vLLM's ``SpecDecodeMetadata``.
-            draft_probs: not looked at.
-            logits: shape (rows, vocabulary), of each sequence one behind each token of its draft.
-            sampling: the batch's; another's where nothing real is sampled.
-        """
+        """Tokens (n, 1 + longest draft), int32, filled up with -1, of logits (rows, vocabulary): of
+        each sequence one behind each token of its draft. ``sampling``: the batch's; another's where
+        nothing real is sampled."""
         batch = self._runner.input_batch
         if sampling is not batch.sampling_metadata:
             return self._usual(metadata, draft_probs, logits, sampling)

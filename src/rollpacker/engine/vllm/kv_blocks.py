@@ -23,13 +23,9 @@ from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an engine is to have room for, where it does not take what is left of its GPU.
-
-    Args:
-        tokens: so many; 0: all of as many of the longest sequences as may run at once, where there
-            is memory for that.
-        running: sequences at once.
-    """
+    """What an engine is to have room for, where it does not take what is left of its GPU: so many
+    tokens, or with 0 all of as many of the longest sequences as may run at once, where there is
+    memory for that."""
 
     tokens: int = 0
     running: int

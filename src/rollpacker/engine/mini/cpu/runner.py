@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# --- packing: The CPU's copy of the weights, packed into the panels that the kernels stream.
-
-
 def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
@@ -48,7 +45,7 @@ class PackedWeights:
         self._dtype = torch.bfloat16 if half else torch.float32
         self._versions = -1
         pair = 2 if half else 1
-        starts, total = self._plan(pair)
+        starts, total = self._plan()
         self.starts = np.array(starts[:-1], np.int64).reshape(shape.layers, 4) // pair
         self.head = starts[-1] // pair
         self._starts = starts
@@ -63,14 +60,13 @@ class PackedWeights:
     def _layers(self) -> Any:
         return self._model.get_decoder().layers
 
-    def _plan(self, pair: int) -> tuple[list[int], int]:
+    def _plan(self) -> tuple[list[int], int]:
         s = self._shape
         wide = s.heads * s.head_dim
         qkv = wide + 2 * s.kv_heads * s.head_dim
         sizes = [(qkv, s.hidden), (s.hidden, wide), (2 * s.inner, s.hidden), (s.hidden, s.inner)]
         sizes = sizes * s.layers + [(s.vocabulary, s.hidden)]
         ends = np.cumsum([_round_up(n, COLUMNS) * _round_up(k, 2) for n, k in sizes])
-        assert pair in (1, 2)
         return [0, *(int(e) for e in ends[:-1])], int(ends[-1])
 
     @torch.no_grad()
@@ -139,8 +135,6 @@ def _array(tensor: torch.Tensor, *, lanes: bool) -> np.ndarray:
     return tensor.view(torch.int32 if lanes else torch.uint16).numpy()
 
 
-# --- runner
-
 _MOST_ROWS = 512
 """Rows run together: enough to amortise streaming the weights, few enough to stay in cache."""
 _MOST_LOGITS = 1 << 23
@@ -168,11 +162,9 @@ class CpuRunner:
         return self._shape.kv_heads * padded * LANES
 
     def kv_bytes(self) -> int:
-        """Bytes of one block."""
         return 2 * self._shape.layers * self._block_elements() * self._weights.embed.itemsize
 
     def free_bytes(self, sharers: int) -> int:
-        """Memory that is free on this machine, for one of so many processes that share it."""
         return free_bytes() // sharers
 
     def allocate(self, blocks: int) -> None:
@@ -181,25 +173,16 @@ class CpuRunner:
         keys = np.zeros(size, self._weights.embed.dtype)
         values = np.zeros(size, self._weights.embed.dtype)
         lanes = self._weights.panels.dtype
-        self._cache = (
-            keys,
-            values,
-            keys.view(lanes),
-            values.view(lanes),
-            blocks,
-            self._shape.kv_heads,
-        )
+        views = keys.view(lanes), values.view(lanes)
+        self._cache = (keys, values, *views, blocks, self._shape.kv_heads)
 
     def release(self) -> None:
-        """Give the KV memory back."""
         self._cache = ()
 
     def refresh(self, *, force: bool = False) -> None:
-        """Pack the weights again if they have changed."""
         self._weights.refresh(force=force)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
         for flat in self._cache[:2]:
             blocks = flat.reshape(self._shape.layers, self._cache[4], -1)
             blocks[:, target] = blocks[:, source]
@@ -240,11 +223,9 @@ class CpuRunner:
         )
 
     def join(self, parts: list[Any]) -> Any:
-        """Hidden states of several calls in one array."""
         return np.concatenate(parts)
 
     def sample(self, hidden: Any, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
-        """Tokens and their logprobs, each (d,)."""
         size = self._shape.vocabulary
         most = max(1, _MOST_LOGITS // size)
         if len(hidden) <= most:

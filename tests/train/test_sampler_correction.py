@@ -19,8 +19,7 @@ from tiny_models import clone, group_batch, make_model, naive_logprobs, with_env
 from rollpacker.config import GRPOConfig, GSPOConfig, RunConfig, SamplerCorrectionConfig
 from rollpacker.config.reading import ConfigError, parse
 from rollpacker.train.base import RATIO, Partial
-from rollpacker.train.losses import metrics
-from rollpacker.train.sampler_correction import SUMS, agreement
+from rollpacker.train.losses import AGREEMENT, agreement, metrics
 
 MODEL = make_model()
 LEVELS = ("token", "sequence", "geometric")
@@ -223,7 +222,7 @@ def _partial(rows: list[tuple[np.ndarray, np.ndarray]], config: SamplerCorrectio
     owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     found = agreement(trainer, sampler, owner, lengths, config)
     top, bottom = found.extremes.tolist()
-    sums = dict(zip(SUMS, found.sums.tolist(), strict=True))
+    sums = dict(zip(AGREEMENT, found.sums.tolist(), strict=True))
     trained = dict.fromkeys(("entropy", "ratio", "abs_logprob_difference"), 0.0)
     return Partial(
         normaliser=1.0,

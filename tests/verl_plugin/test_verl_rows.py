@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from verl.utils import tensordict_utils as tu
 
-from rollpacker.verl.rows import RowQueue
+from rollpacker.verl.trainer import RowQueue
 
 pytestmark = pytest.mark.verl
 

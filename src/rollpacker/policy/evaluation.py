@@ -35,7 +35,6 @@ class EvaluationPolicy:
         return len(self._ledger.running) + self._ledger.grading
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
-        """Take one event; the decisions are in the order in which to perform them."""
         del now
         made: list[do.Decision] = []
         for decision in self._decide(event, self._writer.take(event)):
@@ -83,6 +82,5 @@ class EvaluationPolicy:
         return min(loads, key=lambda engine: (loads[engine], engine))
 
     def _next(self, engine: EngineId) -> EngineId:
-        """That has not failed yet, where there are enough."""
         engines = [*self._ledger.loads]
         return engines[(engines.index(engine) + 1) % len(engines)]

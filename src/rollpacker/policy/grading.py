@@ -223,7 +223,6 @@ class RewardFaults:
         ]
 
     def tried(self, function: int, prompt: str) -> bool:
-        """Whether a response to this prompt failed since the last answer."""
         return any(prompt in prompts for prompts in self._records[function].prompts.values())
 
 

@@ -246,7 +246,6 @@ class LedgerWriter(Ledger):
     # Both -------------------------------------------------------------------------------------
 
     def _leave(self, attempt: Attempt, stage: Stage) -> None:
-        """An attempt goes from the stage that it is in to the next one."""
         before, attempt.stage = attempt.stage, stage
         if before is Stage.RUNNING:
             del self.running[attempt.id]

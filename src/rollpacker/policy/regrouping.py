@@ -69,7 +69,6 @@ class Regrouping:
         self._replicas = frozenset(event.replicas)
 
     def lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:
-        """Form the engines of a round; those that run."""
         self._begin_round()
         self._tp = self._machine.engine_devices
         if self._planner is not None:

@@ -71,7 +71,6 @@ class RolloutPolicy:
             self._feels[ev.AttemptMigrated] = [engines.migrated]
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
-        """Take one event; the decisions are in the order in which to perform them."""
         made: list[do.Decision] = []
         if isinstance(event, ev.WeightsPublished):
             return made  # known for the record: nothing depends on it
@@ -98,7 +97,6 @@ class RolloutPolicy:
         return made
 
     def _add(self, made: list[do.Decision], decisions: Iterable[do.Decision]) -> None:
-        """Decisions of which only the ledger has to know."""
         for decision in decisions:
             made.append(decision)
             self._ledger.follow(decision)
@@ -120,12 +118,10 @@ class RolloutPolicy:
 
     @property
     def speculates(self) -> bool:
-        """Whether engines may be told to decode ahead."""
         return self._speculating.possible
 
     @property
     def queue(self) -> int:
-        """Prompts that were drawn and wait for a later round."""
         return len(self._tail.queue)
 
     def bias(self) -> Bias:

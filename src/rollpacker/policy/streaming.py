@@ -44,7 +44,6 @@ class TailRelease:
         self.released = self._keep > 0
 
     def decide(self) -> Iterator[do.OfferTail | do.MigrateAttempts]:
-        """What is due while a rollout goes on."""
         left = len(self._ledger.running)
         if not self._keep or not left:
             return
@@ -105,7 +104,6 @@ class Streaming:
         self._begin((), ())
 
     def start(self, event: ev.StepStarted) -> None:
-        """Begin a step with all engines decoding."""
         self._begin(event.engines, event.replicas)
 
     def _begin(self, engines: tuple[EngineId, ...], replicas: tuple[ReplicaId, ...]) -> None:
@@ -138,7 +136,6 @@ class Streaming:
     # What happened and what was decided -------------------------------------------------------
 
     def release_tail(self, _event: ev.TailReleased) -> None:
-        """Another job has the nodes."""
         self._tail.release()
 
     def accumulated(self, event: ev.GradientsAccumulated) -> None:
@@ -189,7 +186,6 @@ class Streaming:
             self._set_ready([*lost.parts, *self._parts()])
 
     def accept(self, decision: do.AcceptGroup) -> None:
-        """A group is complete: it has gradients to sum."""
         kept = self._ledger.kept
         counts = decision.informative or self._rules.train_all
         lengths = [attempt.tokens if counts else 0 for attempt in kept[decision.prompt]]
@@ -224,7 +220,6 @@ class Streaming:
     # What is due ------------------------------------------------------------------------------
 
     def decide(self) -> Iterable[do.Decision]:
-        """Hand out gradients, end the update, publish: what is due now."""
         if self._updated:
             self._updated = False
             yield do.PublishWeights(version=self._ledger.step + 1)

@@ -160,7 +160,6 @@ class GroupScaled(Algorithm):
 
     @property
     def needs_batch(self) -> bool:
-        """The standard deviation of the batch is that of all its rewards."""
         return self.config.scale_rewards == "batch"
 
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
@@ -184,13 +183,11 @@ class GRPO(GroupScaled):
     config: configs.GRPOConfig
 
     def weights(self, lengths: torch.Tensor) -> torch.Tensor:
-        """``1 / length`` for the mean over responses."""
         if self.config.loss_type == "token_mean":
             return super().weights(lengths)
         return 1.0 / lengths
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """Tokens, or responses for ``sequence_mean``."""
         del max_length
         return float(tokens if self.config.loss_type == "token_mean" else samples)
 
@@ -203,7 +200,6 @@ class DrGRPO(Algorithm):
     config: configs.DrGRPOConfig
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """A constant for each response, whatever its length."""
         del tokens
         return float(samples * max_length)
 
@@ -303,7 +299,6 @@ class GSPO(GroupScaled):
         return loss[responses.owner], bound[responses.owner]
 
     def ratio(self, responses: Responses) -> torch.Tensor:
-        """The response's, as in TRL."""
         return self._ratios(responses)[responses.owner]
 
     def _ratios(self, responses: Responses) -> torch.Tensor:
@@ -311,7 +306,6 @@ class GSPO(GroupScaled):
         return torch.exp(log_ratio / responses.lengths)
 
     def weights(self, lengths: torch.Tensor) -> torch.Tensor:
-        """``1 / length``: the mean over a response's tokens."""
         return 1.0 / lengths
 
 

@@ -50,7 +50,6 @@ class LoopThread:
         return self.run(work())
 
     def close(self) -> None:
-        """End the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -92,7 +92,6 @@ class TrainerRewards:
 
     @contextlib.contextmanager
     def listen(self, take: Callable[[Sequence[Grade]], None]) -> Iterator[None]:
-        """Give grades to this one while the context lasts."""
         self._take = take
         try:
             yield
@@ -285,7 +284,6 @@ class TrainerLog:
         self.extra[column] = list(values)
 
     def log_metric(self, name: str, value: float) -> None:
-        """A number of these responses."""
         self.metrics[name] = float(value)
 
 

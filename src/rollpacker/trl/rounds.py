@@ -143,7 +143,6 @@ class Rounds:
             )
 
     def save(self, checkpoint: Path) -> None:
-        """Beside what the trainer has saved."""
         if self._loop is not None:
             self._finish({})
             state = self._loop.call(self._job.state_dict)

@@ -152,7 +152,6 @@ class _Told(TrainerCallback):
         self._rounds.updated(self._learning_rate)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Its loss, where it is logged."""
         del args, state, control
         self._rounds.logged(kwargs.get("logs") or {})
 

@@ -243,7 +243,6 @@ class RoundDriver:
 
     @property
     def done(self) -> bool:
-        """Whether the round is over and all that it keeps is in the transfer queue."""
         return self.round.over and not self._unstored
 
     def take(self, reports: Sequence[Report]) -> None:

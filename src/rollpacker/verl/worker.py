@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import ray  # pyright: ignore[reportMissingImports]
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import AttemptId, PromptId
-from rollpacker.verl.cancelling import Cancelling
-from rollpacker.verl.host import PlainWorker
+from rollpacker.verl.host import PlainClient, PlainWorker
 from rollpacker.verl.round_driver import (
     AttemptStopped,
     Broken,
@@ -24,6 +24,72 @@ from rollpacker.verl.round_driver import (
     ResponseFinished,
     Stored,
 )
+
+
+class Cancelling:
+    """An actor's handle, whose calls are cancelled with the coroutine that waits for them.
+
+    Cancelling what waits for an actor's call leaves the call running, and verl's own way to abort a
+    request does not reach vLLM where that renames requests. ``ray.cancel`` raises in the actor's
+    coroutine, which every server answers by dropping the request.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(getattr(self._actor, name))
+
+
+class _Method:
+    """A method of such a handle."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return _result(self._method.remote(*args, **kwargs))
+
+
+async def _result(reference: Any) -> Any:
+    """What a call returns or raises; a cancelled wait ends when the call has ended."""
+    waiting = asyncio.ensure_future(_value(reference))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        await asyncio.wait([waiting])
+        if not waiting.cancelled():
+            waiting.exception()  # that it was cancelled is no news
+        raise
+
+
+async def _value(reference: Any) -> Any:
+    return await reference
+
+
+class _Cancelled:
+    """The handle of an actor that is not to be called any more."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def remote(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise asyncio.CancelledError
+
+
+class CancellingClient(PlainClient):
+    """verl's client of its servers; who stops waiting for a response stops its request."""
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **extra))
+        try:
+            name, server = await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            # The balancer has counted it, and verl releases only what it was given.
+            name, _ = await acquiring
+            return name, _Cancelled()
+        return name, Cancelling(server)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +152,6 @@ class Worker(PlainWorker):
         }
 
     async def follow(self, policy: Any, number: int) -> None:
-        """Report to this actor, as worker ``number``."""
         self._policy, self._number = policy, number
 
     async def live(self) -> None:
@@ -190,7 +255,6 @@ class Worker(PlainWorker):
     # What happened ----------------------------------------------------------------------------
 
     def _ended(self, attempt: _Attempt, task: asyncio.Task[None]) -> None:
-        """A session is over, whatever it came to."""
         del self._attempts[attempt.id]
         error = None if task.cancelled() else task.exception()
         if attempt.told:
@@ -216,7 +280,6 @@ class Worker(PlainWorker):
             task.add_done_callback(self._storing.discard)
 
     async def _publish(self, prompt: PromptId) -> None:
-        """Let verl's replay buffer take a group."""
         try:
             await tq.async_kv_put(key=prompt, partition_id="train", tag={"status": "finished"})
         except Exception as error:

@@ -30,7 +30,7 @@ def settings(folder):
 
 
 def test_a_given_budget_on_a_gpu_is_not_measured(settings):
-    from rollpacker.engine.vllm.kv_blocks import Budget
+    from rollpacker.engine.vllm.build import Budget
 
     told = settings(kv_tokens=1024)
     assert told["kv_cache_memory_bytes"]

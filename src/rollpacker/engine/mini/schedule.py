@@ -32,11 +32,9 @@ class Blocks:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take that many blocks; there must be as many."""
         assert count <= len(self._free)
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
@@ -44,7 +42,6 @@ class Blocks:
         return taken
 
     def share(self, blocks: list[int]) -> list[int]:
-        """Refer to blocks that are in use once more."""
         for block in blocks:
             assert not self._only_parked(block)
             self._references[block] += 1
@@ -66,7 +63,6 @@ class Blocks:
             self.spare += self._only_parked(block)
 
     def unpark(self, blocks: list[int]) -> None:
-        """These references are like others again."""
         for block in blocks:
             self.spare -= self._only_parked(block)
             self._parked[block] -= 1
@@ -98,7 +94,6 @@ class Prefix:
     hidden: Any = None
 
     def forget(self, blocks: Blocks) -> None:
-        """Give the cached KV back."""
         blocks.drop(self.blocks)
         if self.tail is not None:
             blocks.drop([self.tail])
@@ -120,7 +115,6 @@ class ParkedTurn:
         return len(self.prompt) + len(self.tokens) - 1
 
     def begins(self, request: Request) -> bool:
-        """Whether a request goes on where it ended."""
         begin = request.generated[: len(self.tokens)]
         same = np.array_equal(self.prompt, request.prompt)
         return same and np.array_equal(self.tokens, begin)
@@ -156,7 +150,6 @@ class Parked:
             self.drop(request.attempt)
 
     def find(self, attempt: AttemptId) -> ParkedTurn | None:
-        """What is there for an attempt that has come back."""
         return self._back.get(attempt)
 
     def take(self, attempt: AttemptId) -> ParkedTurn:
@@ -228,7 +221,6 @@ class Slots:
     def fill(
         self, slot: int, request: Request, tokens: Ints, logprobs: Floats, drafts: Drafted
     ) -> None:
-        """Put a request with what it has generated so far into a slot."""
         params = request.params
         prompt, done = len(request.prompt), len(tokens)
         self.prompt[slot], self.count[slot] = prompt, done
@@ -301,7 +293,6 @@ class Slots:
         return self.texts[slot, : self.prompt[slot] + self.count[slot]]
 
     def response(self, slot: int) -> tuple[Ints, Floats]:
-        """Copies of a slot's response tokens and logprobs."""
         prompt, count = self.prompt[slot], self.count[slot]
         return self.texts[slot, prompt : prompt + count].copy(), self.logprobs[slot, :count].copy()
 
@@ -504,7 +495,6 @@ class SequenceScheduler:
         self.preemptions += 1
 
     def _save(self, sequence: Held) -> None:
-        """What a slot has made of its sequence."""
         sequence.tokens, sequence.logprobs = self._slots.response(sequence.slot)
         sequence.drafts = Drafted(*self._slots.drafts[sequence.slot].tolist())
 
@@ -518,7 +508,6 @@ class SequenceScheduler:
         sequence.blocks = sequence.blocks[kept:]
 
     def _leave(self, sequence: Held) -> None:
-        """Free a running sequence's slot and blocks."""
         del self.running[sequence.slot]
         self._free_slots.append(sequence.slot)
         self._blocks.drop(sequence.blocks)

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,9 +19,12 @@ import numpy as np
 import torch
 import transformers
 import vllm
+from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
 from rollpacker.config import ModelConfig, VllmEngineConfig
 from rollpacker.config.rollout import KV_SHARE
@@ -27,9 +32,130 @@ from rollpacker.engine.base import Span, free_bytes
 from rollpacker.engine.drafts import LONGEST_DRAFT
 from rollpacker.engine.vllm import first_runner
 from rollpacker.engine.vllm.drawing import VllmSpeculator
-from rollpacker.engine.vllm.kv_blocks import Budget
-from rollpacker.engine.vllm.spanning import at_home, executor
 from rollpacker.errors import words_of
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
+except ImportError:  # before vLLM 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What an engine is to have room for, where it does not take what is left of its GPU: so many
+    tokens, or with 0 all of as many of the longest sequences as may run at once, where there is
+    memory for that.
+
+    Layers of one kind are a group (``kv_cache_spec``): full attention, windows, latent attention,
+    the states of a mamba. A sequence takes its blocks for each group from one pool: by its tokens,
+    or as many of states whatever its length.
+    """
+
+    tokens: int = 0
+    running: int
+
+
+class Budgeted(Executor):
+    """An executor that is asked for memory once its model is there, and has no KV cache yet."""
+
+    budget: Budget | None = None
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes of each worker; where blocks are given, vLLM takes those instead."""
+        found: list[int] = super().determine_available_memory()
+        budget, config = self.budget, self.vllm_config
+        if budget is None:
+            return found
+        (layers,) = self.get_kv_cache_specs()
+        groups = get_kv_cache_groups(config, dict(layers))
+        specs = [group.kv_cache_spec for group in groups]
+        if budget.tokens:
+            # One is vLLM's own.
+            config.cache_config.num_gpu_blocks_override = 1 + _blocks(specs, budget, config)
+            return found
+        wanted = 1 + budget.running * sum(_longest(spec, config) for spec in specs)
+        return [min(size, wanted * max(map(_bytes, groups))) for size in found]
+
+
+def _blocks(specs: Sequence[Any], budget: Budget, config: Any) -> int:
+    """The pool in which a budget in tokens has room, be it one sequence or several."""
+    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+    rows = [spec for spec in specs if spec not in states]
+    partly = len(rows) > 1  # a window begins within a block
+    return sum(budget.running * _longest(spec, config) for spec in states) + sum(
+        max(1, budget.tokens // spec.block_size) + partly for spec in rows
+    )
+
+
+def _bytes(group: Any) -> int:
+    """Of one block of all layers of a group."""
+    spec = group.kv_cache_spec
+    several = 1 if isinstance(spec, UniformTypeKVCacheSpecs) else len(group.layer_names)
+    return several * spec.page_size_bytes
+
+
+def _longest(spec: Any, config: Any) -> int:
+    """Blocks of a group that the longest sequence takes."""
+    return -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes)
+
+
+def room(scheduler: Any, config: Any) -> int:
+    """Tokens of the longest sequences that a built engine has room for together."""
+    groups = [each.kv_cache_spec for each in scheduler.kv_cache_config.kv_cache_groups]
+    block, context = config.cache_config.block_size, config.model_config.max_model_len
+    usable = config.cache_config.num_gpu_blocks - 1  # one is vLLM's own
+    whole = -(-context // block) * block
+    return usable * whole // sum(_longest(spec, config) for spec in groups)
+
+
+_HERE = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+"""An engine never leaves its machine. Read as groups are made; the trainer's go elsewhere."""
+
+
+def executor(span: Span, device: str, budget: Budget | None) -> type[Executor]:
+    """vLLM's executor of one member, which is told its place instead of reading variables. On a
+    CPU, members that are killed leave shared memory under the name of their meeting's file; whoever
+    laid them out removes it (``runtime.leftovers``)."""
+
+    class Alone(Budgeted, UniProcExecutor):
+        pass
+
+    index = None if device == "cpu" else torch.device(device).index
+    place = (f"file://{span.meeting}", span.rank, span.rank if index is None else index)
+
+    class Member(Budgeted, ExecutorWithExternalLauncher):
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return place
+
+    # Left to itself vLLM takes the first device.
+    chosen = Alone if span.size == 1 and device in ("cpu", "cuda:0") else Member
+    chosen.budget = budget
+    return chosen
+
+
+@contextmanager
+def at_home(span: Span, device: str) -> Iterator[None]:
+    """Build a member of an engine here: groups stay on this machine and agree on their names."""
+    if span.size == 1:
+        yield
+        return
+    # Names count the groups that a process has had, and members may have had different ones.
+    parallel_state._group_name_counter.clear()
+    if device == "cpu":
+        # A vocabulary that is cut in parts is looked up by a function that would be compiled.
+        torch.compiler.set_stance("force_eager")
+    kept = {name: os.environ.get(name) for name in _HERE}
+    os.environ.update(_HERE)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
 
 _BLOCK = 32
 """Of a CPU's tiles; on a GPU the attention that vLLM chooses has its own."""

@@ -124,7 +124,6 @@ class DraftingTexts:
         return self.rows[slot].request.group
 
     def place(self, row: VllmAttempt) -> None:
-        """Give an attempt a slot."""
         slot = row.slot = self._free.pop()
         self.rows[slot] = row
         self._tickets += 1
@@ -140,7 +139,6 @@ class DraftingTexts:
         self.stops[slot, : len(stops)] = stops
 
     def catch_up(self, row: VllmAttempt) -> None:
-        """Take what an attempt has sampled since."""
         slot, count = row.slot, len(row.tokens)
         known, start = int(self.count[slot]), int(self.prompt[slot])
         self.texts[slot, start + known : start + count] = row.tokens[known:]
@@ -212,7 +210,6 @@ class VllmSpeculator(Speculator):
         return most
 
     def settle(self) -> None:
-        """After a step: learn how its drafts fared."""
         drafts, self._drafts = self._drafts, None
         if drafts is None:
             return

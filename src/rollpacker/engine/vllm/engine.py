@@ -31,9 +31,8 @@ from rollpacker.engine.base import SamplingParams as Sampling
 from rollpacker.engine.drafts import Drafter
 from rollpacker.engine.latency import ON_A_CPU, ON_A_GPU, decode_ahead, measure_steps
 from rollpacker.engine.probe import answers, differ, drafts_differ
-from rollpacker.engine.vllm.build import build
+from rollpacker.engine.vllm.build import build, room
 from rollpacker.engine.vllm.drawing import VllmAttempt, VllmSpeculator
-from rollpacker.engine.vllm.kv_blocks import room
 from rollpacker.engine.vllm.weights import Checked, names_of, reload
 from rollpacker.errors import words_of
 from rollpacker.hub import config_folder
@@ -286,7 +285,6 @@ class VllmEngine:
         return self._engine.model_config.dtype != torch.float32
 
     def _prove_drafts(self, ahead: VllmSpeculator) -> None:
-        """Leave decoding ahead off where it changes the samples."""
         try:
             problem = drafts_differ(self, loose=self._loose)
         except Exception as error:

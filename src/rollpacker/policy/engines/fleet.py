@@ -57,7 +57,6 @@ class Fleet:
 
     @cached_property
     def at(self) -> dict[Device, ReplicaId]:
-        """The replica of each device that has one."""
         return {device: each for each, devices in self.replicas.items() for device in devices}
 
     @cached_property

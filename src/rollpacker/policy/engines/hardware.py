@@ -164,7 +164,6 @@ class PaperPlanner:
         self._kinds: dict[RoundKind, _Pressure] = {}
 
     def observe(self, kind: RoundKind, tp: int, preemptions: int) -> None:
-        """A round of this kind is over, which ran at size ``tp``."""
         seen = self._kinds.setdefault(kind, _Pressure(tp))
         seen.tp = tp
         before, seen.previous = seen.previous, preemptions
@@ -252,7 +251,6 @@ class Hardware:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tensor-parallel sizes, ascending."""
         return tuple(sorted(self.profiles))
 
     def fleet(self, engines: tuple[EngineId, ...], tp: int) -> Fleet:

@@ -102,7 +102,6 @@ class Scaling(ABC):
         self._fleet = self._fleet and self._fleet.without(engine)
 
     def lose_replicas(self, replicas: Collection[ReplicaId]) -> None:
-        """Training replicas have died, whose engines may go on."""
         if self._fleet is not None:
             self._fleet = self._fleet.training(self._fleet.replicas.keys() - replicas)
 
@@ -193,7 +192,6 @@ class Halving(Scaling):
         self._done, self._tried = False, -1
 
     def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
-        """When a new mark of progress is passed."""
         del running, gradient_tokens, now
         if self._done or (self._lengths is None and self._kv_tokens is not None):
             return False
@@ -293,7 +291,6 @@ class Consolidation(Scaling):
     def _decide(
         self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
     ) -> ScaleDecision | None:
-        """Move the tail when that ends the step sooner by the margin."""
         assert self._lengths is not None
         # What a dead group ran will come back under new ids.
         present = (one for one in active if one.engine in self._groups)
@@ -320,7 +317,6 @@ class Consolidation(Scaling):
 
     @property
     def _grows(self) -> bool:
-        """Whether there is a larger size than the present one."""
         return max(self._profiles) > self._tp
 
     def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:

@@ -95,7 +95,6 @@ class Speculating:
                 yield self._tell(engine, self._rows)
 
     def formed(self, decision: do.FormEngine) -> Iterator[do.Speculate]:
-        """An engine gets more devices while a round runs."""
         told = [self._told.pop(member, None) for member in decision.members]
         if self._rows is not None and any(told):
             yield self._tell(decision.engine, self._rows)
@@ -112,7 +111,6 @@ class Speculating:
             self._rows = LatencyCurve(seconds).rows()
 
     def decide(self) -> Iterator[do.Speculate]:
-        """Tell those anew for whom it has changed much."""
         if not self._learnt or self._rows is None:
             return
         self._learnt = False

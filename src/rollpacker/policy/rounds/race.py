@@ -148,16 +148,13 @@ class Race:
 
     @property
     def complete(self) -> bool:
-        """Whether enough attempts are graded."""
         return len(self.graded) >= self.wanted
 
     def kept(self) -> tuple[AttemptId, ...]:
-        """The first ``wanted`` graded attempts, by sample index."""
         first = sorted(self.graded[: self.wanted], key=lambda attempt: attempt.index)
         return tuple(attempt.id for attempt in first)
 
     def informative(self, least: float) -> bool:
-        """Whether the kept rewards differ (``differ``)."""
         rewards = [attempt.reward for attempt in self.graded[: self.wanted]]
         return differ([reward for reward in rewards if reward is not None], least)
 
@@ -189,11 +186,9 @@ class RoundState:
         self.due.discard(race.prompt.id)
 
     def taken(self, domain: str | None) -> int:
-        """Groups that were accepted, of a domain or of all."""
         return self.accepted.total() if domain is None else self.accepted[domain]
 
     def free(self, domain: str | None, wanted: int | None) -> bool:
-        """Whether another group of them may be accepted."""
         due = sum(domain in (None, self.races[prompt].prompt.domain) for prompt in self.due)
         return wanted is None or self.taken(domain) + due < wanted
 
@@ -216,11 +211,9 @@ class Carrying:
         self._begun: dict[PromptId, int] = {}
 
     def defer(self, prompt: PromptId, step: int) -> None:
-        """It has lost the round of ``step``."""
         self._begun.setdefault(prompt, step)
 
     def forget(self, prompt: PromptId) -> None:
-        """It is trained on, or given up."""
         self._begun.pop(prompt, None)
 
     def clear(self) -> None:

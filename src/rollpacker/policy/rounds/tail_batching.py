@@ -103,7 +103,6 @@ class TailBatching:
             self._carrying.load_state_dict(state["begun"])
 
     def audited(self) -> Collection[PromptId]:
-        """Prompts of this round that run without aborts."""
         return () if self._round is None else self._round.audited
 
     def retire(self, engine: EngineId) -> None:
@@ -126,7 +125,6 @@ class TailBatching:
             yield self._draw(self._round, plan.draws)
 
     def _plan(self, event: ev.StepStarted, racing: Racing) -> tuple[RoundPlan, set[PromptId]]:
-        """The round, and the prompts that it waits for."""
         config, sizes = self._config, self._settings.sizes
         if self._carrying is not None:
             found = self._carrying.plan(
@@ -295,7 +293,6 @@ class TailBatching:
             yield from self._abort(current, race)
 
     def _decide(self, current: RoundState, race: Race) -> None:
-        """A prompt is done with."""
         current.end(race)
         if self._carrying is not None:
             self._carrying.forget(race.prompt.id)

@@ -130,10 +130,6 @@ def gate(x: Any, inner: int, out: Any) -> None:
         out[i] = encode(out, g * sigmoid * x[inner + i])
 
 
-# --- attention: Attention of single rows over blocked KV, compiled by numba: see ``forward`` for
-# the layouts.
-
-
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def rotate(x: Any, gain: Any, eps: Any, cos: Any, sin: Any, scale: Any, out: Any) -> None:
     """Rotary embedding of one head (Su et al., 2021), after an RMS norm if ``gain`` is given."""
@@ -296,9 +292,6 @@ def attention_layer(
                 column = (h * len(group) + g) * head_dim
                 for d in range(head_dim):
                     attended[i, column + d] = encode(attended, result[g, d])
-
-
-# --- forward: The CPU forward pass and sampler, compiled by numba and cached on disk.
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})

@@ -161,16 +161,6 @@ def test_the_policy_decides_within_the_batch_cap():
     assert capped(lambda lengths: budget.decide(lengths, 10.0), 30)([10]) is None
 
 
-def test_memory_decides_the_resident_layers():
-    residents = []
-    for free in (400, 600, 800, 2000):
-        decided = JudgeBudget(MODEL).decide([20, 30], free)
-        assert decided is not None
-        residents.append(decided.resident)
-    assert residents == sorted(residents)
-    assert residents[0] < residents[-1]
-
-
 def test_a_batch_has_at_least_one():
     fixed = JudgePlan(concurrency=4, resident=3)
     plan = capped(lambda _: fixed, 10)([99, 100])

@@ -190,17 +190,6 @@ def test_nan_is_skipped_reported_and_stops_the_run_when_it_stays(tokenizer):
     assert [trainer.apply(infinite).skipped for _ in range(2)] == [1, 2]
 
 
-def test_discard_forgets(tokenizer):
-    model = make_model()
-    groups = group_batch(model, GRPOConfig())
-    trainer, other = _trainer(clone(model), tokenizer), _trainer(clone(model), tokenizer)
-    trainer.accumulate(groups[:2])
-    trainer.discard()
-    trainer.apply(trainer.accumulate(groups))
-    other.apply(other.accumulate(groups))
-    _assert_same(_weights(trainer), _weights(other))
-
-
 @pytest.mark.parametrize(
     ("rank", "dtype"),
     [

@@ -74,24 +74,6 @@ def test_logprobs_of_what_was_put_in_never_matter(how, name):
     _assert_same(*_outcomes(spoilt, groups, **config))
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_any_split_of_masked_groups_gives_the_gradient_of_the_batch(name):
-    groups = with_environment(group_batch(MODEL, CONFIGS[name], off=0.2, old=True))
-    config = {"algorithm": CONFIGS[name], "beta": 0.1, "updates_per_step": 2}
-    whole = make_trainer(MODEL, packing="padded", **config)
-    total = whole.accumulate(groups)
-    streamed = make_trainer(MODEL, packing="prompt_shared", **config)
-    parts = [streamed.accumulate([g]) for g in groups]
-    found = sum(parts[1:], start=parts[0])
-    difference = gradient(streamed) - gradient(whole)
-    assert difference.norm() < 1e-5 * gradient(whole).norm()
-    assert found.tokens == total.tokens == sum(s.sampled for g in groups for s in g.samples)
-    assert found.samples == total.samples == 20
-    assert found.normaliser == pytest.approx(total.normaliser, rel=1e-9)
-    for key, value in total.sums.items():
-        assert found.sums[key] == pytest.approx(value, rel=1e-4, abs=1e-3), key
-
-
 @pytest.mark.parametrize("how", PACKINGS)
 def test_metrics_are_means_over_sampled_tokens(how):
     groups = with_environment(GROUPS)

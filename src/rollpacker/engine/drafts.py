@@ -231,11 +231,9 @@ class Drafter:
         return new
 
     def ended(self, scope: np.uint64, text: Ints, start: int) -> None:
-        """A sequence is over: its ``text`` from ``start`` is not learnt yet."""
         self._new.append((scope, text, start))
 
     def hint(self, scope: np.uint64, texts: Sequence[Ints]) -> None:
-        """Responses to the same prompt that others sampled."""
         self._new += [(scope, text, 0) for text in texts]
 
     def turn_over(self) -> None:
@@ -455,7 +453,6 @@ class Speculator:
         return Drafts(tokens, buckets, lengths)
 
     def judge(self, drafts: Drafts, right: Ints) -> None:
-        """Of each draft the first so many tokens were what was sampled."""
         self._drafter.judge(drafts.buckets, drafts.lengths, right)
         if right.any():
             self._misses = 0

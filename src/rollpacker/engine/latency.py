@@ -93,7 +93,6 @@ class StepTimes:
         self._latest[round(_OCTAVE * math.log2(rows))].append((rows, seconds))
 
     def latency(self) -> dict[int, float]:
-        """Seconds of a step by rows, where enough were seen."""
         found: dict[int, float] = {}
         for steps in self._latest.values():
             if len(steps) >= _LEAST:
@@ -209,7 +208,6 @@ def _prompt(number: int, tokens: int) -> NDArray[np.int32]:
 
 
 def _timed(engine: Engine, clock: Callable[[], float]) -> float:
-    """Seconds of a step."""
     start = clock()
     engine.step()
     return clock() - start

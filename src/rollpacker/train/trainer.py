@@ -127,7 +127,6 @@ class Trainer:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the replica's first."""
         return self._members.rank == 0
 
     @property
@@ -195,7 +194,6 @@ class Trainer:
         ]
 
     def _run(self, items: list[Item]) -> Partial:
-        """Add the gradients of these; what was measured."""
         shares = self._shares(items)
         references: list[torch.Tensor] | list[None] = [None] * len(shares)
         if self._config.beta > 0:

@@ -140,27 +140,24 @@ def test_other_text_finds_nothing() -> None:
     assert engine._blocks.free == 25
 
 
-def test_a_last_turn_is_not_kept() -> None:
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (one_token(0, 48, ignore_stop=True, max_tokens=1), True),
+        (replace(one_token(0, 48), stays=False), False),
+    ],
+    ids=["cut", "the last"],
+)
+def test_which_turns_are_kept_until_they_are_given_up(asked: Request, kept: bool) -> None:
     engine = make(400)
-    engine.submit([replace(one_token(0, 48), stays=False)])
+    engine.submit([asked])
     drain(engine)
-    assert engine._blocks.free == 25
-
-
-def test_a_turn_that_was_cut_is_kept_until_it_is_given_up() -> None:
-    engine = make(400)
-    engine.submit([one_token(0, 48, ignore_stop=True, max_tokens=1)])
-    drain(engine)
-    assert engine._blocks.free < 25
+    assert (engine._blocks.free < 25) == kept
     engine.abort([0])
     assert engine._blocks.free == 25
-
-
-def test_an_aborted_turn_is_not_kept() -> None:
-    engine = make(400)
-    engine.submit([one_token(0, 48, ignore_stop=True)])
+    engine.submit([one_token(1, 48, ignore_stop=True)])
     engine.step()
-    assert len(engine.abort([0])) == 1
+    assert len(engine.abort([1])) == 1
     assert engine._blocks.free == 25
 
 

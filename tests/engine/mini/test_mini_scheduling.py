@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.engine.latency import Contexts, measure_steps
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.engine.mini.runner import shape_of
 from rollpacker.engine.mini.torch_runner import TorchRunner
@@ -167,18 +166,6 @@ def test_groups_have_one_prompt():
     engine.submit([request(0, prompt(5), group="g")])
     with pytest.raises(ValueError, match="two different prompts"):
         engine.submit([request(1, prompt(6), group="g")])
-
-
-def test_latency_curve():
-    engine = make("numba", 16, 4096)
-    long = Contexts(sequences=4, tokens=96)
-    measured = measure_steps(engine, (1, 4, 16, 32), context=64, long=long)
-    assert measured.decode.keys() == {1, 4, 16}
-    assert all(0 < seconds < 1 for seconds in measured.decode.values())
-    assert 0 <= measured.prefill_token_s < 1
-    assert measured.context_token_s is not None
-    assert engine.stats().prefill_tokens >= 4 * 64  # no size finds the prompt of another cached
-    assert not engine.busy()
 
 
 def test_a_block_size_that_a_cpu_has_not_is_refused() -> None:

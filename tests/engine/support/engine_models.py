@@ -152,7 +152,7 @@ def assert_new_weights(engine) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * version * torch.randn_like(parameter))
-        engine.load_weights(model.named_parameters(), version)
+        engine.load_weights(list(model.named_parameters()), version)
         tokens = prompt(20, version)
         engine.submit([request(i, tokens, group="g", seed=i) for i in range(6)])
         for output in drain(engine).values():

@@ -41,7 +41,7 @@ def engine(pair, folder):
     if pair.lead is None:
         pair.build(folder, max_running=64, kv_tokens=32 * 128)
     pair.lead.abort(range(100))
-    pair.lead.load_weights(build("wide").named_parameters(), 0)
+    pair.lead.load_weights(list(build("wide").named_parameters()), 0)
     return pair.lead
 
 
@@ -73,12 +73,12 @@ def test_two_devices_give_what_one_gives(pair, folder):
     pair.part()
     config = VllmEngineConfig(max_running=64, kv_tokens=64 * 128)
     one = VllmEngine(ModelConfig(path=str(folder)), config=config)
-    one.load_weights(build("wide").named_parameters(), 0)
+    one.load_weights(list(build("wide").named_parameters()), 0)
     one.submit(requests())
     wanted = drain(one)
     one.close()
     two = pair.build(folder, max_running=64, kv_tokens=32 * 128)
-    two.load_weights(build("wide").named_parameters(), 0)
+    two.load_weights(list(build("wide").named_parameters()), 0)
     two.submit(requests())
     assert_equal(drain(two), wanted=wanted)
 
@@ -126,7 +126,7 @@ def test_what_is_refused_leaves_both_in_step(engine):
     assert_equal(drain(engine))
     with pytest.raises(ValueError, match="weights hold 'nonsense'"):
         engine.load_weights([("nonsense", torch.zeros(1))], 1)
-    engine.load_weights(build("wide").named_parameters(), 0)
+    engine.load_weights(list(build("wide").named_parameters()), 0)
     engine.submit(requests())
     assert_equal(drain(engine))
 
@@ -141,7 +141,7 @@ def test_idle_members_use_no_cpu(pair, engine):
 
 def test_each_device_adds_its_budget_and_few_blocks_change_no_sample(pair, folder):
     engine = pair.build(folder, max_running=64, kv_tokens=208)
-    engine.load_weights(build("wide").named_parameters(), 0)
+    engine.load_weights(list(build("wide").named_parameters()), 0)
     assert engine.info().kv_tokens == 416
     assert engine.info().tensor_parallel == (2,)
     engine.submit(requests())

@@ -183,13 +183,6 @@ def test_it_stays_off_where_latency_grows_with_the_batch():
     assert choose(AutoMode(AUTO), usual(), replace(WORK, latency=linear)) == Choice()
 
 
-def test_the_same_inputs_give_the_same_choice():
-    history = usual()
-    first, second = AutoMode(AUTO), AutoMode(AUTO)
-    assert choose(first, history) == choose(second, history)
-    assert first.state_dict() == second.state_dict()
-
-
 def test_it_does_not_flap():
     admission = AutoMode(AUTO)
     chosen = [

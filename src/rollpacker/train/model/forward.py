@@ -69,7 +69,6 @@ class PackedForward:
         ]
 
     def release(self) -> None:
-        """Leave the model as it was."""
         for hook in self._hooks:
             hook.remove()
         for layer, name, value in self._dropouts:
@@ -78,7 +77,6 @@ class PackedForward:
             module.training = True
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the sampled tokens, as ``token_logprobs``."""
         hidden = self.hidden_states(batch)
         return token_logprobs(hidden, Head.of(self._model), batch.targets, temperature)
 

@@ -35,7 +35,6 @@ class Item:
 
     @property
     def prompt_length(self) -> int:
-        """Prompt tokens."""
         return len(self.sample.prompt_tokens)
 
     @cached_property

@@ -68,7 +68,6 @@ class Reference:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The model is the reference inside."""
         own = [w.detach().clone() for w in self._weights]
         try:
             _copy(self._weights, self._copies)
@@ -129,7 +128,6 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update from the gradients in ``sums``."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()

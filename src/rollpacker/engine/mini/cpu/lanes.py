@@ -94,7 +94,6 @@ class _Tile:
         return self.builder.bitcast(self.builder.gep(base, [index]), vector.as_pointer())
 
     def starts(self, first: Any, apart: Any) -> list[Any]:
-        """Element at which each row starts."""
         b = self.builder
         return [b.add(first, b.mul(_I64(r), apart)) for r in range(self.rows)]
 

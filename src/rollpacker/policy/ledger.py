@@ -7,10 +7,8 @@ it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, ClassVar
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
@@ -125,71 +123,108 @@ class LedgerWriter(Ledger):
     def take(self, event: ev.Event) -> Attempt | None:
         """Enter what happened; the attempt that it happened to: None where it is about none, or
         about one that has gone on without waiting for it."""
-        enter = self._EVENTS.get(type(event))
-        return None if enter is None else enter(self, event)
+        match event:
+            case ev.StepStarted():
+                self._begin(event.step, event.engines)
+            case ev.DevicesLost():
+                self._lost(event)
+            case (
+                ev.AttemptFinished()
+                | ev.TurnFinished()
+                | ev.EnvironmentReplied()
+                | ev.AttemptMigrated()
+            ):
+                attempt = self.running.get(event.attempt)
+                return None if attempt is None else self._went_on(attempt, event)
+            case (
+                ev.AttemptGraded()
+                | ev.AttemptAborted()
+                | ev.AttemptFailed()
+                | ev.GradingFailed()
+                | ev.EpisodeFailed()
+            ):
+                attempt = self.attempts.get(event.attempt)
+                return None if attempt is None else self._ended(attempt, event)
+            case _:
+                pass
+        return None
 
     def follow(self, decision: do.Decision) -> None:
-        enter = self._DECISIONS.get(type(decision))
-        if enter is not None:
-            enter(self, decision)
+        """Enter what was decided."""
+        match decision:
+            case do.BeginRound():
+                self.kind, self.updates = decision.round, decision.updates
+            case do.StartAttempt():
+                self._started(decision)
+            case do.AbortAttempt():
+                self._leave(self.attempts[decision.attempt], Stage.STOPPING)
+                self.stopping += 1
+            case do.GradeAttempt():
+                self.attempts[decision.attempt].stage = Stage.GRADING
+                self.grading += 1
+            case do.MigrateAttempts():
+                for attempt in decision.attempts:
+                    self._bind(self.running[attempt], decision.target)
+            case do.FormEngine():
+                self._lead |= dict.fromkeys(decision.members, decision.engine)
+                self._members[decision.engine] = decision.members
+                self._idle(decision.engine)
+            case do.AcceptGroup():
+                kept = tuple(map(self.attempts.__getitem__, decision.attempts))
+                self.kept[decision.prompt] = kept
+            case _:
+                pass
 
-    # What happened ----------------------------------------------------------------------------
-
-    def _finished(self, event: ev.AttemptFinished) -> Attempt | None:
-        attempt = self.running.get(event.attempt)
-        if attempt is not None:
-            self._leave(attempt, Stage.FINISHED)
-            attempt.tokens, attempt.finish_reason = event.tokens, event.finish_reason
-            attempt.wait_s += event.seconds
-            attempt.turns += event.turns
-        return attempt
-
-    def _graded(self, event: ev.AttemptGraded) -> Attempt | None:
-        attempt = self.attempts.get(event.attempt)
-        if attempt is None or attempt.stage is not Stage.GRADING:
-            return None
-        self._leave(attempt, Stage.GRADED)
-        attempt.reward = event.reward
-        return attempt
-
-    def _turned(self, event: ev.TurnFinished) -> Attempt | None:
-        attempt = self.running.get(event.attempt)
-        if attempt is not None:
-            attempt.turns += 1
-            attempt.tokens = event.tokens
-        return attempt
-
-    def _replied(self, event: ev.EnvironmentReplied) -> Attempt | None:
-        attempt = self.running.get(event.attempt)
-        if attempt is not None:
-            attempt.wait_s += event.seconds
-            attempt.added += event.tokens
-        return attempt
-
-    def _failed(
-        self, event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed
+    def _went_on(
+        self,
+        attempt: Attempt,
+        event: ev.AttemptFinished | ev.TurnFinished | ev.EnvironmentReplied | ev.AttemptMigrated,
     ) -> Attempt | None:
-        attempt = self.attempts.get(event.attempt)
-        if attempt is None or attempt.stage in _ENDED:
-            return None
-        self._leave(attempt, Stage.OVER)
+        """One that ran."""
+        match event:
+            case ev.AttemptFinished():
+                self._leave(attempt, Stage.FINISHED)
+                attempt.tokens, attempt.finish_reason = event.tokens, event.finish_reason
+                attempt.wait_s += event.seconds
+                attempt.turns += event.turns
+            case ev.TurnFinished():
+                attempt.turns += 1
+                attempt.tokens = event.tokens
+            case ev.EnvironmentReplied():
+                attempt.wait_s += event.seconds
+                attempt.added += event.tokens
+            case ev.AttemptMigrated():
+                if event.engine not in self.loads:
+                    return None
+                self.loads[attempt.engine] -= 1
+                self.loads[event.engine] += 1
+                attempt.engine = event.engine
+                self._bind(attempt, event.engine)
         return attempt
 
-    def _stopped(self, event: ev.AttemptAborted) -> Attempt | None:
-        attempt = self.attempts.get(event.attempt)
-        if attempt is None or attempt.stage is not Stage.STOPPING:
+    def _ended(
+        self,
+        attempt: Attempt,
+        event: ev.AttemptGraded
+        | ev.AttemptAborted
+        | ev.AttemptFailed
+        | ev.GradingFailed
+        | ev.EpisodeFailed,
+    ) -> Attempt | None:
+        match event:
+            case ev.AttemptGraded():
+                awaited = attempt.stage is Stage.GRADING
+            case ev.AttemptAborted():
+                awaited = attempt.stage is Stage.STOPPING
+            case _:
+                awaited = attempt.stage not in (Stage.GRADED, Stage.LOST, Stage.OVER)
+        if not awaited:
             return None
-        self._leave(attempt, Stage.OVER)
-        return attempt
-
-    def _arrived(self, event: ev.AttemptMigrated) -> Attempt | None:
-        attempt = self.running.get(event.attempt)
-        if attempt is None or event.engine not in self.loads:
-            return None
-        self.loads[attempt.engine] -= 1
-        self.loads[event.engine] += 1
-        attempt.engine = event.engine
-        self._bind(attempt, event.engine)
+        if isinstance(event, ev.AttemptGraded):
+            self._leave(attempt, Stage.GRADED)
+            attempt.reward = event.reward
+        else:
+            self._leave(attempt, Stage.OVER)
         return attempt
 
     def _lost(self, event: ev.DevicesLost) -> None:
@@ -204,11 +239,6 @@ class LedgerWriter(Ledger):
             self.bound.pop(engine, None)
             self._idle(engine)
 
-    # What was decided -------------------------------------------------------------------------
-
-    def _round_begun(self, decision: do.BeginRound) -> None:
-        self.kind, self.updates = decision.round, decision.updates
-
     def _started(self, decision: do.StartAttempt) -> None:
         id_, prompt, engine = decision.attempt, decision.prompt, decision.engine
         group = self.groups.get(prompt)
@@ -222,28 +252,6 @@ class LedgerWriter(Ledger):
         self.bound[engine] += 1
         if self.bound[engine] == 1:
             self.busy += 1
-
-    def _told_to_stop(self, decision: do.AbortAttempt) -> None:
-        self._leave(self.attempts[decision.attempt], Stage.STOPPING)
-        self.stopping += 1
-
-    def _given_to_grade(self, decision: do.GradeAttempt) -> None:
-        self.attempts[decision.attempt].stage = Stage.GRADING
-        self.grading += 1
-
-    def _moved(self, decision: do.MigrateAttempts) -> None:
-        for attempt in decision.attempts:
-            self._bind(self.running[attempt], decision.target)
-
-    def _regrouped(self, decision: do.FormEngine) -> None:
-        self._lead |= dict.fromkeys(decision.members, decision.engine)
-        self._members[decision.engine] = decision.members
-        self._idle(decision.engine)
-
-    def _accepted(self, decision: do.AcceptGroup) -> None:
-        self.kept[decision.prompt] = tuple(map(self.attempts.__getitem__, decision.attempts))
-
-    # Both -------------------------------------------------------------------------------------
 
     def _leave(self, attempt: Attempt, stage: Stage) -> None:
         before, attempt.stage = attempt.stage, stage
@@ -271,30 +279,3 @@ class LedgerWriter(Ledger):
 
     def _idle(self, engine: EngineId) -> None:
         self.idled.extend(self._members.get(engine, (engine,)))
-
-    _EVENTS: ClassVar[dict[type, Callable[[Any, Any], Attempt | None]]] = {
-        ev.StepStarted: lambda self, event: self._begin(event.step, event.engines),
-        ev.AttemptFinished: _finished,
-        ev.TurnFinished: _turned,
-        ev.EnvironmentReplied: _replied,
-        ev.AttemptGraded: _graded,
-        ev.AttemptFailed: _failed,
-        ev.GradingFailed: _failed,
-        ev.EpisodeFailed: _failed,
-        ev.AttemptAborted: _stopped,
-        ev.AttemptMigrated: _arrived,
-        ev.DevicesLost: _lost,
-    }
-
-    _DECISIONS: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
-        do.BeginRound: _round_begun,
-        do.StartAttempt: _started,
-        do.AbortAttempt: _told_to_stop,
-        do.GradeAttempt: _given_to_grade,
-        do.MigrateAttempts: _moved,
-        do.FormEngine: _regrouped,
-        do.AcceptGroup: _accepted,
-    }
-
-
-_ENDED = (Stage.GRADED, Stage.LOST, Stage.OVER)

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -148,17 +149,9 @@ class _Round:
     source: str
     lengths: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
     ends: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])
-    _joined: Observations | None = None
 
     def observations(self) -> Observations:
-        """All attempts; a round that is over is put together once."""
-        count = sum(map(len, self.ends.values()))
-        if self._joined is None or len(self._joined) != count:
-            self._joined = Observations.of(
-                [length for group in self.lengths.values() for length in group],
-                [end for group in self.ends.values() for end in group],
-            )
-        return self._joined
+        return Observations.of([*chain(*self.lengths.values())], [*chain(*self.ends.values())])
 
 
 class LengthHistory:

@@ -1,13 +1,12 @@
-"""The judge as the graders use it: a queue, batches by length, scores in [0, 1].
+"""The judge as the graders use it: batches by length, scores in [0, 1].
 
 It needs torch only where it runs a model of its own; given a ``generate`` callable it asks that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rollpacker.core.types import AttemptId
 from rollpacker.policy.grading import JudgePlan
@@ -20,43 +19,21 @@ from rollpacker.reward.judge.options import (
     prompt_text,
 )
 
+if TYPE_CHECKING:
+    from rollpacker.reward.judge.model import ModelAsker
+
 Generate = Callable[[Sequence[str]], Sequence[str]]
 """Answers to prompts, one each; ``MemoryError`` says that they were too many at once."""
 Outcome = float | GradingError
+_Waiting = list[tuple[AttemptId, list[int]]]
+"""Responses with the tokens of their prompts, the shortest first."""
 
 _CUT = "[...] "
 
 
-class Asker(Protocol):
-    """What answers the judge's prompts."""
-
-    max_tokens: int
-
-    def encode(self, text: str) -> list[int]:
-        """The prompt's tokens."""
-        ...
-
-    def plan(self, lengths: Sequence[int], /) -> JudgePlan | None:
-        """How many of the shortest prompts to ask together; None when none fits."""
-        ...
-
-    def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
-        """Scores; None where an answer is no grade. ``MemoryError`` when they are too many."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    attempt: AttemptId
-    prompt: list[int]
-
-
 class Judge:
-    """Grades responses with a language model.
-
-    Args:
-        options: see ``JudgeOptions``.
-        generate: answers prompts in place of a model of its own (mode ``generate``).
+    """Grades responses with a language model, or with ``generate``, which answers prompts in place
+    of one (mode ``generate``).
 
     Raises ``ValueError`` for options that cannot be used.
     """
@@ -65,8 +42,6 @@ class Judge:
         self._options = options
         self._template = load_template(options.template)
         self._asker = _asker(options, generate)
-        self._waiting: list[_Waiting] = []
-        self._failed: dict[AttemptId, Outcome] = {}
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[float]:
         """One score each. Raises the first ``GradingError`` after all have been tried."""
@@ -80,72 +55,44 @@ class Judge:
     def outcomes(self, requests: Sequence[GradeRequest]) -> list[Outcome]:
         """A score or the reason why there is none, one each."""
         done: dict[AttemptId, Outcome] = {}
-        try:
-            self.submit(requests)
-            while len(done) < len(requests):
-                done |= self.step()
-        finally:  # nothing of a call that raised is left to the next one
-            self.cancel([request.attempt for request in requests])
-        return [done[request.attempt] for request in requests]
-
-    @property
-    def pending(self) -> int:
-        """Responses that ``step`` has still to say something about."""
-        return len(self._waiting) + len(self._failed)
-
-    def submit(self, requests: Sequence[GradeRequest]) -> None:
-        """Queue responses; attempts must not be queued already."""
+        waiting: _Waiting = []
         for request in requests:
             try:
-                self._waiting.append(_Waiting(request.attempt, self._prompt(request)))
+                waiting.append((request.attempt, self._prompt(request)))
             except GradingError as error:
-                self._failed[request.attempt] = error
-        self._waiting.sort(key=lambda waiting: len(waiting.prompt))
+                done[request.attempt] = error
+        waiting.sort(key=lambda each: len(each[1]))
+        while waiting:
+            plan = self._asker.plan([len(prompt) for _, prompt in waiting])
+            if plan is None:
+                error = GradingError(
+                    f"the judge has no memory for a prompt of {len(waiting[0][1])} tokens: give "
+                    "the engines less KV, or the judge more memory_gb"
+                )
+                done |= {attempt: error for attempt, _ in waiting}
+                break
+            found = self._batch(waiting[: plan.concurrency], plan.resident)
+            done |= found
+            del waiting[: len(found)]
+        return [done[request.attempt] for request in requests]
 
-    def cancel(self, attempts: Collection[AttemptId]) -> None:
-        """Forget queued attempts; unknown ones are ignored."""
-        gone = set(attempts)
-        self._waiting = [w for w in self._waiting if w.attempt not in gone]
-        self._failed = {a: e for a, e in self._failed.items() if a not in gone}
-
-    def step(self) -> dict[AttemptId, Outcome]:
-        """Judge one batch, the shortest that wait, and return its outcomes.
-
-        Out of memory, the batch is halved, down to one response.
-        """
-        done, self._failed = self._failed, {}
-        if not self._waiting:
-            return done
-        plan = self._asker.plan([len(waiting.prompt) for waiting in self._waiting])
-        if plan is None:
-            return done | self._give_up_all()
-        count = plan.concurrency
+    def _batch(self, batch: _Waiting, resident: int) -> dict[AttemptId, Outcome]:
+        """Outcomes of a batch, or of its beginning: out of memory it is halved, down to one."""
+        scores: list[float | None] = [None]
+        failure = "the judge's answer holds no grade"
         while True:
-            batch = self._waiting[:count]
             try:
-                scores = self._asker.ask([w.prompt for w in batch], plan.resident)
+                scores = self._asker.ask([prompt for _, prompt in batch], resident)
+                break
             except MemoryError as error:
-                if count > 1:
-                    count = (count + 1) // 2
-                    continue
-                scores = [None]
-                failure = f"the judge ran out of memory: {str(error)[:200]}"
-            else:
-                failure = "the judge's answer holds no grade"
-            break
-        self._waiting = self._waiting[len(batch) :]
-        for waiting, score in zip(batch, scores, strict=True):
-            done[waiting.attempt] = GradingError(failure) if score is None else score
-        return done
-
-    def _give_up_all(self) -> dict[AttemptId, Outcome]:
-        shortest = len(self._waiting[0].prompt)
-        error = GradingError(
-            f"the judge has no memory for a prompt of {shortest} tokens: give the engines less "
-            "KV, or the judge more memory_gb"
-        )
-        given_up, self._waiting = self._waiting, []
-        return {waiting.attempt: error for waiting in given_up}
+                if len(batch) == 1:
+                    failure = f"the judge ran out of memory: {str(error)[:200]}"
+                    break
+                batch = batch[: (len(batch) + 1) // 2]
+        return {
+            attempt: GradingError(failure) if score is None else score
+            for (attempt, _), score in zip(batch, scores, strict=True)
+        }
 
     def _prompt(self, request: GradeRequest) -> list[int]:
         completion = request.text
@@ -205,7 +152,7 @@ class _CallableAsker:
         return [self._parse(answer) for answer in answers]
 
 
-def _asker(options: JudgeOptions, generate: Generate | None) -> Asker:
+def _asker(options: JudgeOptions, generate: Generate | None) -> _CallableAsker | ModelAsker:
     if generate is not None:
         if options.mode != "generate":
             raise ValueError("judge: a generate callable gives no logits; set mode: generate")

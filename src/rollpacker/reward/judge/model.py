@@ -89,8 +89,9 @@ def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
     before = _allocated(model.device)
     seconds = _shortest(lambda: model.hidden(ids, layers=1), model.device)
     activations = (_peak(model.device) - before) / tokens
-    if activations <= 0:
-        activations = _activation_bytes(model)
+    if activations <= 0:  # of one layer: the residual stream, its norm and attention, the gated MLP
+        width = 8 * model.config.hidden_size + 3 * model.config.intermediate_size
+        activations = width * model.dtype.itemsize
     return JudgeModel(
         layers=model.layers,
         layer_bytes=model.store.layer_bytes,
@@ -113,14 +114,14 @@ def free_bytes(model: StreamedModel, most: float | None) -> float:
 
 
 def _shortest(call: Callable[[], object], device: torch.device) -> float:
-    seconds: list[float] = []
+    shortest = math.inf
     for _ in range(_REPEATS):
         start = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest
 
 
 def _allocated(device: torch.device) -> int:
@@ -132,12 +133,6 @@ def _allocated(device: torch.device) -> int:
 
 def _peak(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _activation_bytes(model: StreamedModel) -> float:
-    """Of one layer: the residual stream, its norm and attention, the gated MLP."""
-    config = model.config
-    return (8 * config.hidden_size + 3 * config.intermediate_size) * model.dtype.itemsize
 
 
 def _cache_bytes(model: StreamedModel) -> float:

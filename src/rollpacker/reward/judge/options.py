@@ -111,42 +111,19 @@ Answer to grade:
 Is the answer correct? Reply with Yes or No only."""
 
 # Small models imitate better than they obey: no instruction, only examples, and many of them.
-_SHOTS = [
-    ("4", "14"),
-    ("-11", "-1"),
-    ("3", "1"),
-    ("-5", "-5"),
-    ("3", "3"),
-    ("-6", "-9"),
-    ("1", "1"),
-    ("-1", "9"),
-    ("12", "12"),
-    ("-8", "-8"),
-    ("16", "16"),
-    ("-12", "-15"),
-    ("1", "-1"),
-    ("-2", "-2"),
-    ("0", "3"),
-    ("1", "1"),
-]
+_SHOTS = """4 14, -11 -1, 3 1, -5 -5, 3 3, -6 -9, 1 1, -1 9, 12 12, -8 -8, 16 16, -12 -15, 1 -1,
+    -2 -2, 0 3, 1 1"""
 _GRADED = "Reference: {}\nAnswer: {}\nGrade: {}\n\n"
 _FEW_SHOT = "".join(
     _GRADED.format(reference, answer, "Yes" if answer == reference else "No")
-    for reference, answer in _SHOTS
+    for reference, answer in map(str.split, _SHOTS.split(","))
 )
 _FEW_SHOT += "Reference: {reference}\nAnswer: {completion}\nGrade:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePrompt:
-    """A prompt of the judge.
-
-    Args:
-        text: a format string.
-        chat: whether it is meant as a chat turn.
-        yes: answer that means right.
-        no: answer that means wrong.
-    """
+    """A format string; ``chat``: it is meant as a chat turn; ``yes`` means right, ``no`` wrong."""
 
     text: str
     chat: bool = True
@@ -155,7 +132,6 @@ class JudgePrompt:
 
     @property
     def fields(self) -> set[str]:
-        """Fields that occur in it."""
         return {name for _, name, _, _ in Formatter().parse(self.text) if name is not None}
 
     def render(self, values: Mapping[str, str | None]) -> str:
@@ -240,11 +216,11 @@ def make_parser(name: str, low: float = 0.0, high: float = 10.0) -> Parser:
     """
     kind, _, argument = name.partition(":")
     if name == "yes_no":
-        return yes_no
+        return _yes_no
     if name == "brackets":
         return lambda text: _last_number(_BRACKETS, text, low, high)
     if kind == "json" and argument:
-        return lambda text: json_field(text, argument, low, high)
+        return lambda text: _json_field(text, argument, low, high)
     if kind == "regex" and argument:
         pattern = _compiled(argument)
         return lambda text: _last_number(pattern, text, low, high)
@@ -253,32 +229,29 @@ def make_parser(name: str, low: float = 0.0, high: float = 10.0) -> Parser:
     )
 
 
-def yes_no(text: str) -> float | None:
+def _yes_no(text: str) -> float | None:
     """1 for yes, 0 for no: the first word, or else the only one of the two that occurs."""
     first = _FIRST_WORD.match(text)
     found = {first.group(1).lower()} if first else {v.lower() for v in _VERDICT.findall(text)}
     return float(found == {"yes"}) if len(found) == 1 else None
 
 
-def json_field(text: str, field: str, low: float, high: float) -> float | None:
+def _json_field(text: str, field: str, low: float, high: float) -> float | None:
     """The number or boolean in a field of the last JSON object of the text that has it."""
     decoder = json.JSONDecoder()
     end = len(text)
     while (start := text.rfind("{", 0, end)) >= 0:
         end = start
         try:
-            value, _ = decoder.raw_decode(text, start)
+            found, _ = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if field in value:
-            return _json_score(value[field], low, high)
+        if field in found:
+            value = found[field]
+            if isinstance(value, bool):
+                return float(value)
+            return _scaled(value, low, high) if isinstance(value, int | float) else None
     return None
-
-
-def _json_score(value: object, low: float, high: float) -> float | None:
-    if isinstance(value, bool):
-        return float(value)
-    return _scaled(value, low, high) if isinstance(value, int | float) else None
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -304,9 +277,7 @@ def _last_number(pattern: re.Pattern[str], text: str, low: float, high: float) -
 
 def _scaled(value: float, low: float, high: float) -> float | None:
     # A number outside of the range is no grade; clipping would make it one.
-    if not low <= value <= high:
-        return None
-    return (value - low) / (high - low)
+    return (value - low) / (high - low) if low <= value <= high else None
 
 
 # The number of waiting responses that are judged together, and of layers that stay resident.
@@ -322,15 +293,10 @@ def capped(decide: Planner, batch_tokens: int) -> Planner:
         decided = decide(lengths)
         if decided is None:
             return None
-        count = min(decided.concurrency, _fitting(lengths, batch_tokens))
+        fitting = 1  # of the shortest; the longest of them counts for each
+        while fitting < len(lengths) and (fitting + 1) * lengths[fitting] <= batch_tokens:
+            fitting += 1
+        count = min(decided.concurrency, fitting)
         return JudgePlan(concurrency=count, resident=decided.resident)
 
     return plan
-
-
-def _fitting(lengths: Sequence[int], batch_tokens: int) -> int:
-    """How many of the shortest make a batch: the longest of them counts for each."""
-    count = 1
-    while count < len(lengths) and (count + 1) * lengths[count] <= batch_tokens:
-        count += 1
-    return count

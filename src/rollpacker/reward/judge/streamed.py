@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -212,44 +212,12 @@ SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose forward is: embed, layers, norm, head; compared with the original in tests."""
 
 
-class CausalModel(Protocol):
-    """What scores and decodes the judge's prompts."""
-
-    layers: int
-    device: torch.device
-    config: Any
-
-    def keep(self, resident: int) -> None:
-        """From now on so many layers stay on the device."""
-        ...
-
-    def logits(
-        self, ids: Tensor, at: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
-    ) -> Tensor:
-        """Logits of the next token.
-
-        Args:
-            ids: tokens, shape (B, T), after those in ``cache``.
-            at: position in ``ids`` whose next token is asked for, shape (B,).
-            mask: 1 for tokens and 0 for padding, of the cache's and these, shape (B, S + T);
-                None when all padding comes after the tokens (causal attention never sees it).
-            cache: keys and values of the S tokens before; these tokens' are added.
-
-        Returns shape (B, V).
-        """
-        ...
-
-
 class StreamedModel:
     """Takes a model over: its layers go to host memory, the rest to the device.
 
-    Args:
-        model: a transformers model of one of the ``SUPPORTED`` types, on CPU; not to be used
-            otherwise from now on.
-        device: where it runs.
-        pipelined: copy layers while others compute.
-
-    Raises ``ValueError`` for other model types.
+    The model is a transformers one of the ``SUPPORTED`` types, on CPU, and not to be used otherwise
+    from now on; ``pipelined``: layers are copied while others compute. Raises ``ValueError`` for
+    other types.
     """
 
     def __init__(
@@ -289,7 +257,15 @@ class StreamedModel:
     def logits(
         self, ids: Tensor, at: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
     ) -> Tensor:
-        """Logits of the next token, shape (B, V); see ``CausalModel``."""
+        """Logits of the next token, shape (B, V).
+
+        Args:
+            ids: tokens, shape (B, T), after those in ``cache``.
+            at: position in ``ids`` whose next token is asked for, shape (B,).
+            mask: 1 for tokens and 0 for padding, of the cache's and these, shape (B, S + T);
+                None when all padding comes after the tokens (causal attention never sees it).
+            cache: keys and values of the S tokens before; these tokens' are added.
+        """
         hidden = self.hidden(ids, mask, cache)
         last = hidden[torch.arange(len(ids), device=self.device), at]
         return self._head(self._norm(last))
@@ -353,7 +329,7 @@ class WholeModel:
     def logits(
         self, ids: Tensor, at: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
     ) -> Tensor:
-        """Logits of the next token, shape (B, V); see ``CausalModel``."""
+        """As ``StreamedModel.logits``."""
         places, row_place = at.unique(return_inverse=True)
         logits = self._model(
             input_ids=ids,
@@ -364,6 +340,10 @@ class WholeModel:
             logits_to_keep=places,
         ).logits
         return logits[torch.arange(len(ids), device=self.device), row_place]
+
+
+CausalModel = StreamedModel | WholeModel
+"""What scores and decodes the judge's prompts."""
 
 
 def _positions(ids: Tensor, mask: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ import yaml
 
 from benchmarks._run import COMMAND, daemon, flags, summary, write_lines
 
-SETTINGS = '{"permits": "round_robin", "lifetime": false, "learn": false, "repack": false}'
+SETTINGS = '{"lifetime": false, "repack": false}'
 TIMEOUT_S = 500
 
 

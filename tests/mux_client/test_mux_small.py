@@ -22,15 +22,15 @@ from rollpacker.rollmux.service.job.submission import job_id
 
 
 def test_settings_are_checked() -> None:
-    text = '{"permits": "round_robin", "prices": {"rollout": 1.0}, "cold_s": 3}'
-    wanted = Settings(permits="round_robin", prices=Prices(rollout=1.0), cold_s=3)
+    text = '{"tails": false, "prices": {"rollout": 1.0}, "cold_s": 3}'
+    wanted = Settings(tails=False, prices=Prices(rollout=1.0), cold_s=3)
     assert _settings(text) == wanted
 
 
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ('{"permits": "foo"}', "permits"),
+        ('{"nodes": "foo"}', "nodes"),
         ('{"colds": 1}', "colds"),
         ('{"prices": {"gold": 1}}', "gold"),
         ('{"prices": 3}', "prices"),

@@ -20,9 +20,7 @@ def call(*args: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
-@pytest.mark.parametrize(
-    "policy", ["solo", "colocated", "gavel", "random", "greedy", "rollmux", "rollmux-plain"]
-)
+@pytest.mark.parametrize("policy", ["solo", "rollmux"])
 def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, policy: str) -> None:
     events = tmp_path / "events.jsonl"
     code, text = call(
@@ -41,7 +39,6 @@ def test_simulate_prints_what_scripts_need_and_its_log_passes(tmp_path: Path, po
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        (["--policy", "best"], "choose one of solo"),
         (["--slo", "1"], "expected LOW,HIGH"),
         (["--slo", "0.5,2"], "1 <= LOW"),
     ],

@@ -19,7 +19,7 @@ from rollpacker.rollmux.service.client.client import MuxClient
 
 JOBS = ("ada", "bob")
 _NODES = {"roll-0": "rollout", "train-0": "train"}
-_SHARE_AT_ONCE = {"permits": "round_robin", "lifetime": False, "learn": False, "repack": False}
+_SHARE_AT_ONCE = {"lifetime": False, "repack": False}
 """Settings with which jobs share nodes however short they are."""
 _LOOK_S = 0.5
 _MOST_S = 900.0

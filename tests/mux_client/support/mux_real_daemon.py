@@ -25,7 +25,7 @@ from rollpacker.rollmux.service.client.phase import Phases
 from rollpacker.runtime.cluster.local import PRELOADED
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
-SHARING = '{"permits": "round_robin", "lifetime": false, "learn": false, "repack": false}'
+SHARING = '{"lifetime": false, "repack": false}'
 """Settings under which jobs share nodes at once, however short they are."""
 
 

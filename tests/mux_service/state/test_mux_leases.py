@@ -295,7 +295,7 @@ def test_the_clock_goes_on_after_a_reboot() -> None:
 
 def test_other_settings_are_refused(world: World) -> None:
     world.submit("a")
-    world.settings = Settings(permits="round_robin")
+    world.settings = Settings(tails=False)
     with pytest.raises(StoreError, match="made with other scheduler settings"):
         world.restart()
     world.settings = None  # type: ignore[assignment]
@@ -308,26 +308,6 @@ def test_a_database_of_another_format_does_not_start(world: World) -> None:
     world.store._db.execute("UPDATE meta SET value = '9' WHERE name = 'format'")
     with pytest.raises(StoreError, match="has format '9'"):
         world.restart()
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_silent_member_is_waited_for_only_so_long(tmp_path: Path, restart: bool) -> None:
-    """Round-robin, and nothing happens: the daemon looks at the time by itself."""
-    how = Settings(permits="round_robin", lifetime=False, learn=False, repack=False, cold_s=30.0)
-    world = World(tmp_path, how)
-    two_jobs(world)
-    assert world.ask("b", "rollout", "kb")[0] == 0
-    left = world.core.next_deadline()
-    assert left is not None
-    assert left <= 30.0
-    if restart:
-        world.restart()
-    world.wait(29.0)
-    assert world.ask("b", "rollout", "kb")[0] == 0
-    world.wait(2.0)
-    assert world.ask("b", "rollout", "kb")[0] == 200
-    assert world.core.next_deadline() is not None
-    world.store.close()
 
 
 @pytest.mark.parametrize("down_s", [0.0, 3 * TTL])

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rollpacker.rollmux.model.seat import Seat, SeatState
 from rollpacker.rollmux.model.tail_model import extra_beside, to_release
-from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.admission import overloaded
 from rollpacker.rollmux.placement.group_simulation import rehearse
 
@@ -21,7 +20,7 @@ def one_rollout_node(target: float = 2.0) -> list[Seat]:
 
 def slowdowns(seats: list[Seat], tails: str) -> list[float]:
     durations = [[(seat.r, seat.t)] for seat in seats]
-    return rehearse(seats, durations, cycles.earliest_deadline, tails=set(tails))
+    return rehearse(seats, durations, tails=set(tails))
 
 
 def test_a_tail_lets_the_next_rollout_begin() -> None:
@@ -55,7 +54,7 @@ def test_a_tail_is_left_to_who_waits_and_once_a_node() -> None:
     tailing = Seat("d", (1, 8), 100.0, 20.0, 2.0, state=SeatState.RUN_R, busy=0)
 
     def released(*seats: Seat, reached: bool = True) -> list[Seat]:
-        return to_release(seats, lambda _: reached, lifetime=True)
+        return to_release(seats, lambda _: reached)
 
     assert released(running, waiting) == [running]
     assert released(running, waiting, reached=False) == []
@@ -87,5 +86,5 @@ def test_tails_change_nothing_for_who_shares_no_rollout_node(
 
     names = {seat.job for seat in seats()}
     durations = [[pair] for pair in phases]
-    with_tails = rehearse(seats(), durations, cycles.earliest_deadline, tails=names)
-    assert with_tails == rehearse(seats(), durations, cycles.earliest_deadline)
+    with_tails = rehearse(seats(), durations, tails=names)
+    assert with_tails == rehearse(seats(), durations)

@@ -77,10 +77,6 @@ def skip_training(log: Log) -> None:
         log.pop(n)
 
 
-def swap_rounds(log: Log) -> None:
-    log[find(log, "permit", nth=-1)]["round"] = -5
-
-
 def reuse_a_token(log: Log) -> None:
     log[find(log, "permit", nth=5)]["token"] = log[find(log, "permit", nth=2)]["token"]
 
@@ -91,7 +87,7 @@ def start_unpermitted(log: Log) -> None:
 
 def permit_twice(log: Log) -> None:
     n = find(log, "permit", "rollout", nth=3)
-    log.insert(n, log[n] | {"token": -1, "round": -1})
+    log.insert(n, log[n] | {"token": -1})
 
 
 def elsewhere(log: Log) -> None:
@@ -148,7 +144,6 @@ def leak(log: Log) -> None:
         (overfill, "memory"),
         (twice_on_a_node, "exclusive"),
         (skip_training, "alternation"),
-        (swap_rounds, "order"),
         (reuse_a_token, "token"),
         (start_unpermitted, "no_permit"),
         (permit_twice, "double_permit"),

@@ -8,7 +8,7 @@ from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN, Seat, SeatState
 from rollpacker.rollmux.model.settings import Settings
-from rollpacker.rollmux.placement import cycles
+from rollpacker.rollmux.placement.permit_order import earliest_deadline
 from rollpacker.rollmux.record.trace import Philly, philly
 from rollpacker.rollmux.scheduler.repack import RepackStep
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
@@ -25,14 +25,14 @@ def tight_and_guest() -> list[Seat]:
 def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
     """Between the end of a rollout and the request to train, however the events are ordered."""
     tight, guest = tight_and_guest()
-    assert cycles.earliest_deadline([tight, guest], TRAIN, 100.0) is None
+    assert earliest_deadline([tight, guest], TRAIN, 100.0) is None
     tight.ask()
-    assert cycles.earliest_deadline([tight, guest], TRAIN, 100.0) is tight
+    assert earliest_deadline([tight, guest], TRAIN, 100.0) is tight
 
 
 def test_a_guest_is_not_held_back_for_ever() -> None:
     tight, guest = tight_and_guest()
-    assert cycles.earliest_deadline([tight, guest], TRAIN, 200.0) is guest
+    assert earliest_deadline([tight, guest], TRAIN, 200.0) is guest
 
 
 def test_what_is_rehearsed_is_what_happens() -> None:

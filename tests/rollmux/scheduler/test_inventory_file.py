@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.rollmux.model.inventory import Fixed
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.inventory_file import SCARCE_MARGIN, expand, parse, read
 
@@ -26,7 +25,6 @@ def test_names_hold_ranges(tmp_path: Path) -> None:
     how = found.settings(Settings())
     assert (how.nodes, how.margin, how.memory_cap_gb) == ("named", SCARCE_MARGIN, 1536.0)
     assert how.teams[0].guaranteed == (2, 0.0)
-    assert isinstance(found.scheduler(Settings()).cluster.inventory, Fixed)
     assert expand("a[0-1]b[3-4]") == ["a0b3", "a0b4", "a1b3", "a1b4"]
 
 

@@ -1,38 +1,31 @@
 """Members that fall silent keep nobody waiting for ever."""
 
 import json
-from dataclasses import replace
-
-import pytest
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.jobs import JobSpec
-from rollpacker.rollmux.model.settings import PLAIN, Settings
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
-
-RR = replace(PLAIN, cold_s=30.0)
 
 
 class World:
     """Jobs that share r0 and t0, and what the scheduler said."""
 
-    def __init__(self, how: Settings, names: str = "ab", **spec: object) -> None:
-        self.scheduler = Scheduler(how)
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(Settings())
         self.now = 0.0
         self.permits: dict[str, do.Permit] = {}
-        self.turns: list[tuple[int, str, int, int]] = []
-        for name in names:
-            wanted = {"worst_rollout_s": 10.0, "worst_train_s": 10.0, "slo": 100.0} | spec
-            self.post(ev.JobArrived(spec=JobSpec(id=name, **wanted)))
+        for name in "ab":
+            spec = JobSpec(id=name, worst_rollout_s=10.0, worst_train_s=10.0, slo=100.0)
+            self.post(ev.JobArrived(spec=spec))
         assert set(self.scheduler.cluster.nodes) == {"r0", "t0"}
 
     def post(self, event: ev.Event) -> None:
         for made in self.scheduler.handle(self.now, event):
             if isinstance(made, do.Permit):
                 self.permits[made.job] = made
-                self.turns.append((made.epoch, made.phase, made.round, made.position))
 
     def ask(self, job: str, phase: Phase = "rollout") -> bool:
         self.post(ev.PermitRequested(job=job, phase=phase))
@@ -43,14 +36,6 @@ class World:
         done = ev.PhaseFinished(job=job, phase=permit.phase, seconds=seconds, token=permit.token)
         self.post(done)
 
-    def lose(self, job: str) -> None:
-        self.post(ev.PermitLost(job=job, token=self.permits.pop(job).token))
-
-    def iterate(self, job: str) -> None:
-        for phase in ("rollout", "train"):
-            assert self.ask(job, phase), (job, phase)
-            self.finish(job)
-
     def wait(self, until: float) -> None:
         """As the daemon does: it says that time has passed when it was asked to."""
         while (look := self.scheduler.next_look()) <= until:
@@ -60,65 +45,9 @@ class World:
         self.now = until
 
 
-@pytest.mark.parametrize("phase", ["rollout", "train"])
-def test_who_loses_a_permit_is_set_aside_until_it_asks(phase: Phase) -> None:
-    world = World(RR)
-    assert world.ask("a")
-    if phase == "train":
-        world.finish("a")
-        assert world.ask("a", "train")
-    world.lose("a")
-    for _ in range(3):
-        world.iterate("b")
-    if not world.ask("a", phase):
-        assert world.ask("b")
-        world.finish("b")
-    assert world.permits["a"].phase == phase
-
-
-def test_a_permit_that_is_asked_for_again_has_another_turn() -> None:
-    world = World(RR)
-    for _ in range(3):
-        assert world.ask("a") or world.ask("b")
-        world.lose("a" if "a" in world.permits else "b")
-    assert len(world.turns) == len(set(world.turns))
-
-
-def test_who_has_done_all_its_iterations_is_waited_for_no_more() -> None:
-    world = World(RR, "a", iterations=1)
-    world.post(
-        ev.JobArrived(spec=JobSpec(id="b", worst_rollout_s=10.0, worst_train_s=10.0, slo=100.0))
-    )
-    world.iterate("a")
-    for _ in range(3):
-        world.iterate("b")
-
-
-@pytest.mark.parametrize("phase", ["rollout", "train"])
-def test_a_job_that_dies_between_phases_is_set_aside_after_a_while(phase: Phase) -> None:
-    world = World(RR)
-    world.iterate("a")
-    if phase == "train":
-        world.iterate("b")
-        assert world.ask("a")
-        world.finish("a")
-        assert world.ask("b")
-        world.finish("b")
-        assert not world.ask("b", "train")
-    else:
-        world.iterate("b")
-        assert not world.ask("b")
-    world.wait(29.0)
-    assert "b" not in world.permits
-    world.wait(31.0)
-    assert "b" in world.permits
-    world.finish("b")
-    assert world.ask("a", phase)
-
-
 def late_member() -> World:
     """Job a, which is in a hurry, trains while b, which is not, could roll out."""
-    world = World(Settings())
+    world = World()
     assert world.ask("a")
     world.finish("a")
     assert world.ask("a", "train")

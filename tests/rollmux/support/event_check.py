@@ -63,7 +63,6 @@ class Checker:
         self._jobs = {spec["id"]: _Job(spec) for spec in meta["jobs"]}
         self._nodes = NodeChecker(meta, self._bad)
         self._busy: dict[str, str] = {}
-        self._turns: dict[tuple[int, str, str], tuple[int, int, int]] = {}
         self._epochs: dict[int, int] = {}
         self._tokens: set[int] = set()
         self._line = 1
@@ -178,16 +177,6 @@ class Checker:
         if epoch < self._epochs.get(group, epoch):
             self._bad("epoch", f"group {group} is past epoch {epoch}")
         self._epochs[group] = max(epoch, self._epochs.get(group, epoch))
-        self._check_turn(name, event)
-
-    def _check_turn(self, name: str, event: dict[str, Any]) -> None:
-        turn = event["epoch"], event["round"], event["position"]
-        for node in event["nodes"]:
-            key = event["group"], event["phase"], node
-            last = self._turns.get(key)
-            if last is not None and last[0] == turn[0] and last[1:] >= turn[1:]:
-                self._bad("order", f"{name}: {turn[1:]} after {last[1:]} on {node}")
-            self._turns[key] = turn
 
     def _start(self, job: _Job, event: dict[str, Any]) -> None:
         name, phase, nodes = event["job"], event["phase"], set(event["nodes"])

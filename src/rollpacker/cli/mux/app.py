@@ -37,11 +37,8 @@ def simulate(
     days: Annotated[float, typer.Option(help="Days of arrivals.")] = 14.0,
     seed: Annotated[int, typer.Option(help="Of the synthetic trace.", min=0)] = 0,
     policy: Annotated[
-        str,
-        typer.Option(
-            help="solo, colocated, gavel, random, greedy, rollmux (ours) or rollmux-plain; with "
-            "--inventory fifo, backfill, colocated, gavel, all-training, rollmux or rollmux-plain."
-        ),
+        Literal["rollmux", "solo"],
+        typer.Option(help="This scheduler, or nodes of its own for every job."),
     ] = "rollmux",
     nodes: Annotated[
         Literal["1", "mixed"], typer.Option(help="Gangs of one node, or of 1, 2 and 4.")
@@ -66,9 +63,8 @@ def simulate(
     from rollpacker.rollmux.record import trace as traces
     from rollpacker.rollmux.record.event_log import EventLog
     from rollpacker.rollmux.scheduler.inventory_file import read
-    from rollpacker.rollmux.simulation.policies import Run, named
+    from rollpacker.rollmux.simulation import cluster_sim
 
-    chosen = named(policy, inventory=inventory is not None)
     machines = None if inventory is None else read(inventory)
     if trace == "philly":
         shape = traces.Philly(jobs=jobs, days=days, nodes=nodes, slo=_range(slo), cycles=cycles)
@@ -77,7 +73,8 @@ def simulate(
         loaded = traces.read(Path(trace))
     with ExitStack() as stack:
         file = stack.enter_context(events.open("w", encoding="utf-8")) if events else None
-        result = chosen(Run(loaded, seed, EventLog(file), time.perf_counter, machines))
+        log = EventLog(file)
+        result = cluster_sim.simulate(loaded, policy, log, time.perf_counter, machines)
     name = f"synthetic, {len(loaded)} jobs" if trace == "philly" else trace
     found = {"policy": policy, "trace": name} | result.to_json()
     return Shown(found, [_table(found)])

@@ -30,7 +30,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="table2, fig9, ... fig14, table3, table4, all of these, or rollmux (minutes).",
+            help="table2, fig9, ... fig14, table3, table4, or all of these.",
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Jobs to average, each with other lengths.")] = 2,
@@ -42,18 +42,13 @@ def reproduce(
     """
     from rollpacker.sim.reproduce import FIGURES
 
-    if what not in ("all", "rollmux", *FIGURES):
-        names = ", ".join((*FIGURES, "rollmux", "all"))
+    if what not in ("all", *FIGURES):
+        names = ", ".join((*FIGURES, "all"))
         raise ValueError(f"nothing called {what!r} to reproduce: choose {names}")
     if seeds < 1 or processes < 0:
         raise ValueError("--seeds must be 1 or more, and --processes 0 or more")
     began = time.perf_counter()
-    figures = list(FIGURES) if what == "all" else [what] if what in FIGURES else []
-    rows = reproduce_rows(figures, seeds, processes) if figures else []
-    if what == "rollmux":
-        from rollpacker.rollmux.simulation.reproduce import rollmux_rows
-
-        rows += rollmux_rows(seeds)
+    rows = reproduce_rows(list(FIGURES) if what == "all" else [what], seeds, processes)
     wall = time.perf_counter() - began
     data = {"rows": [asdict(row) for row in rows], "wall_s": wall}
     return Shown(data, [_table(rows), _summary(rows, wall)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rollpacker.rollmux.model.inventory import Inventory, Needs
 from rollpacker.rollmux.model.jobs import JobSpec, Observed
-from rollpacker.rollmux.model.seat import ABSENT, IDLE, POOLS, ROLLOUT, Seat
+from rollpacker.rollmux.model.seat import POOLS, ROLLOUT, Seat, SeatState
 
 HORIZON = 16
 """Iterations that a job of unknown length is planned for."""
@@ -148,7 +148,6 @@ class CoExecutionGroup:
         seats: of its members, by position.
         nodes: of either pool.
         bits: of its nodes in the masks of gangs.
-        last: round and position of the last permit of either pool.
     """
 
     id: int
@@ -156,30 +155,14 @@ class CoExecutionGroup:
     seats: list[Seat] = field(default_factory=list)
     nodes: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     bits: dict[str, int] = field(default_factory=dict)
-    last: list[tuple[int, int]] = field(default_factory=lambda: [(0, -1), (0, -1)])
 
-    def begin_rounds(self) -> list[Seat]:
-        """Rounds count from zero again; who is furthest in its iteration comes first.
-
-        Returns those who take part, in their order.
-        """
-        self.last = [(0, -1), (0, -1)]
-        found = [seat for seat in self.seats if seat.state not in ABSENT]
+    def in_order(self) -> list[Seat]:
+        """Members that are here; who is furthest in its iteration comes first from now on."""
+        found = [seat for seat in self.seats if seat.state is not SeatState.AWAY]
         found.sort(key=lambda seat: seat.progress)
         for position, seat in enumerate(found):
-            seat.begin_rounds(position)
+            seat.order(position)
         return found
-
-    def next_pass(self, seat: Seat, pool: int) -> int:
-        """The round of a permit under deadlines: they count passes over the positions."""
-        last_round, last_position = self.last[pool]
-        number = last_round + (seat.position <= last_position)
-        self.last[pool] = (number, seat.position)
-        return number
-
-    def silent(self, now: float) -> list[Seat]:
-        """Members that should have asked for their next phase by now."""
-        return [seat for seat in self.seats if seat.state in IDLE and seat.late_at <= now]
 
     def bit(self, node: str) -> int:
         """The bit of a node; the lowest free one for a new node."""

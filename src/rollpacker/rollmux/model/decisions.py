@@ -52,7 +52,6 @@ class Permit(Tagged, frozen=True, kw_only=True):
     token: int
     group: int
     epoch: int
-    round: int
     position: int
     nodes: tuple[str, ...]
 
@@ -85,7 +84,7 @@ class Move(Tagged, frozen=True, kw_only=True):
 
 
 class Rebase(Tagged, frozen=True, kw_only=True):
-    """A group's membership changed: rounds count from zero again.
+    """A group's membership changed, and with it the order of its members.
 
     Args:
         order: the members by position.

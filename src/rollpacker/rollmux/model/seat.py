@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -27,31 +27,25 @@ class SeatState(IntEnum):
     WAIT_T = 3
     RUN_T = 4
     IDLE_R = 5
-    OUT_R = 6
-    """Set aside before a rollout: nobody waits for it."""
-    OUT_T = 7
-    AWAY = 8
+    AWAY = 6
     """Reserved only: its state is still elsewhere."""
 
 
 WAITING: Final = (SeatState.WAIT_R, SeatState.WAIT_T)
 RUNNING: Final = (SeatState.RUN_R, SeatState.RUN_T)
 IDLE: Final = (SeatState.IDLE_R, SeatState.IDLE_T)
-OUT: Final = (SeatState.OUT_R, SeatState.OUT_T)
-"""These four by pool."""
-ABSENT: Final = (SeatState.AWAY, *OUT)
-"""Has no turns."""
+"""These three by pool."""
 
-_BEFORE_TRAINING = (SeatState.WAIT_R, SeatState.RUN_R, SeatState.IDLE_R, SeatState.OUT_R)
-_TURN = {
-    SeatState.RUN_T: (0, (1, 1)),
-    SeatState.WAIT_T: (1, (1, 0)),
-    SeatState.IDLE_T: (1, (1, 0)),
-    SeatState.RUN_R: (2, (1, 0)),
-    SeatState.WAIT_R: (3, (0, 0)),
-    SeatState.IDLE_R: (3, (0, 0)),
+_BEFORE_TRAINING = (SeatState.WAIT_R, SeatState.RUN_R, SeatState.IDLE_R)
+_PROGRESS = {
+    SeatState.RUN_T: 0,
+    SeatState.WAIT_T: 1,
+    SeatState.IDLE_T: 1,
+    SeatState.RUN_R: 2,
+    SeatState.WAIT_R: 3,
+    SeatState.IDLE_R: 3,
 }
-"""Of those who take part: place in an iteration, the furthest first, and rounds that are begun."""
+"""Place in an iteration, the furthest first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +63,6 @@ class Seat:
         solo: seconds alone of the iterations finished since then.
         busy: the nodes that it holds while it runs.
         position: its place in the order of the group.
-        rounds: the next round of either phase.
         running_since: of its phase, or of its last one.
         expected_end: of its phase, with what tails cost it; of the last one while it is idle.
         late_at: after this nobody counts on the end of its phase, or on its asking for the next.
@@ -86,7 +79,6 @@ class Seat:
     state: SeatState = SeatState.WAIT_R
     busy: int = 0
     position: int = 0
-    rounds: list[int] = field(default_factory=lambda: [0, 0])
     running_since: float = 0.0
     expected_end: float = 0.0
     late_at: float = NEVER
@@ -99,12 +91,8 @@ class Seat:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """To sort those who take part by: who is furthest in its iteration comes first."""
-        return _TURN[self.state][0], self.position
-
-    def turn(self, pool: int) -> tuple[int, int]:
-        """To sort by under round-robin."""
-        return self.rounds[pool], self.position
+        """To sort members by that are here: who is furthest in its iteration comes first."""
+        return _PROGRESS[self.state], self.position
 
     def seconds(self, pool: int) -> float:
         """Expected seconds of a phase."""
@@ -134,7 +122,7 @@ class Seat:
         self.late_at = late_at
 
     def ask(self) -> None:
-        """It is ready for its next phase; back, if it was set aside."""
+        """It is ready for its next phase."""
         self.state = WAITING[self.pool]
 
     def start(
@@ -143,7 +131,6 @@ class Seat:
         """It was picked, and holds its nodes from now on; ``beside_s`` longer beside a tail."""
         self.state = RUNNING[pool]
         self.busy = self.masks[pool]
-        self.rounds[pool] += 1
         # What is expected, not what it will be: the order must not know the future.
         self.running_since = now
         self.expected_end = now + self.seconds(pool) + beside_s
@@ -171,11 +158,6 @@ class Seat:
         self.state = IDLE[self.pool]
         self.busy = 0
 
-    def set_aside(self, position: int) -> None:
-        """Nobody waits for an idle member any more; when it is back it is the last of its kind."""
-        self.state = OUT[self.pool]
-        self.position = position
-
     def go_alone(self, alone: bool) -> None:
         """Others on its nodes have to wait from now on, or not any more."""
         self.alone = alone
@@ -185,10 +167,8 @@ class Seat:
         self.solo += solo_s
         self.r, self.t = expected
 
-    def begin_rounds(self, position: int) -> None:
-        """Rounds count from zero again, for one who takes part."""
+    def order(self, position: int) -> None:
         self.position = position
-        self.rounds = list(_TURN[self.state][1])
 
     def promise(self, target: float, since: float) -> None:
         """A slowdown to stay under from now on."""

@@ -1,4 +1,4 @@
-"""The scheduler's knobs, with the published algorithm and ours as two settings of them."""
+"""The scheduler's knobs."""
 
 from __future__ import annotations
 
@@ -49,10 +49,8 @@ class Settings:
     """How to schedule.
 
     Args:
-        permits: order of the phases inside a group.
-        lifetime: budget the slowdown over a job's whole life and evict before it is lost; off,
-            a group's worst-case cycle has to stay under every member's limit, as published.
-        learn: plan by observed durations once a job is known.
+        lifetime: budget the slowdown over a job's whole life, and evict before it is lost; off, a
+            job joins where the worst case of all members stays under every limit, and stays there.
         repack: move jobs and dissolve groups where that saves money.
         tails: let the next job start while a rollout's last responses finish on a quarter of the
             workers.
@@ -71,9 +69,7 @@ class Settings:
         limit: most nodes of either pool that a cloud gives; None for no limit.
     """
 
-    permits: Literal["round_robin", "earliest_deadline"] = "earliest_deadline"
     lifetime: bool = True
-    learn: bool = True
     repack: bool = True
     tails: bool = True
     group_size: int = 8
@@ -89,7 +85,3 @@ class Settings:
     nodes: Literal["cloud", "named"] = "cloud"
     limit: tuple[int | None, int | None] = (None, None)
     prices: Prices = Prices()
-
-
-PLAIN = Settings(permits="round_robin", lifetime=False, learn=False, repack=False)
-"""The published algorithm."""

@@ -42,15 +42,12 @@ def _tail_end(seats: Sequence[Seat], seat: Seat) -> float:
     return end
 
 
-def to_release(
-    seats: Sequence[Seat], reached: Callable[[Seat], bool], *, lifetime: bool
-) -> list[Seat]:
+def to_release(seats: Sequence[Seat], reached: Callable[[Seat], bool]) -> list[Seat]:
     """Rollouts that are nearly over and whose nodes somebody waits for.
 
     Args:
         seats: of a group.
         reached: whether about 80% of a rollout's responses are there.
-        lifetime: jobs have targets.
     """
     waiting = 0
     tails = 0
@@ -63,7 +60,7 @@ def to_release(
     for seat in seats:
         if seat.state is not SeatState.RUN_R or not seat.busy & waiting or not reached(seat):
             continue
-        if seat.busy & tails or (lifetime and seat.target < TIGHT):
+        if seat.busy & tails or seat.target < TIGHT:
             continue
         tails |= seat.busy
         found.append(seat)

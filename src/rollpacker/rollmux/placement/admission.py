@@ -11,8 +11,8 @@ from rollpacker.rollmux.model.inventory import Needs
 from rollpacker.rollmux.model.seat import NEVER, POOLS, ROLLOUT, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.model.tail_model import HELD
-from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.group_simulation import rehearse
+from rollpacker.rollmux.placement.permit_order import bits, load_bound
 
 Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool, bool], ...]
@@ -46,27 +46,25 @@ class Joiner:
     masks: Masks
 
 
-def expected(job: Job, settings: Settings) -> tuple[float, float]:
+def expected(job: Job) -> tuple[float, float]:
     """Rollout and training seconds to plan with: observed once known, else the worst case."""
-    if settings.learn and job.observed.known:
+    if job.observed.known:
         return job.observed.means
     return job.spec.worst_rollout_s, job.spec.worst_train_s
 
 
-def affordable(job: Job, now: float, settings: Settings, reserve_s: float) -> float:
+def affordable(job: Job, now: float, reserve_s: float = 0.0) -> float:
     """The slowdown at which the rest of a job's life uses up its lifetime budget.
 
     ``slo * (seconds alone, done and to come)`` less what has passed and a reserve, spread over
     what is to come: slack that was banked may be spent.
     """
-    if not settings.lifetime:
-        return job.spec.slo
-    rest = job.remaining() * sum(expected(job, settings))
+    rest = job.remaining() * sum(expected(job))
     budget = job.spec.slo * (job.solo_s + rest) - (now - job.started) - reserve_s
     return budget / rest
 
 
-def expected_end(job: Job, now: float, settings: Settings) -> float:
+def expected_end(job: Job, now: float) -> float:
     """When a job will be over at the pace that it has had; ``NEVER`` where nobody can say."""
     left = job.spec.left(job.done)
     if left is None:
@@ -74,7 +72,7 @@ def expected_end(job: Job, now: float, settings: Settings) -> float:
     pace = GUESSED_SLOWDOWN
     if job.solo_s > 0.0:
         pace = max(1.0, (now - job.started) / job.solo_s)
-    return now + left * sum(expected(job, settings)) * pace
+    return now + left * sum(expected(job)) * pace
 
 
 class Admission:
@@ -83,9 +81,6 @@ class Admission:
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._order = (
-            cycles.round_robin if settings.permits == "round_robin" else cycles.earliest_deadline
-        )
         self.left = float(settings.effort)
         self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
         """When groups were rehearsed, and the slowdown of each member."""
@@ -99,7 +94,7 @@ class Admission:
 
     def seat(self, job: Job, masks: Masks) -> Seat:
         """A seat with what is expected of a job; its target is still to be set."""
-        r, t = expected(job, self._settings)
+        r, t = expected(job)
         return Seat(job.spec.id, masks, r, t)
 
     def seats(
@@ -121,10 +116,10 @@ class Admission:
         """The exact test of a whole group."""
         if not self._settings.lifetime:
             return GroupVerdict(self._within_limits(seats), 1.0)
-        reserve = cycles.load_bound(seats) + self._settings.cold_s
+        reserve = load_bound(seats) + self._settings.cold_s
         for seat in seats:
             job = self._cluster.jobs[seat.job]
-            target = affordable(job, now, self._settings, reserve if len(seats) > 1 else 0.0)
+            target = affordable(job, now, reserve if len(seats) > 1 else 0.0)
             target *= 1.0 - self._settings.margin if len(seats) > 1 else 1.0
             seat.promise(target, since=0.0)
         if len(seats) == 1:
@@ -136,7 +131,7 @@ class Admission:
     def slowdown(self, seats: Sequence[Seat], job: Job, now: float) -> float:
         """Of a member of a group, as rehearsed."""
         for seat in seats:
-            target = affordable(self._cluster.jobs[seat.job], now, self._settings, 0.0)
+            target = affordable(self._cluster.jobs[seat.job], now)
             seat.promise(target, since=0.0)
         return self._slowdowns(sorted(seats, key=lambda seat: seat.job), now)[job.spec.id]
 
@@ -183,7 +178,7 @@ class Admission:
         return slow
 
     def _known(self, job: str) -> bool:
-        return self._settings.learn and self._cluster.jobs[job].observed.known
+        return self._cluster.jobs[job].observed.known
 
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
         """Harmonic, weighted by what the jobs would cost alone."""
@@ -208,9 +203,13 @@ class Admission:
         return self._mean(slow, seats)
 
     def _within_limits(self, seats: Sequence[Seat]) -> bool:
-        """Worst-case mode: the exact cycle stays under every member's limit."""
-        limit = min(self._cluster.jobs[s.job].spec.slo * (s.r + s.t) for s in seats)
-        return cycles.cycle(seats) <= limit
+        worst: list[Seat] = []
+        limit = inf
+        for seat in seats:
+            spec = self._cluster.jobs[seat.job].spec
+            worst.append(Seat(seat.job, seat.masks, spec.worst_rollout_s, spec.worst_train_s))
+            limit = min(limit, spec.slo * worst[-1].iteration_s)
+        return load_bound(worst) <= limit
 
     def _rehearse(self, seats: Sequence[Seat]) -> dict[str, float]:
         self.left -= SEAT_EFFORT * len(seats)
@@ -218,7 +217,6 @@ class Admission:
         slowdowns = rehearse(
             seats,
             durations,
-            self._order,
             switch_s=self._settings.warm_s,
             tails=self._tails(seats),
         )
@@ -231,7 +229,7 @@ class Admission:
         return {seat.job for seat in seats if self._cluster.jobs[seat.job].leaves_tails}
 
     def _durations(self, job: Job) -> list[tuple[float, float]]:
-        if self._settings.learn and job.observed.known:
+        if job.observed.known:
             return list(job.observed.ring)
         return [(job.spec.worst_rollout_s, job.spec.worst_train_s)]
 
@@ -248,7 +246,7 @@ def overloaded(seats: Sequence[Seat], switch_s: float, tails: Collection[str] = 
         for pool in POOLS:
             share = HELD if pool == ROLLOUT and seat.job in tails else 1.0
             need = (seat.seconds(pool) + switch_s) * share / period
-            for bit in cycles.bits(seat.masks[pool]):
+            for bit in bits(seat.masks[pool]):
                 total = load.get((pool, bit), 0.0) + need
                 if total > 1.0:
                     return True

@@ -16,7 +16,7 @@ from rollpacker.rollmux.model.tail_model import (
     extra_beside,
     to_release,
 )
-from rollpacker.rollmux.placement.cycles import Order
+from rollpacker.rollmux.placement.permit_order import earliest_deadline
 
 ITERATIONS = 16
 """Of each member on average."""
@@ -28,12 +28,11 @@ _IN_TURN = (TRAIN, ROLLOUT)
 def rehearse(
     seats: Sequence[Seat],
     durations: Sequence[Sequence[tuple[float, float]]],
-    order: Order,
     *,
     switch_s: float = 0.0,
     tails: Collection[str] = (),
 ) -> list[float]:
-    """Slowdown of each member when the group runs under an order from a common start.
+    """Slowdown of each member when the group runs from a common start.
 
     The first iteration of a member does not count: plans keep a cycle in reserve for it.
 
@@ -52,7 +51,7 @@ def rehearse(
         _Actor(number, seat, each, seat.job in tails)
         for number, (seat, each) in enumerate(zip(seats, durations, strict=True))
     ]
-    return _Rehearsal(actors, order, switch_s).run()
+    return _Rehearsal(actors, switch_s).run()
 
 
 class _Actor:
@@ -110,11 +109,10 @@ class _Actor:
 
 
 class _Rehearsal:
-    def __init__(self, actors: Sequence[_Actor], order: Order, switch_s: float) -> None:
+    def __init__(self, actors: Sequence[_Actor], switch_s: float) -> None:
         self._actors = actors
         self._seats = [actor.seat for actor in actors]
         self._of = {actor.seat: actor for actor in actors}
-        self._order = order
         self._switch_s = switch_s
         self._tails = any(actor.leaves_tail for actor in actors)
         self._waits = [len(actors), 0]
@@ -155,9 +153,9 @@ class _Rehearsal:
         return [actor.slowdown() for actor in actors]
 
     def _grant(self, now: float) -> None:
-        seats, order = self._seats, self._order
+        seats = self._seats
         for pool in _IN_TURN:
-            while self._waits[pool] and (seat := order(seats, pool, now)) is not None:
+            while self._waits[pool] and (seat := earliest_deadline(seats, pool, now)) is not None:
                 self._waits[pool] -= 1
                 self._start(self._of[seat], pool, now)
 
@@ -192,7 +190,7 @@ class _Rehearsal:
 
     def _release(self, now: float) -> None:
         """Tails leave nodes to who waits for them."""
-        found = to_release(self._seats, lambda seat: self._of[seat].tail_reached, lifetime=True)
+        found = to_release(self._seats, lambda seat: self._of[seat].tail_reached)
         for seat in found:
             actor = self._of[seat]
             seat.leave_to_tail(TAIL_COST)

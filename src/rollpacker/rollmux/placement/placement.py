@@ -102,7 +102,7 @@ class Placement:
             return None
         # One that is only expected to be over by then may go on.
         ends = job.spec.iterations is not None
-        return None if ends and expected_end(job, now, self._settings) <= kept.at else kept
+        return None if ends and expected_end(job, now) <= kept.at else kept
 
     def best(
         self,
@@ -144,14 +144,14 @@ class Placement:
         """The best site in a group that another member leaves, at what the group then costs."""
         ranked: list[tuple[float, int, Site]] = []
         for site in self.sites(job, group, self._loads(job, now), (of,), now=now):
-            seats, price = self._joined(site, job, (of,))
+            seats, price = self.joined(site, job, (of,))
             ranked.append((price * self._admission.guess(seats), len(ranked), site))
         self._admission.left -= GUESS_EFFORT * len(ranked)
         best: Offer | None = None
         for guess, _, site in sorted(ranked)[:SWAPS_TRIED]:
             if guess > GENEROUS * below:
                 break
-            seats, price = self._joined(site, job, (of,))
+            seats, price = self.joined(site, job, (of,))
             if price >= below:
                 continue
             verdict = self._admission.judge(seats, now)
@@ -163,8 +163,6 @@ class Placement:
     def _choose(
         self, sites: list[Site], job: Job, now: float, below: float, thorough: bool = False
     ) -> Offer | None:
-        if not self._settings.lifetime:
-            return self._first(sites, job, now)
         sites = sites if thorough else _promising(sites)
         ranked = sorted((self._guess(site, job, now), n) for n, site in enumerate(sites))
         self._admission.left -= GUESS_EFFORT * len(sites)
@@ -180,23 +178,16 @@ class Placement:
                 best = Offer(sites[number], cost)
         return best
 
-    def _first(self, sites: list[Site], job: Job, now: float) -> Offer | None:
-        """The published rule: the cheapest that is admitted, of these the busiest."""
-        for site in sorted(sites, key=_cheapest):
-            if self.cost(site, job, now) < float("inf"):
-                return Offer(site, site.price)
-        return None
-
     def cost(self, site: Site, job: Job, now: float) -> float:
         """What a group's value grows by; infinite if a promise would be broken."""
-        seats, price = self._joined(site, job)
+        seats, price = self.joined(site, job)
         verdict = self._admission.judge(seats, now)
         if not verdict.kept:
             return float("inf")
         return price * verdict.slowdown - self._base(site, job, now)
 
     def _guess(self, site: Site, job: Job, now: float) -> float:
-        seats, price = self._joined(site, job)
+        seats, price = self.joined(site, job)
         return price * self._admission.guess(seats) - self._base(site, job, now)
 
     def _base(self, site: Site, job: Job, now: float) -> float:
@@ -205,7 +196,7 @@ class Placement:
             return 0.0
         return self.value(self._cluster.groups[site.group], now)
 
-    def _joined(
+    def joined(
         self, site: Site, job: Job, without: Collection[str] = ()
     ) -> tuple[list[Seat], float]:
         """Seats and price of a group after a job has joined, or has moved inside it."""
@@ -248,8 +239,8 @@ class Placement:
         return masks[0], masks[1]
 
     def _loads(self, job: Job, now: float) -> tuple[float, float]:
-        r, t = expected(job, self._settings)
-        slowdown = max(affordable(job, now, self._settings, 0.0), 1.0)
+        r, t = expected(job)
+        slowdown = max(affordable(job, now), 1.0)
         return r / (slowdown * (r + t)), t / (slowdown * (r + t))
 
     def sites(

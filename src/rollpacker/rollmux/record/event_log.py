@@ -29,7 +29,6 @@ def head(settings: Settings, jobs: Sequence[Line], machines: Iterable[Machine] =
         "kind": "meta",
         "memory_cap_gb": settings.memory_cap_gb,
         "prices": {"rollout": settings.prices.rollout, "train": settings.prices.train},
-        "permits": settings.permits,
         "teams": plain(settings.teams),
         "nodes": settings.nodes,
         "machines": plain(list(machines)),
@@ -76,7 +75,7 @@ def _of_decision(now: float, made: object) -> list[Line]:
                 line(now, "start", made.job, phase="sync", nodes=home["nodes"]),
             ]
         case do.Permit():
-            names = ("phase", "group", "epoch", "round", "position", "token")
+            names = ("phase", "group", "epoch", "position", "token")
             more = {name: getattr(made, name) for name in names} | {"nodes": list(made.nodes)}
             return [line(now, kind, made.job, **more) for kind in ("permit", "start")]
         case do.ReleaseTail():

@@ -24,9 +24,8 @@ from typing import Any
 import yaml
 
 from rollpacker.core.codec import plain
-from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed, Machine, count_pools
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Machine, count_pools
 from rollpacker.rollmux.model.settings import Prices, Settings, Team
-from rollpacker.rollmux.scheduler.scheduler import Scheduler
 
 SCARCE_MARGIN = 0.05
 """Share of slowdown budgets that plans leave alone where nodes are few: docs/log.md."""
@@ -60,10 +59,6 @@ class InventoryFile:
         free = self.limit == (None, None)
         found = replace(base, teams=self.teams) if free else scarce
         return replace(found, prices=self.prices, limit=self.limit)
-
-    def scheduler(self, base: Settings) -> Scheduler:
-        settings = self.settings(base)
-        return Scheduler(settings, Fixed(self.machines) if self.prices is None else None)
 
 
 def read(path: Path) -> InventoryFile:

@@ -1,12 +1,8 @@
-"""Who may run a phase now, group by group, who waits for whom, and until when.
-
-A member that has lost its permit, has nothing left to do, or does not ask for its next phase is set
-aside: under round-robin the others would wait for it for ever. It is back as soon as it asks.
-"""
+"""Who may run a phase now, group by group, who waits for whom, and until when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from rollpacker.rollmux.model import decisions as do
@@ -19,8 +15,8 @@ from rollpacker.rollmux.model.tail_model import (
     expected_extra,
     to_release,
 )
-from rollpacker.rollmux.placement import cycles
 from rollpacker.rollmux.placement.admission import affordable
+from rollpacker.rollmux.placement.permit_order import earliest_deadline, load_bound
 
 
 def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> float:
@@ -30,16 +26,11 @@ def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> floa
     return now + settings.warm_s + longest * SLOWEST_BESIDE
 
 
-class Looks:
-    """When those who wait in a group may go on though nothing happened.
+class WakeTimers:
+    """When a waiting member of a group must be reconsidered although no event came, because the
+    member that it was held back for is late."""
 
-    Args:
-        in_turn: round-robin: members that do not ask keep the others waiting. Else members that
-            are to come soon do.
-    """
-
-    def __init__(self, in_turn: bool) -> None:
-        self._in_turn = in_turn
+    def __init__(self) -> None:
         self._times: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
         """Times as they were noted; those that do not count any more are passed over."""
@@ -48,16 +39,11 @@ class Looks:
         seats = group.seats
         self._times.pop(group.id, None)
         if any(seat.state in WAITING for seat in seats):
-            times = [at for seat in seats if (at := self._until(seat)) > now]
+            near = (seat for seat in seats if seat.state in (*IDLE, *RUNNING))
+            times = [at for seat in near if (at := seat.counted_on_until()) > now]
             if times:
                 self._times[group.id] = min(times)
                 heappush(self._heap, (self._times[group.id], group.id))
-
-    def _until(self, seat: Seat) -> float:
-        """Until when a member keeps others waiting; long ago where it does not."""
-        if self._in_turn:
-            return seat.late_at if seat.state in IDLE else -NEVER
-        return seat.counted_on_until() if seat.state in (*IDLE, *RUNNING) else -NEVER
 
     def times(self) -> list[tuple[int, float]]:
         """Groups and their times, to ``restore`` them."""
@@ -95,10 +81,8 @@ class Permits:
         self._cluster = cluster
         self._settings = settings
         self._made = made
-        self._in_turn = settings.permits == "round_robin"
-        self._order = cycles.round_robin if self._in_turn else cycles.earliest_deadline
         self._touched: dict[int, None] = {}
-        self.looks = Looks(self._in_turn)
+        self.timers = WakeTimers()
         self.token = 0
         """Of the next permit."""
 
@@ -111,32 +95,23 @@ class Permits:
         for number in list(self._touched):
             if (group := self._cluster.groups.get(number)) is not None:
                 self._dispatch(group, now)
-                self.looks.note(group, now)
+                self.timers.note(group, now)
         self._touched.clear()
 
     def time_passed(self, now: float) -> None:
         """Look at the groups whose time has come."""
-        for number in self.looks.take(now):
-            if (group := self._cluster.groups.get(number)) is not None:
-                self.touch(number)
-                self.set_aside(group, group.silent(now), now)
-
-    def set_aside(self, group: CoExecutionGroup, seats: Sequence[Seat], now: float) -> None:
-        """Nobody waits for these; under deadlines an idle member keeps nobody waiting anyway."""
-        if self._in_turn and seats:
-            for seat in seats:
-                seat.set_aside(len(group.seats))
-            self.rebase(group, now)
+        for number in self.timers.take(now):
+            self.touch(number)
 
     def rebase(self, group: CoExecutionGroup, now: float) -> None:
-        """Rounds count from zero again; who is furthest in its iteration comes first."""
+        """A group has other members, or another order of them: new targets for all."""
         group.epoch += 1
         self._cluster.changed.add(group.id)
         self.touch(group.id)
-        seats = group.begin_rounds()
-        reserve = (cycles.load_bound(seats) + self._settings.cold_s) if len(seats) > 1 else 0.0
+        seats = group.in_order()
+        reserve = (load_bound(seats) + self._settings.cold_s) if len(seats) > 1 else 0.0
         for seat in seats:
-            slowdown = affordable(self._cluster.jobs[seat.job], now, self._settings, reserve)
+            slowdown = affordable(self._cluster.jobs[seat.job], now, reserve)
             seat.promise(slowdown * (1.0 - self._settings.margin), since=now)
         order = tuple(seat.job for seat in seats)
         self._made.append(do.Rebase(group=group.id, epoch=group.epoch, order=order))
@@ -148,10 +123,9 @@ class Permits:
             self._grant(group, ROLLOUT, now)
 
     def _grant(self, group: CoExecutionGroup, pool: int, now: float) -> None:
-        while (seat := self._order(group.seats, pool, now)) is not None:
+        while (seat := earliest_deadline(group.seats, pool, now)) is not None:
             job = self._cluster.jobs[seat.job]
             assert job.home is not None
-            number = seat.rounds[pool] if self._in_turn else group.next_pass(seat, pool)
             beside_s = expected_extra(group.seats, seat, now) if pool == ROLLOUT else 0.0
             late_at = due(job, seat, pool, now, self._settings)
             seat.start(pool, now, late_at, beside_s=beside_s)
@@ -165,7 +139,6 @@ class Permits:
                     token=job.token,
                     group=group.id,
                     epoch=group.epoch,
-                    round=number,
                     position=seat.position,
                     nodes=job.home.nodes[pool],
                 )
@@ -174,11 +147,7 @@ class Permits:
     def _release_tails(self, group: CoExecutionGroup) -> bool:
         """Nodes of rollouts that are nearly over go to who waits for them."""
         jobs = self._cluster.jobs
-        found = to_release(
-            group.seats,
-            lambda seat: jobs[seat.job].tail_reached,
-            lifetime=self._settings.lifetime,
-        )
+        found = to_release(group.seats, lambda seat: jobs[seat.job].tail_reached)
         for seat in found:
             home = self._cluster.jobs[seat.job].home
             assert home is not None

@@ -158,8 +158,8 @@ class Queue:
     def _end(self, name: str, now: float) -> float:
         job = self._cluster.jobs[name]
         if job.leaves:
-            return now + sum(expected(job, self._settings))
-        return expected_end(job, now, self._settings)
+            return now + sum(expected(job))
+        return expected_end(job, now)
 
     def to_reclaim(self) -> list[Job]:
         """After ``offers``: who has to leave for those whose teams are owed nodes."""

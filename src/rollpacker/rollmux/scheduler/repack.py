@@ -206,7 +206,7 @@ class Repack:
         if group is None or not all(self._worth(job, now) for job in jobs):
             return []
         left = self._placement.value(group, now) - sum(self._toll(job) for job in jobs)
-        jobs.sort(key=lambda job: -sum(expected(job, self._settings)))
+        jobs.sort(key=lambda job: -sum(expected(job)))
         moved: list[Job] = []
         for job in jobs:
             offer = self._placement.best(job, now, below=left, avoid=(group.id,))
@@ -221,7 +221,7 @@ class Repack:
 
     def _toll(self, job: Job) -> float:
         """Dollars per hour that a move has to save to pay for itself."""
-        rest = job.remaining() * sum(expected(job, self._settings))
+        rest = job.remaining() * sum(expected(job))
         share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
         return share * self._settings.prices.of(job.spec.gangs)
 
@@ -229,7 +229,7 @@ class Repack:
         """Whether a move pays and the job can afford it."""
         if job.destination is not None or job.home is None or job.over:
             return False
-        rest = job.remaining() * sum(expected(job, self._settings))
+        rest = job.remaining() * sum(expected(job))
         cold = self._settings.cold_s
-        spare = (affordable(job, now, self._settings, 0.0) - 1.0) * rest
+        spare = (affordable(job, now) - 1.0) * rest
         return rest > AMORTISED * cold and spare > COVERED * cold

@@ -12,7 +12,7 @@ from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
 from rollpacker.rollmux.model.inventory import POOL_NAMES, Cloud, Fixed, Inventory
 from rollpacker.rollmux.model.jobs import KNOWN_AFTER
-from rollpacker.rollmux.model.seat import IDLE, OUT, Seat
+from rollpacker.rollmux.model.seat import IDLE, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, expected
 from rollpacker.rollmux.placement.placement import Placement, Site
@@ -81,7 +81,7 @@ class Scheduler:
 
     def next_look(self) -> float:
         """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
-        return min(self._permits.looks.next(), self.queue.retry_at)
+        return min(self._permits.timers.next(), self.queue.retry_at)
 
     def number_from(self, token: int) -> None:
         """The next permit has this number, or a higher one."""
@@ -103,7 +103,7 @@ class Scheduler:
             number=self.cluster.number,
             token=self._permits.token,
             agenda=list(self._repack.agenda),
-            looks=self._permits.looks.times(),
+            looks=self._permits.timers.times(),
             rehearsed=remembered(self.admission.rehearsed),
         )
 
@@ -121,7 +121,7 @@ class Scheduler:
         self.queue.restore(saved.retry_at)
         self._repack.agenda.update(dict.fromkeys(saved.agenda))
         self.admission.rehearsed.update(saved.recalled())
-        self._permits.looks.restore(saved.looks)
+        self._permits.timers.restore(saved.looks)
 
     def _cheapest(self, job: Job, now: float) -> Site | None:
         alone = self.placement.isolated(job, now)
@@ -168,7 +168,7 @@ class Scheduler:
         self._serve(now)
         self._rearrange(now)
 
-    def _requested(self, now: float, event: ev.PermitRequested) -> None:
+    def _requested(self, _: float, event: ev.PermitRequested) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None:
             return
@@ -179,13 +179,9 @@ class Scheduler:
         assert seat is not None
         assert home is not None
         pool = POOL_NAMES.index(event.phase)
-        if seat.state not in (IDLE[pool], OUT[pool]):
-            return
-        back = seat.state is OUT[pool]
-        seat.ask()
-        self._permits.touch(home.group)
-        if back:
-            self._permits.rebase(self.cluster.groups[home.group], now)
+        if seat.state is IDLE[pool]:
+            seat.ask()
+            self._permits.touch(home.group)
 
     def _finished(self, now: float, event: ev.PhaseFinished) -> None:
         job = self.cluster.jobs.get(event.job)
@@ -199,7 +195,6 @@ class Scheduler:
             return
         self._iterated(job, job.seat, event.seconds)
         if job.over:
-            self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
             return
         self._leave(job, now)
         if job.observed.count == KNOWN_AFTER and job.home is not None:
@@ -251,7 +246,7 @@ class Scheduler:
         job.observed.add(job.rollout_s, train_s)
         job.done += 1
         job.solo_s += solo_s
-        seat.learn(solo_s, expected(job, self.settings))
+        seat.learn(solo_s, expected(job))
         assert job.home is not None
         self.cluster.changed.add(job.home.group)
 
@@ -278,14 +273,13 @@ class Scheduler:
             job.tail_reached = job.leaves_tails = True
             self._permits.touch(job.home.group)
 
-    def _lost(self, now: float, event: ev.PermitLost) -> None:
+    def _lost(self, _: float, event: ev.PermitLost) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
         job.token = -1
         job.seat.lose()
         self._permits.touch(job.home.group)
-        self._permits.set_aside(self.cluster.groups[job.home.group], [job.seat], now)
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)

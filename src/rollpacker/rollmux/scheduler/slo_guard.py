@@ -36,7 +36,7 @@ class SloGuard:
         group = self._cluster.groups[job.home.group]
         if len(group.seats) < 2:
             return False
-        alone = sum(expected(job, self._settings))
+        alone = sum(expected(job))
         rest = job.remaining() * alone
         certain = CERTAIN_IF_FEW if self._admission.few else CERTAIN
         credit = certain * (job.spec.slo - 1.0) * rest
@@ -58,7 +58,7 @@ class SloGuard:
         if len(seats) < 2:
             return False
         slowdown = self._admission.slowdown(seats, job, now)
-        return slowdown * SURE > affordable(job, now, self._settings, 0.0)
+        return slowdown * SURE > affordable(job, now)
 
     def _next_wait(self, group: CoExecutionGroup, seat: Seat, alone: float) -> float:
         """Seconds that one more iteration here may take on top of those alone."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Literal
 
 from rollpacker.core.types import Phase
 from rollpacker.policy.engines.fleet import TAIL_ENGINES
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
-from rollpacker.rollmux.model.inventory import POOL_NAMES, count_pools
+from rollpacker.rollmux.model.cluster import Job
+from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed, count_pools
 from rollpacker.rollmux.model.seat import NEVER
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.model.tail_model import TAIL_COST, TAIL_TIME, extra_beside
+from rollpacker.rollmux.placement.placement import Site
 from rollpacker.rollmux.record.event_log import EventLog
 from rollpacker.rollmux.record.trace import TraceJob
+from rollpacker.rollmux.scheduler.inventory_file import InventoryFile
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.result import (
     FinishedJob,
@@ -26,6 +30,32 @@ from rollpacker.rollmux.simulation.result import (
 )
 
 Clock = Callable[[], float]
+Policy = Literal["rollmux", "solo"]
+
+
+def simulate(
+    jobs: Sequence[TraceJob],
+    policy: Policy,
+    log: EventLog | None = None,
+    clock: Clock | None = None,
+    nodes: InventoryFile | None = None,
+) -> SimulationResult:
+    """A trace through the scheduler; under ``solo`` every job gets nodes of its own.
+
+    Args:
+        nodes: what there is; None for a cloud without a limit.
+    """
+
+    def own_nodes(job: Job, now: float) -> Site | None:
+        return scheduler.placement.isolated(job, now)
+
+    settings = Settings(repack=policy == "rollmux")
+    inventory = None
+    if nodes is not None:
+        settings = nodes.settings(settings)
+        inventory = Fixed(nodes.machines) if nodes.prices is None else None
+    scheduler = Scheduler(settings, inventory, own_nodes if policy == "solo" else None)
+    return ClusterSimulation(jobs, scheduler, log, clock).run()
 
 
 @dataclass(slots=True, eq=False)

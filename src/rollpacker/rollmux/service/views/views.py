@@ -163,7 +163,7 @@ def _slo(
     rest, worked, left = 0.0, 0.0, None
     if live is not None:
         left = live.spec.left(live.done)
-        each = sum(expected(live, core.settings))
+        each = sum(expected(live))
         rest = each * (1 if left is None else max(left, 1))
         worked = min(_worked(core, record, live), each)
     slack = record.spec.slo * (record.solo_s + rest) - elapsed - (rest - worked)
@@ -183,7 +183,7 @@ def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
     if lease is None:
         return done
     pool = POOL_NAMES.index(lease.phase)
-    return done + min(core.now() - lease.granted, expected(live, core.settings)[pool])
+    return done + min(core.now() - lease.granted, expected(live)[pool])
 
 
 async def all_jobs(

@@ -34,9 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("runs"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def submit(cluster: Cluster, shop: Workshop, name: str, **changes: Any) -> Path:

@@ -15,11 +15,7 @@ from rollpacker.cli import main
 Capture = pytest.CaptureFixture[str]
 Fails = Callable[..., str]
 HARMLESS = ("prompt <- ", " steps", "   done    reward")
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("mistakes"))
+shop = Workshop.fixture()
 
 
 @pytest.fixture

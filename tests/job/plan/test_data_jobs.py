@@ -19,10 +19,7 @@ from rollpacker.job.plan.problems import load_data
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.model.loading import read_card
 
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("data"))
+shop = Workshop.fixture()
 
 
 @pytest.fixture(scope="module")

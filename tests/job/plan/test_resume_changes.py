@@ -11,10 +11,7 @@ from rollpacker import config
 from rollpacker.job.plan.resume import choose_start
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("changes"))
+shop = Workshop.fixture()
 
 
 def changed(began: dict[str, Any], now: dict[str, Any], cwd: Path | None = None) -> tuple[str, ...]:

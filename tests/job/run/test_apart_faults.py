@@ -33,11 +33,7 @@ SHARDED: dict[str, Any] = {
     "devices": CPU | {"per_node": 5, "layout": "separate", "training": 4},
     "trainer": {"kind": "fsdp", "shard": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("apart"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,7 @@ CPU: dict[str, Any] = {"pin": False, "kind": "cpu"}
 TWO = CPU | {"per_node": 2}
 SPLIT = CPU | {"per_node": 5, "layout": "separate", "training": 4}
 FSDP: dict[str, Any] = {"kind": "fsdp", "shard": 2}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("comeback"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def struck(shop: Workshop, name: str, **changes: Any) -> tuple[Path, str]:

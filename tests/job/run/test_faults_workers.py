@@ -14,11 +14,7 @@ from rollpacker.runtime.messages.faults import WorkerError
 
 ROWS = 11
 HEALTHY = {f"p{i}" for i in range(ROWS)} - {"p3", "p4", "p5", "p6"}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("faults"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def assassin(

@@ -35,11 +35,7 @@ FILES = {
     "timeline.json",
     "workers.jsonl",
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("modes"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def logged(shop: Workshop, name: str) -> list[dict[str, Any]]:

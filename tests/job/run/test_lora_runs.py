@@ -36,11 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 AGREE = {"float32": 1e-5, "bfloat16": 0.03}
 HELD_OUT = 3
 FIXED = {"deterministic": True, "checkpoint": {"every": 1, "keep": 9}}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("lora"), rows=8)
+shop = Workshop.fixture(rows=8)
 
 
 def settings(shop: Workshop, name: str, family: str, dtype: str, **changes: Any) -> dict[str, Any]:

@@ -25,11 +25,7 @@ from rollpacker.policy.rollout import from_journal
 
 ROWS = 11
 FIXED = {"deterministic": True, "devices__per_node": 1, "checkpoint": {"every": 1, "keep": 9}}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("resume"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def uninterrupted(shop: Workshop, mode: str) -> tuple[Path, Path]:

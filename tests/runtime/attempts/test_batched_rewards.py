@@ -19,11 +19,7 @@ def whole(completions, **_):
         raise ValueError(f"a group of {len(completions)}")
     return [text.count("1") / 4 for text in completions]
 """
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("batched"), rows=8)
+shop = Workshop.fixture(rows=8)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -8,10 +8,7 @@ from runtime_jobs import Workshop, metrics, run, table
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("rewards"), rows=8)
+shop = Workshop.fixture(rows=8)
 
 
 PICKY = """

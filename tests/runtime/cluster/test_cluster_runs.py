@@ -42,11 +42,7 @@ SPANNED: dict[str, Any] = {
     "devices": CPU | {"per_node": 1, "nodes": 3, "layout": "separate", "training": 2},
     "trainer": {"kind": "fsdp", "shard": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("cluster"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,7 @@ FAULTS, ROWS, NODES = 50, 12, 4
 CPU: dict[str, Any] = {"pin": False, "kind": "cpu"}
 FOUR: dict[str, Any] = CPU | {"per_node": 1, "nodes": NODES, "layout": "separate", "training": 2}
 KINDS = ("kill worker", "freeze worker", "kill agent", "freeze agent", "cut off")
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("soak"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 def strike(launcher: Launcher, kind: str, node: int) -> bool:

@@ -20,11 +20,7 @@ from rollpacker.policy.rollout import from_journal
 TWO = {"per_node": 2, "pin": False, "kind": "cpu"}
 FOUR = TWO | {"per_node": 4}
 FSDP = {"kind": "fsdp"}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("fsdp"), rows=12)
+shop = Workshop.fixture(rows=12)
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,7 @@ ROWS = 12
 ONCE = Counter({f"p{i}": 1 for i in range(ROWS)})
 CPU: dict[str, Any] = {"pin": False, "kind": "cpu"}
 FOUR: dict[str, Any] = CPU | {"per_node": 1, "nodes": 4, "layout": "separate", "training": 2}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("ray"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,7 @@ ONE = CPU | {"per_node": 1}
 TWO_AND_ONE = CPU | {"per_node": 3, "layout": "separate", "training": 1}
 ONE_AND_TWO = CPU | {"per_node": 3, "layout": "separate", "training": 2}
 OFF, AUTO = (pytest.param(mode, marks=pytest.mark.slow) for mode in ("off", "auto"))
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("separate"), rows=12)
+shop = Workshop.fixture(rows=12)
 
 
 @pytest.fixture(scope="module")

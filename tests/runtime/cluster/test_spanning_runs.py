@@ -27,13 +27,7 @@ LENGTHS = {
 }
 """Most responses have fewer than 18 tokens and the longest of a step more than 50: a tail."""
 OTHERS = ("off", "race", "auto")
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    shop = Workshop(tmp_path_factory.mktemp("spanning"), rows=8)
-    shop.model = write_wide_model(shop.folder / "wide")
-    return shop
+shop = Workshop.fixture(rows=8, model=write_wide_model)
 
 
 # The others in the soak: each is two runs, one with four processes.

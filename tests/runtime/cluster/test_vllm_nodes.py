@@ -18,13 +18,7 @@ SPREAD: dict[str, Any] = {
     # Libraries that are loaded on a busy machine let nobody else do anything for minutes.
     "cluster": {"heartbeat_s": 120.0},
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    shop = Workshop(tmp_path_factory.mktemp("nodes"), rows=8)
-    shop.model = write_wide_model(shop.folder / "wide")
-    return shop
+shop = Workshop.fixture(rows=8, model=write_wide_model)
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,7 @@ from rollpacker.policy.rollout import from_journal
 
 pytestmark = pytest.mark.cluster
 TWO = {"devices": {"per_node": 2, "pin": False, "kind": "cpu"}, "epochs": 1}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    shop = Workshop(tmp_path_factory.mktemp("vllm"), rows=12)
-    shop.model = write_wide_model(shop.folder / "wide")
-    return shop
+shop = Workshop.fixture(rows=12, model=write_wide_model)
 
 
 def first(folder: Path) -> list[tuple]:

@@ -20,11 +20,7 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 LONG = requests(4, 150, forced=True)
 SEPARATE: dict[str, Any] = {"devices": CPU | {"per_node": 6, "layout": "separate", "training": 2}}
 FOUR: dict[str, Any] = {"devices": CPU | {"per_node": 4}, "trainer": {"kind": "fsdp", "shard": 2}}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("pool"))
+shop = Workshop.fixture()
 
 
 def told(loss: Loss) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -50,9 +50,7 @@ def damage(folder: Path, rng: random.Random) -> Path:
     return victim.relative_to(folder)
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("damages"), rows=11)
+shop = Workshop.fixture(rows=11)
 
 
 @pytest.fixture(scope="module")

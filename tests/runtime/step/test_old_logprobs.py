@@ -25,11 +25,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("old"), rows=12)
+shop = Workshop.fixture(rows=12)
 
 
 @pytest.mark.wide

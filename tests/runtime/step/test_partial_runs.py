@@ -33,11 +33,7 @@ FIXED = {
     "checkpoint": {"every": 1, "keep": 40},
     "rollout__tail_batching": {"mode": "partial", "eta_prompts": 3.0, "max_staleness": MOST},
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("partial"), rows=ROWS)
+shop = Workshop.fixture(rows=ROWS)
 
 
 @pytest.fixture(scope="module")

@@ -33,13 +33,7 @@ NARROW: dict[str, Any] = {
     "trainer": {"kind": "fsdp", "shard": 2},
 }
 """An engine of one device has no room for the KV of half a round."""
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    shop = Workshop(tmp_path_factory.mktemp("planned"), rows=12)
-    shop.model = write_wide_model(shop.folder / "wide")
-    return shop
+shop = Workshop.fixture(rows=12, model=write_wide_model)
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,7 @@ COLD = {
     "deterministic": True,
     "devices__per_node": 2,
 }
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("ahead"), rows=8)
+shop = Workshop.fixture(rows=8)
 
 
 def total(folder: Path, name: str) -> float:

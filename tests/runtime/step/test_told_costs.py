@@ -25,11 +25,7 @@ INFO = EngineInfo(
     context_token_s=0.0,
 )
 ROUNDS: dict[str, Any] = {"devices__per_node": 2, "rollout__streaming": {"group_tokens": 1}}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("told"), rows=6)
+shop = Workshop.fixture(rows=6)
 
 
 def told(shop: Workshop, info: EngineInfo = INFO, engines: int = 2, **changes: Any) -> Any:

@@ -35,13 +35,7 @@ ENGINE: dict[str, Any] = {"kind": "vllm", "max_running": 16, "kv_tokens": 1024}
 ROUNDING = 1e-5
 """Groups come in another order, and their gradients are summed in it."""
 TURNS = (msg.Sleep, msg.LoadWeights, msg.Offload, msg.Onload)
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    shop = Workshop(tmp_path_factory.mktemp("turns"), rows=8)
-    shop.model = write_wide_model(shop.folder / "wide")
-    return shop
+shop = Workshop.fixture(rows=8, model=write_wide_model)
 
 
 def newest(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from io import StringIO
 from pathlib import Path
@@ -182,13 +183,25 @@ def write_rows(path: Path, count: int) -> Path:
 class Workshop:
     """A folder with a model, prompts and rewards, in which jobs are made."""
 
-    def __init__(self, folder: Path, *, rows: int = 11) -> None:
+    def __init__(
+        self, folder: Path, *, rows: int = 11, model: Callable[[Path], Path] = write_model
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.model = write_model(folder / "model")
+        self.model = model(folder / "model")
         self.data = write_rows(folder / "rows.jsonl", rows)
         self.rewards = folder / "judges.py"
         self.rewards.write_text(REWARDS, encoding="utf-8")
+
+    @staticmethod
+    def fixture(rows: int = 11, model: Callable[[Path], Path] = write_model) -> Any:
+        """The workshop of a file: ``shop = Workshop.fixture(rows=8)``."""
+
+        @pytest.fixture(scope="module")
+        def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+            return Workshop(tmp_path_factory.mktemp("shop"), rows=rows, model=model)
+
+        return shop
 
     def tree(self, name: str, mode: str = "exact", **changes: Any) -> dict[str, Any]:
         """A job's configuration; ``changes`` are dotted keys with ``__`` for the dots.

@@ -386,13 +386,14 @@ SETTINGS = {"7B/8k": 2.03, "14B/16k": 2.22, "32B/32k": 2.56}
 GPUS = {"7B/8k": 16, "14B/16k": 32, "32B/32k": 64}
 LATE = "off, graded after the rollout"
 PAPER = "the paper's full system"
-SHORT = {
-    "exact": "`exact`",
-    "prompts, eta 1.125": "`prompts`, 1.125 times the prompts",
-    "race": "`race`, 1.25 times of both",
-    "partial, eta 1.25": "`partial`, 1.25 times the prompts",
-    PAPER: "the paper's full system, simulated",
+MODES = {
+    "exact": ("`exact` (default)", "idle devices grade and compute gradients"),
+    "prompts, eta 1.125": ("`prompts`", "slow prompts move to a later round"),
+    "race": ("`race`", "slow prompts and responses move to a later round"),
+    "auto, bias limit 0.95": ("`auto`", "the best of these each step, within a limit on bias"),
+    "partial, eta 1.25": ("`partial`", "they continue in the next step, off-policy; to compare with"),
 }
+"""Arms of the README's table: the mode, and what happens to the longest responses."""
 MARK, END = "<!-- speed-ups -->\n", "<!-- end of speed-ups -->\n"
 _OTHER_UNIT = re.compile(r"times as fast|faster by|of the wall time")
 Rows = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -411,7 +412,12 @@ def factor(row: Mapping[str, Any]) -> str:
     return f"{told:.2f}x"
 
 
-def speedups(settings: Sequence[str], rows: Rows, arms: Mapping[str, str]) -> list[str]:
+def speedups(
+    settings: Sequence[str],
+    rows: Rows,
+    arms: Mapping[str, Sequence[str]],
+    heads: Sequence[str] = ("arm",),
+) -> list[str]:
     """A row an arm, a column a setting: factor, and kept over true length or the stale share."""
 
     def cell(row: Mapping[str, float] | None) -> str:
@@ -420,11 +426,11 @@ def speedups(settings: Sequence[str], rows: Rows, arms: Mapping[str, str]) -> li
         more = f"{row['stale']:.0%} stale" if "stale" in row else f"{row['kept']:.2f}"
         return f"{row['factor']:.2f}x / {more}"
 
-    heads = [f"{name}, {GPUS[name]} GPUs" if name in GPUS else name for name in settings]
+    names = [f"{name}, {GPUS[name]} GPUs" if name in GPUS else name for name in settings]
     lines = (
-        [words, *(cell(rows[name].get(arm)) for name in settings)] for arm, words in arms.items()
+        [*words, *(cell(rows[name].get(arm)) for name in settings)] for arm, words in arms.items()
     )
-    return table(["", *heads], lines)
+    return table([*heads, *names], lines)
 
 
 def blocks(rows: Rows) -> dict[str, str]:
@@ -438,13 +444,15 @@ def blocks(rows: Rows) -> dict[str, str]:
         for some in (over_late("off"), over_late(PAPER), SETTINGS.values())
     )
     footnote = (
-        "The paper's baseline grades after the rollout: over it, plain rounds that grade while\n"
-        f"they decode gain {late} here, and the paper's full system\n"
-        f"{full}; published are {published}."
+        "The second number is the mean length kept, over the true mean length (1 is unbiased), or the\n"
+        "share of stale tokens. The paper's baseline grades after the rollout. Over that baseline, `off`\n"
+        f"gains {late} here and the paper's full system {full}.\n"
+        f"The paper reports {published}."
     )
-    every = {arm: arm for arm in next(iter(rows.values()))}
+    every = {arm: (arm,) for arm in next(iter(rows.values()))}
+    heads = ("mode", "what happens to the longest responses")
     return {
-        "README.md": "\n".join([*speedups([*SETTINGS], rows, SHORT), "", footnote]),
+        "README.md": "\n".join([*speedups([*SETTINGS], rows, MODES, heads), "", footnote]),
         "experiments/improvements/README.md": "\n".join(speedups([*rows], rows, every)),
     }
 

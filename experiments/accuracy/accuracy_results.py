@@ -355,7 +355,7 @@ def blocks(found: Mapping[tuple[str, float], Arms]) -> dict[str, str]:
     tasks = {task: given[task] for task in TASKS if task in given}
     middle, ends = _by_task(tasks, whole), _by_task(tasks, last)
     return {
-        "README.md": _together(tasks),
+        "README.md": _at_the_end(tasks),
         "docs/concepts.md": _together(tasks),
         "experiments/accuracy/README.md": "\n".join(
             ["Mean of ten evaluations:", "", *middle, "", "At the end:", "", *ends, ""]
@@ -406,6 +406,19 @@ def _together(tasks: Tasks) -> str:
         cells += [f"{lower} of {len(both[1])} tasks", ", ".join(costs)]
         lines.append(f"| {mode} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_facts(tasks)])
+
+
+def _at_the_end(tasks: Tasks) -> str:
+    lines = []
+    for arm in ("exact", "prompts", "race"):
+        each = _differences(tasks, arm, last)
+        lower = sum(one.mean < 0 for one in each.values())
+        if each:
+            lines.append(
+                f"- {MODES[arm]}: {told(pooled([*each.values()]), 4)}, lower in {lower} of "
+                f"{len(each)} tasks"
+            )
+    return "\n".join(lines)
 
 
 def _iterations(arms: Arms, arm: str) -> str:

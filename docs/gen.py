@@ -378,7 +378,7 @@ def peers(results: dict[str, Any]) -> str:
 
 # Speed-ups, from docs/speedups.yaml.
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("benchmarks", "concepts", "guide", "paper")))
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("benchmarks", "concepts", "guide", "paper", "scale")))
 PAGES += ("docs/simulation.md", "docs/emulation.md")
 """Pages whose speed-ups are rows of docs/speedups.yaml."""
 SETTINGS = {"7B/8k": 2.03, "14B/16k": 2.22, "32B/32k": 2.56}

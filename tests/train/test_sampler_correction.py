@@ -152,7 +152,7 @@ ERRORS = {
     "mask, sequence": 67,
     "mask, geometric": 40,
 }
-"""In percent of the largest entry; docs/guide.md has most of them."""
+"""In percent of the largest entry; docs/troubleshooting.md has most of them."""
 
 
 def test_the_expected_gradient_is_as_far_from_the_trainers_as_the_guide_says() -> None:

@@ -136,7 +136,7 @@ TrainerConfig = Annotated[
 
 class SamplerCorrectionConfig(Config):
     """Importance weights, trainer over sampler, for what [the two compute
-    differently](guide.md#sampler-and-trainer) under the same weights. Not with ``rollout.top_p`` or
+    differently](troubleshooting.md#sampler-and-trainer) under the same weights. Not with ``rollout.top_p`` or
     ``top_k``."""
 
     kind: Said[Literal["none", "truncate", "mask"]] = "none"

@@ -277,7 +277,7 @@ def test_the_table_of_the_guide(
     )
     held = [f"{sum(part['gb'] for part in found[each]):.1f} GB" for each in ("worker", "trainer")]
     assert (held, found["sequences"]) == ([decodes, trains], responses)
-    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     said = [
         decodes,
         f"{responses} responses",

@@ -1,6 +1,6 @@
 """Writes the generated parts of the pages, and compares them.
 
-    python docs/gen.py [config|simulation|models|adapters|peers|speedups ...] [--check] [--measure]
+    python docs/gen.py [config|simulation|models|adapters|peers|speedups|index ...] [--check] [--measure]
 
 Without names, all of them. ``--check`` writes nothing, and exits with a message where a page is not
 what would be written. ``--measure`` first measures again what the pages of models and adapters show
@@ -475,6 +475,27 @@ def wrong(page: str, text: str, told: Mapping[str, Any]) -> list[str]:
     return [*lacks, *more, *_OTHER_UNIT.findall(prose)]
 
 
+# The first page: the README up to its modes.
+
+UNTIL, BEHIND = "## Pick a mode", "<!-- end of the README's part -->\n"
+TREE = "https://github.com/rollpacker/rollpacker/tree/main/"
+
+
+def first_page(readme: str, page: str) -> str:
+    """The page with the README's first half, whose links lead into the site or to the sources."""
+
+    def link(found: re.Match[str]) -> str:
+        target = found[1]
+        if re.match(r"https?:|#", target):
+            return f"]({target})"
+        return f"]({target.removeprefix('docs/')})" if "docs/" in target else f"]({TREE}{target})"
+
+    half = re.sub(r"\]\(([^)]*)\)", link, readme[: readme.index(UNTIL)])
+    for anchor, target in (("#limitations", "ran.md"), ("#measured", "benchmarks.md")):
+        half = half.replace(f"]({anchor})", f"]({target})")
+    return f"{half.strip()}\n\n{BEHIND}{page.partition(BEHIND)[2]}"
+
+
 # Pages.
 
 Results = Callable[[dict[str, Any]], Any]
@@ -491,7 +512,7 @@ MEASURED: dict[str, tuple[Path, Results, Results | None, str]] = {
 """Pages of measurements: the file that has them, what is made of it, how they are measured, and the
 text of the page behind them."""
 KEYS = {"config": keys_of_runs, "simulation": keys_of_simulations}
-NAMES = (*KEYS, *MEASURED, "speedups")
+NAMES = (*KEYS, *MEASURED, "speedups", "index")
 
 
 def written(name: str) -> dict[Path, str]:
@@ -501,6 +522,8 @@ def written(name: str) -> dict[Path, str]:
         return {path: put_block(path.read_text(encoding="utf-8"), b) for path, b in found.items()}
     path = ROOT / "docs" / f"{name}.md"
     page = path.read_text(encoding="utf-8")
+    if name == "index":
+        return {path: first_page((ROOT / "README.md").read_text(encoding="utf-8"), page)}
     if name in KEYS:
         return {path: put(page, KEYS[name]())}
     results, render, _, end = MEASURED[name]

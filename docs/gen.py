@@ -1,6 +1,7 @@
 """Writes the generated parts of the pages, and compares them.
 
-    python docs/gen.py [config|simulation|models|adapters|peers|speedups|index ...] [--check] [--measure]
+    python docs/gen.py [config|simulation|models|adapters|peers|speedups|index ...]
+                       [--check] [--measure]
 
 Without names, all of them. ``--check`` writes nothing, and exits with a message where a page is not
 what would be written. ``--measure`` first measures again what the pages of models and adapters show
@@ -378,8 +379,8 @@ def peers(results: dict[str, Any]) -> str:
 
 # Speed-ups, from docs/speedups.yaml.
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("benchmarks", "concepts", "guide", "paper", "scale")))
-PAGES += ("docs/simulation.md", "docs/emulation.md")
+_ABOUT = ("benchmarks", "concepts", "emulation", "guide", "paper", "scale", "simulation")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in _ABOUT))
 """Pages whose speed-ups are rows of docs/speedups.yaml."""
 SETTINGS = {"7B/8k": 2.03, "14B/16k": 2.22, "32B/32k": 2.56}
 """The speed-ups that the paper publishes, over its own baseline."""
@@ -391,7 +392,7 @@ MODES = {
     "prompts, eta 1.125": ("`prompts`", "slow prompts move to a later round"),
     "race": ("`race`", "slow prompts and responses move to a later round"),
     "auto, bias limit 0.95": ("`auto`", "the best of these each step, within a limit on bias"),
-    "partial, eta 1.25": ("`partial`", "they continue in the next step, off-policy; to compare with"),
+    "partial, eta 1.25": ("`partial`", "they continue in the next step, off-policy (to compare)"),
 }
 """Arms of the README's table: the mode, and what happens to the longest responses."""
 MARK, END = "<!-- speed-ups -->\n", "<!-- end of speed-ups -->\n"
@@ -444,8 +445,8 @@ def blocks(rows: Rows) -> dict[str, str]:
         for some in (over_late("off"), over_late(PAPER), SETTINGS.values())
     )
     footnote = (
-        "The second number is the mean length kept, over the true mean length (1 is unbiased), or the\n"
-        "share of stale tokens. The paper's baseline grades after the rollout. Over that baseline, `off`\n"
+        "The second number is the mean length kept, over the true mean length (1 is unbiased), or\n"
+        "the share of stale tokens. The paper's baseline grades after the rollout. Over it, `off`\n"
         f"gains {late} here and the paper's full system {full}.\n"
         f"The paper reports {published}."
     )

@@ -136,8 +136,8 @@ TrainerConfig = Annotated[
 
 class SamplerCorrectionConfig(Config):
     """Importance weights, trainer over sampler, for what [the two compute
-    differently](troubleshooting.md#sampler-and-trainer) under the same weights. Not with ``rollout.top_p`` or
-    ``top_k``."""
+    differently](troubleshooting.md#sampler-and-trainer) under the same weights. Not with
+    ``rollout.top_p`` or ``top_k``."""
 
     kind: Said[Literal["none", "truncate", "mask"]] = "none"
     """``none``: measured only, as ``sampler/*``; ``truncate``: weights above ``high`` are ``high``;

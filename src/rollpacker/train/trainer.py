@@ -319,9 +319,9 @@ class Trainer:
         the others when it cannot.
         """
         weights, failure = self.weights(), None
-        adapters = {
-            n: whole(p.detach()) for n, p in self._model.named_parameters() if ".lora_" in n
-        }
+        # By the names of PEFT's model: it passes over adapters of other names when it loads them.
+        named = () if self._adapted is None else self._adapted.named_parameters()
+        adapters = {n: whole(p.detach()) for n, p in named if ".lora_" in n}
         if self._members.rank == 0:
             try:
                 checkpoint.save_model(folder, self._model, self._tokenizer, self.layout, weights)

@@ -214,24 +214,9 @@ class Published:
         self.cluster.jobs[event.spec.id] = job
         site = self._ruled(job, now) if self._rule else self._first_admitted(job, now)
         self._reservations.reserve(job, site)
-        home = job.destination
-        assert home is not None
-        if fresh := self._reservations.acquire(home):
-            self._made.append(do.AcquireNodes(nodes=fresh))
-        memory = self._reservations.memory(job, home)
-        self._reservations.arrive(job, NEVER)
-        group = self.cluster.groups[home.group]
-        self._made.append(
-            do.Place(
-                job=job.spec.id,
-                group=group.id,
-                epoch=group.epoch + 1,
-                rollout=home.nodes[0],
-                train=home.nodes[1],
-                memory_gb=memory,
-            )
-        )
-        self._rebase(group, now)
+        self._made += self._reservations.take(job, NEVER)
+        assert job.home is not None
+        self._rebase(self.cluster.groups[job.home.group], now)
 
     def _own(self, job: Job, now: float) -> Site:
         site = self.placement.isolated(job, now)

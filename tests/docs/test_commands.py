@@ -1,6 +1,7 @@
 """The commands on the documentation's pages are those that there are; nothing of them is run."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -13,6 +14,8 @@ from pages import ROOT, Command, calls, commands, pages
 
 from rollpacker import config
 from rollpacker.cli import app
+from rollpacker.core.codec import read_record
+from rollpacker.rollmux.model.settings import Settings
 from rollpacker.sim.world.machines import SimulationConfig
 
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
@@ -83,7 +86,12 @@ def wrong_call(command: Command) -> str:
 
 
 def wrong_keys(name: str, values: dict[str, Any]) -> str:
-    """Of a configuration that is here, or of one that the reader has."""
+    """Of a configuration that is here, or of one that the reader has, or of a daemon's settings."""
+    if (settings := values.get("settings")) and settings.startswith("{"):
+        try:
+            read_record(json.loads(settings), Settings)
+        except ValueError as error:
+            return str(error)
     file, overrides = values.get("path"), values.get("overrides") or []
     simulated = name == "simulate"
     if not isinstance(file, Path) or "overrides" not in values or "KEY" in "".join(overrides):
@@ -208,6 +216,7 @@ def test_the_page_of_commands_has_all_of_them() -> None:
         ("rollpacker mux node drains roll-0", "No such command"),
         ("x=1 .venv/bin/python -m rollpacker samples | tail -1", "Missing argument"),
         ("make tests", "no target"),
+        ("rollpacker mux serve --settings '{\"repacks\": false}'", "repacks"),
         ("python examples/scale/large.py", "no file"),
         ("python -m benchmarks.driver.emulation", "no module"),
         ("python -m benchmarks.driver.emulated --gpu 3", "has no --gpu"),

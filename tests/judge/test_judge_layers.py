@@ -35,18 +35,18 @@ STEPS = st.one_of(
 )
 
 
-@given(st.booleans(), st.lists(STEPS, max_size=12))
-def test_a_layer_in_use_is_always_the_right_one(pipelined, steps):
+@given(st.lists(STEPS, max_size=12))
+def test_a_layer_in_use_is_always_the_right_one(steps):
     layers = make_layers()
     originals = [
         {name: tensor.clone() for name, tensor in tensors(layer).items()}
         for layer in copy.deepcopy(layers)
     ]
-    store = LayerStore(layers, CPU, pipelined=pipelined)
+    store = LayerStore(layers, CPU)
     for step, number in steps:
         if step == "keep":
             store.keep(number)
-            buffers = min(BUFFERS if pipelined else 1, LAYERS - number)
+            buffers = min(BUFFERS, LAYERS - number)
             assert store.held_bytes == (number + buffers) * store.layer_bytes
             continue
         store.begin()

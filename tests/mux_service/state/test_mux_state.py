@@ -18,6 +18,7 @@ from test_mux_machine import PICK, ServiceMachine
 import rollpacker
 from rollpacker.core.codec import loads
 from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.seat import SeatState
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state import daemon_events
@@ -36,6 +37,12 @@ NAMED = Settings(warm_s=0.0, cold_s=1.0, nodes="named", teams=TEAMS, patience_s=
 MACHINES = [
     Machine(name=f"{pool}-{n}", pool=pool) for pool in ("rollout", "train") for n in range(4)
 ]
+
+
+def test_the_numbers_of_states_in_databases_stay() -> None:
+    """6 and 7 were those of members that round-robin had set aside."""
+    numbers = {"WAIT_R": 0, "RUN_R": 1, "IDLE_T": 2, "WAIT_T": 3, "RUN_T": 4, "IDLE_R": 5}
+    assert {each.name: each.value for each in SeatState} == numbers | {"AWAY": 8}
 
 
 class StateMachine(ServiceMachine):

@@ -57,22 +57,18 @@ class LayerStore:
     Args:
         layers: modules with equal parameters; their own memory is given up (they are moved to
             the meta device), so that they run only with ``weights``.
-        device: where they run.
-        pipelined: copy ahead, on a second stream; otherwise when a layer is needed.
+        device: where they run; a second stream copies ahead there.
 
     Raises ``ValueError`` when the layers differ.
     """
 
-    def __init__(
-        self, layers: Sequence[nn.Module], device: torch.device, *, pipelined: bool = True
-    ) -> None:
+    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
-        self._pipelined = pipelined
         self._parts = _parts(layers[0])
         if any(_parts(layer) != self._parts for layer in layers):
             raise ValueError("judge: the model's layers differ in their weights: set resident: all")
         self.layer_bytes = self._parts[-1].stop
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and pipelined else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._host = [self._packed(layer) for layer in layers]
         self._order = spread(len(layers))
         self._resident: dict[int, Tensor] = {}
@@ -108,7 +104,7 @@ class LayerStore:
     def begin(self) -> None:
         """A pass through the layers starts: its first copies, if they are not under way."""
         first = self._streamed[: len(self._buffers)]
-        if self._pipelined and {b.holds for b in self._buffers} != set(first):
+        if {b.holds for b in self._buffers} != set(first):
             for buffer, layer in zip(self._buffers, first, strict=True):
                 self._copy(layer, buffer)
 
@@ -128,8 +124,7 @@ class LayerStore:
         finally:
             if buffer.used is not None:
                 buffer.used.record(torch.cuda.current_stream(self._device))
-        if self._pipelined:
-            self._copy_next(layer, buffer)
+        self._copy_next(layer, buffer)
 
     @torch.no_grad()
     def copy_once(self) -> None:
@@ -157,7 +152,7 @@ class LayerStore:
             buffer.copied.record(self._stream)
 
     def _buffers_needed(self) -> int:
-        return min(BUFFERS if self._pipelined else 1, len(self._streamed))
+        return min(BUFFERS, len(self._streamed))
 
     def _new_buffer(self) -> _Buffer:
         buffer = _Buffer(torch.empty(self.layer_bytes, dtype=torch.uint8, device=self._device))
@@ -216,13 +211,10 @@ class StreamedModel:
     """Takes a model over: its layers go to host memory, the rest to the device.
 
     The model is a transformers one of the ``SUPPORTED`` types, on CPU, and not to be used otherwise
-    from now on; ``pipelined``: layers are copied while others compute. Raises ``ValueError`` for
-    other types.
+    from now on. Layers are copied while others compute. Raises ``ValueError`` for other types.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, device: torch.device, *, pipelined: bool = True
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         if model.config.model_type not in SUPPORTED:
             raise ValueError(
                 f"judge: layers of {model.config.model_type} models cannot be streamed "
@@ -234,7 +226,7 @@ class StreamedModel:
         self.dtype = model.dtype
         self._layers = list(body.layers)
         self.layers = len(self._layers)
-        self.store = LayerStore(self._layers, device, pipelined=pipelined)
+        self.store = LayerStore(self._layers, device)
         self._embed = body.embed_tokens.to(device)
         self._rotary = body.rotary_emb.to(device)
         self._norm = body.norm.to(device)

@@ -18,7 +18,11 @@ ASKS_S: Final = 5.0
 
 
 class SeatState(IntEnum):
-    """What a member does, between one rollout and the next; R is of rollouts, T of training."""
+    """What a member does, between one rollout and the next; R is of rollouts, T of training.
+
+    Databases hold these numbers: one that is given to another state would be misread after an
+    upgrade.
+    """
 
     WAIT_R = 0
     RUN_R = 1
@@ -27,7 +31,7 @@ class SeatState(IntEnum):
     WAIT_T = 3
     RUN_T = 4
     IDLE_R = 5
-    AWAY = 6
+    AWAY = 8
     """Reserved only: its state is still elsewhere."""
 
 

@@ -43,23 +43,9 @@ class Assignments:
         if not new:
             self.begin(job, now, "resume" if stood else "failure")
             return
-        home = job.destination
-        assert home is not None
-        self._acquire(self._reservations.acquire(home))
-        memory = self._reservations.memory(job, home)
-        self._reservations.arrive(job, now + self._settings.cold_s)
-        group = self._cluster.groups[home.group]
-        self._made.append(
-            do.Place(
-                job=job.spec.id,
-                group=group.id,
-                epoch=group.epoch + 1,
-                rollout=home.nodes[0],
-                train=home.nodes[1],
-                memory_gb=memory,
-            )
-        )
-        self._permits.rebase(group, now)
+        self._made += self._reservations.take(job, now + self._settings.cold_s)
+        assert job.home is not None
+        self._permits.rebase(self._cluster.groups[job.home.group], now)
 
     def wait(self, job: Job, now: float, *, clock_runs: bool) -> None:
         """A job that has no nodes waits for some."""
@@ -73,7 +59,7 @@ class Assignments:
         job.going, job.went_at = True, now
         if job.seat is not None:
             self._permits.rebase(self._reservations.depart(job), now)
-        self._acquire(self._reservations.acquire(home))
+        self._made += self._reservations.acquire(home)
         self._made.append(
             do.Move(
                 job=job.spec.id,
@@ -128,10 +114,6 @@ class Assignments:
         job.token = -1
         job.going = False
         self._queue.urge(job, urgent=False)
-
-    def _acquire(self, nodes: tuple[str, ...]) -> None:
-        if nodes:
-            self._made.append(do.AcquireNodes(nodes=nodes))
 
     def _release(self, nodes: list[str]) -> None:
         if nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Home, Job
 from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.placement.admission import Admission
@@ -61,16 +62,32 @@ class Reservations:
     def _fresh(self, home: Home) -> list[str]:
         return [name for name in home.names if not self._cluster.nodes[name].held]
 
-    def acquire(self, home: Home) -> tuple[str, ...]:
-        """Nodes of a home that the provider still has to give."""
+    def acquire(self, home: Home) -> list[do.Decision]:
+        """Ask the provider for the nodes of a home that it still has to give."""
         fresh = self._fresh(home)
         for name in fresh:
             self._cluster.nodes[name].held = True
-        return tuple(fresh)
+        return [do.AcquireNodes(nodes=tuple(fresh))] if fresh else []
 
     def memory(self, job: Job, home: Home) -> dict[str, float]:
         """GB that a job takes of each node of a home."""
         return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
+
+    def take(self, job: Job, asks_by: float) -> list[do.Decision]:
+        """A new job takes what it has reserved; ``asks_by`` as for ``arrive``."""
+        home = job.destination
+        assert home is not None
+        acquired, memory = self.acquire(home), self.memory(job, home)
+        self.arrive(job, asks_by)
+        placed = do.Place(
+            job=job.spec.id,
+            group=home.group,
+            epoch=self._cluster.groups[home.group].epoch + 1,
+            rollout=home.nodes[0],
+            train=home.nodes[1],
+            memory_gb=memory,
+        )
+        return [*acquired, placed]
 
     def depart(self, job: Job) -> CoExecutionGroup:
         """Leave the present seat, keeping the memory; returns the group that it was in."""

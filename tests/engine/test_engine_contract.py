@@ -49,7 +49,7 @@ def vllm_tp2():
     """The same over two processes: one for all tests, for they take long to come together."""
     engine = pair().lead
     engine.abort(range(100))
-    engine.load_weights(build("wide").named_parameters(), 0)
+    engine.load_weights(list(build("wide").named_parameters()), 0)
     return engine
 
 
@@ -306,7 +306,7 @@ def test_sleep_and_wake(engine, kind):
     before = drain(engine)[0]
     engine.sleep()
     engine.wake()
-    engine.load_weights(build("wide").named_parameters() if "vllm" in kind else None, 0)
+    engine.load_weights(list(build("wide").named_parameters()) if "vllm" in kind else None, 0)
     engine.submit([request(0, prompt(5))])
     assert drain(engine)[0].tokens.tolist() == before.tokens.tolist()
 

@@ -48,7 +48,7 @@ def engine(request, tmp_path):
     made = contextmanager(request.param)
     with made(tmp_path) as engine:
         if request.param is not mini:
-            engine.load_weights(model.named_parameters(), 0)
+            engine.load_weights(list(model.named_parameters()), 0)
         yield engine
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -213,6 +213,8 @@ def _type_name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in args)
     if annotation is type(None):
         return "null"
+    if origin is Annotated:
+        return _type_name(args[0])
     if origin is list:
         return f"list of {_type_name(args[0])}"
     if origin is dict or annotation is Any:

@@ -33,7 +33,7 @@ MISTAKES = [
     ("grading.code_timeout.most_s=1", "'grading.code_timeout': least_s=2 is more than most_s=1"),
     ("rollout.prompts_per_step=1.5", "must be a valid integer, got 1.5"),
     ("rollout.temperature=.nan", "'rollout.temperature': must be a finite number, got nan"),
-    ("rollout.tail_batching.mode=exakt", "'auto', got 'exakt'; did you mean 'exact'?"),
+    ("rollout.tail_batching.mode=exakt", "rule of your own, got 'exakt'; did you mean 'exact'?"),
     ("rollout.tail_batching=race", "must be keys and values such as 'mode: race', got 'race'"),
     ("rollout.dynamic_sampling.enable=true", "did you mean 'rollout.dynamic_sampling.enabled'?"),
     ("engine=vllm", "'engine': must be keys and values such as 'kind: vllm', got 'vllm'"),

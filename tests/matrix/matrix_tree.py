@@ -9,10 +9,10 @@ of some words, each word but the default is a leaf: ``rollout.tail_batching.mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from rollpacker.config import Config
-from rollpacker.config.base import Key, keys, kind_of
+from rollpacker.config.base import Key, choices, keys, kind_of
 
 SAME, OWN = "eval.data.", ("eval.data.path",)
 """``DataConfig`` is read by the same code at both of its places, and tested at the first one; but
@@ -32,15 +32,8 @@ def _of_key(key: Key) -> list[str]:
     if key.sections:
         union = [each for each in key.sections if len(key.sections) > 1]
         return [f"{key.path}.kind={kind_of(each)}" for each in union if each is not type(default)]
-    words = _words(field.annotation)
+    words = choices(field.annotation)
     return [f"{key.path}={word}" for word in words if word != default] if words else [key.path]
-
-
-def _words(annotation: Any) -> tuple[Any, ...]:
-    """What a key may be, where that is some words and nothing else."""
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    return _words(get_args(annotation)[0]) if get_origin(annotation) is list else ()
 
 
 def key_of(leaf: str) -> str:

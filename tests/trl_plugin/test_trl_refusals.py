@@ -54,6 +54,7 @@ pytestmark = pytest.mark.trl
             {"tail_batching": "partial"},
             "tail_batching='partial' trains on tokens of earlier weights",
         ),
+        ({"tail_batching": {"mode": "rules.py:Mine"}}, "only rollpacker train takes it"),
         (
             {"tail_batching": {"mode": "race", "eta_promts": 1.5}},
             "^tail_batching: unknown key 'eta_promts'; did you mean 'eta_prompts'",

@@ -87,6 +87,7 @@ def test_validation_is_verl_s_and_a_checkpoint_of_its_own_trainer_is_refused(
         ("trainer.v1.sampler.sync_refill_failed_groups=True", "sync_refill_failed_groups"),
         ("+rollpacker.tail_batching.mode=auto", "latencies"),
         ("+rollpacker.tail_batching.mode=partial", "earlier weights"),
+        ("+rollpacker.tail_batching.mode=rules.py:Mine", "only rollpacker train"),
         ("+rollpacker.tail_batching.long_round_steps=2", "long_round_steps"),
         ("+rollpacker.tail_batching.eta_prompts=1.5", "eta_prompts would do nothing"),
         ("+rollpacker.tail_batching.mod=race", "did you mean"),

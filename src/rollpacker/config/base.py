@@ -70,9 +70,7 @@ class Config(BaseModel):
     @classmethod
     def _may_be_off(cls, key: str) -> bool:
         field = cls.model_fields.get(key)
-        if field is None or get_origin(field.annotation) is not Literal:
-            return False
-        return "off" in get_args(field.annotation)
+        return field is not None and "off" in choices(field.annotation)
 
 
 def usual_kind(kind: str) -> BeforeValidator:
@@ -113,6 +111,12 @@ def keys(tree: type[Config], path: str = "") -> Iterator[Key]:
             union = f"[{kind_of(each)}]" if len(found) > 1 else ""
             mark = "[]" if get_origin(field.annotation) is list else union
             yield from keys(each, f"{path}{name}{mark}.")
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a ``Literal``, also where another type may stand in its place."""
+    parts = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
+    return tuple(value for part in parts for value in get_args(part))
 
 
 def sections(annotation: Any) -> list[type[Config]]:

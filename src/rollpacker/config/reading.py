@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import ValidationError
 
-from rollpacker.config.base import Config, keys, kind_of
+from rollpacker.config.base import Config, choices, keys, kind_of
 from rollpacker.config.tree import RunConfig
 from rollpacker.errors import words_of
 
@@ -277,7 +277,7 @@ def _wanted(error: Any, models: Sequence[type[Config]]) -> str:
 def _example(models: Sequence[type[Config]], value: Any) -> str:
     """The key that a bare value stands for: one that has such a value, else the required one."""
     fields = [item for model in models for item in model.model_fields.items()]
-    having = [name for name, field in fields if value in get_args(field.annotation)]
+    having = [name for name, field in fields if value in choices(field.annotation)]
     meant = set(having or [name for name, field in fields if field.is_required()])
     fits = isinstance(value, str) and len(value) <= _LONGEST and len(meant) == 1
     return f" such as '{meant.pop()}: {value}'" if fits else ""

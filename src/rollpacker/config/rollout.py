@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from rollpacker.config.base import Config, Fixed, Free, LastBits, Said, usual_kind
 
 TailMode = Literal["exact", "off", "race", "prompts", "partial", "auto"]
-RACED: dict[TailMode, Literal["prompts", "responses"]] = {
+RACED: dict[str, Literal["prompts", "responses"]] = {
     "race": "responses",
     "prompts": "prompts",
     "partial": "prompts",
     "auto": "responses",
 }
 """What races in the modes that keep the first to finish: prompts only, or responses of one too."""
-_DISCARDS: tuple[TailMode, ...] = tuple(mode for mode in RACED if mode != "partial")
-USED_IN: dict[str, tuple[TailMode, ...]] = {
+_DISCARDS = tuple(mode for mode in RACED if mode != "partial")
+USED_IN: dict[str, tuple[str, ...]] = {
     "eta_prompts": tuple(RACED),
     "eta_responses": tuple(mode for mode in RACED if RACED[mode] == "responses"),
     "long_round_steps": _DISCARDS,
@@ -34,15 +35,22 @@ USED_IN: dict[str, tuple[TailMode, ...]] = {
 StaleTokens = Literal["ratio", "mask", "fresh"]
 
 
+def _named(mode: str) -> str:
+    if ":" not in mode:
+        raise PydanticCustomError("own_mode", "path/to/file.py:name of a rule of your own")
+    return mode
+
+
 class TailBatchingConfig(Config):
     """What happens to the [long tail](concepts.md#modes) of a round."""
 
-    mode: Fixed[TailMode] = "exact"
+    mode: Fixed[TailMode | Annotated[str, AfterValidator(_named)]] = "exact"
     """``exact``: nothing is discarded, the tail is consolidated and gradients are streamed;
     ``off``: plain synchronous rounds; ``race``: the paper's tail batching; ``prompts``: only
     prompts race; ``partial``: prompts race, and losers go on in the next step under its weights,
     no longer on-policy; ``auto``: one of ``exact``, ``prompts`` and ``race``, chosen each step by
-    predicted gain under ``bias_limit``."""
+    predicted gain under ``bias_limit``; ``path/to/file.py:name``: [a rule of your
+    own](own_policy.md)."""
     eta_prompts: Fixed[float] = Field(default=1.25, ge=1.0, le=4.0)
     """Prompts started per prompt kept, in short rounds; in mode ``auto`` the most."""
     eta_responses: Fixed[float] = Field(default=1.25, ge=1.0, le=4.0)
@@ -73,13 +81,24 @@ class TailBatchingConfig(Config):
         return self.mode == "partial"
 
     @property
-    def unused(self) -> dict[str, tuple[TailMode, ...]]:
+    def own(self) -> bool:
+        """Whether the mode names a rule of the user's."""
+        return ":" in self.mode
+
+    @property
+    def races(self) -> Literal["prompts", "responses"] | None:
+        """What may be started and thrown away; a rule of the user's may do either."""
+        return "responses" if self.own else RACED.get(self.mode)
+
+    @property
+    def unused(self) -> dict[str, tuple[str, ...]]:
         """Options that were changed and do nothing in this mode, and the modes that use them."""
         usual = TailBatchingConfig()
+        mode = "race" if self.own else self.mode
         return {
             key: modes
             for key, modes in USED_IN.items()
-            if self.mode not in modes and getattr(self, key) != getattr(usual, key)
+            if mode not in modes and getattr(self, key) != getattr(usual, key)
         }
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollpacker.config.rollout import TailMode
 from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import PromptId, RoundKind
 
@@ -356,7 +355,7 @@ class BiasMeter:
             ``bias_limit`` where that is lower.
     """
 
-    def __init__(self, mode: TailMode, history: LengthHistory, limit: float = _LATER_LIMIT) -> None:
+    def __init__(self, mode: str, history: LengthHistory, limit: float = _LATER_LIMIT) -> None:
         self._advice = _ADVICE.get(mode, "change rollout.tail_batching.mode")
         self._limit = limit
         self._history = history

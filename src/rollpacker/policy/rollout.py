@@ -13,6 +13,7 @@ from rollpacker.policy.ledger import Attempt, LedgerWriter
 from rollpacker.policy.lengths import Bias
 from rollpacker.policy.regrouping import Regrouping
 from rollpacker.policy.rounds.measure import Measurements
+from rollpacker.policy.rounds.rule import own_rule
 from rollpacker.policy.rounds.tail_batching import TailBatching
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.policy.streaming import Streaming
@@ -28,14 +29,15 @@ class RolloutPolicy:
         self.settings = settings
         self._ledger = ledger = LedgerWriter()
         self._streaming = Streaming(settings, ledger)
-        self._measure = Measurements(settings, ledger, lambda: self._tail.audited())
+        rule = own_rule(settings.rollout.tail_batching)
+        self._measure = Measurements(settings, ledger, lambda: self._tail.audited(), rule)
         history = self._measure.history
         self._engines: Regrouping | None = None
         if settings.machine is not None:
             self._engines = Regrouping(settings, history, ledger)
         self._speculating = Speculating(settings.rollout, settings.rows, ledger)
         self._running: Sequence[EngineId] = ()
-        self._tail = TailBatching(settings, ledger, self._lay_out)
+        self._tail = TailBatching(settings, ledger, self._lay_out, rule)
         self._wire()
 
     def _lay_out(self, kind: RoundKind, engines: tuple[EngineId, ...]) -> Sequence[EngineId]:

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from rollpacker.config import MiniEngineConfig
-from rollpacker.config.rollout import RACED, EngineConfig, TailBatchingConfig
+from rollpacker.config.rollout import EngineConfig, TailBatchingConfig
 from rollpacker.core.types import AttemptId, Prompt, PromptId, sampling_seed
 from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, Output, Request, check_room
@@ -108,7 +108,7 @@ class Rounds:
     @property
     def races(self) -> bool:
         """Whether prompts are drawn here, more than a round keeps; else by the trainer."""
-        return self._tail.mode in RACED
+        return self._tail.races is not None
 
     # From the trainer's start to its end ------------------------------------------------------
 

@@ -17,7 +17,6 @@ from transformers import AutoConfig, GenerationConfig
 
 from rollpacker.config import RunConfig, parse_as
 from rollpacker.config.rollout import (
-    RACED,
     USED_IN,
     EngineConfig,
     MiniEngineConfig,
@@ -171,7 +170,7 @@ def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig
         raise ValueError(
             f"engine.kind={engine.kind}: several processes decode with the built-in engine only"
         )
-    if tail.mode in RACED and isinstance(trainer.train_dataset, IterableDataset):
+    if tail.races and isinstance(trainer.train_dataset, IterableDataset):
         raise ValueError(
             f"tail_batching='{tail.mode}' draws more prompts than a step needs, which an iterable "
             "data set cannot give: load it whole, or take 'exact'"
@@ -192,6 +191,11 @@ def local_batch(trainer: Any) -> int:
 def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
     """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
     tail, told = _tail_config(given)
+    if tail.own:
+        raise ValueError(
+            f"tail_batching='{tail.mode}': a rule of your own may end a step with fewer groups "
+            "than the trainer needs, so only rollpacker train takes it"
+        )
     if tail.carries:
         raise ValueError(
             "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "

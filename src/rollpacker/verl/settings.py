@@ -73,6 +73,11 @@ def read(given: Any) -> VerlConfig:
             f"{MODE}.tail_batching.mode: 'auto' goes by measured decode latencies, which verl's "
             "servers do not tell; take 'exact', 'off', 'race' or 'prompts'"
         )
+    if tail.own:
+        raise ValueError(
+            f"{MODE}.tail_batching.mode: '{tail.mode}' may end a step with fewer groups than verl "
+            "needs, so only rollpacker train takes rules of your own"
+        )
     if tail.carries:
         raise ValueError(
             f"{MODE}.tail_batching.mode: 'partial' trains on tokens of earlier weights, which only "

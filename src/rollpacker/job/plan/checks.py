@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from rollpacker.config import RunConfig
-from rollpacker.config.rollout import RACED, StaleTokens, TailBatchingConfig
+from rollpacker.config.rollout import StaleTokens, TailBatchingConfig
 from rollpacker.engine.mini.runner import check_family
+from rollpacker.policy.rounds.rule import own_rule
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.model.loading import Card
@@ -17,23 +18,25 @@ from rollpacker.train.state.checkpoint import older_fields
 
 def races(config: RunConfig) -> bool:
     """Whether a round keeps the first to finish."""
-    return config.rollout.tail_batching.mode in RACED
+    return config.rollout.tail_batching.races is not None
 
 
 def check(config: RunConfig) -> None:
     """Refuse combinations that cannot work. Raises ``ValueError``."""
-    mode = config.rollout.tail_batching.mode
+    tail = config.rollout.tail_batching
+    mode = tail.mode
+    own_rule(tail)
     if races(config) and config.grading.asynchronous is False:
         raise ValueError(
             f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
             "a race needs each reward when its response ends; use mode 'exact' or 'off'"
         )
-    if RACED.get(mode) == "responses" and any(reward.needs_group for reward in config.rewards):
+    if tail.races == "responses" and any(reward.needs_group for reward in config.rewards):
         raise ValueError(
             "a reward with needs_group compares all responses of a prompt, which "
             f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
         )
-    if config.rollout.tail_batching.long_round_steps > 1 and config.train.updates_per_step > 1:
+    if tail.long_round_steps > 1 and config.train.updates_per_step > 1:
         raise ValueError(
             "rollout.tail_batching.long_round_steps and train.updates_per_step both split a round "
             "into updates: leave one of them at 1"

@@ -29,6 +29,7 @@ from rollpacker.policy.lengths import (
     is_audit_step,
 )
 from rollpacker.policy.rounds.race import Racing
+from rollpacker.policy.rounds.rule import TailRule
 from rollpacker.policy.settings import RolloutSettings
 
 Lengths = NDArray[np.float64]
@@ -344,11 +345,13 @@ class Measurements:
         settings: RolloutSettings,
         ledger: Ledger,
         audited: Callable[[], Collection[PromptId]],
+        rule: TailRule | None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._latency = LatencyCurve(settings.latency)
         self._audited = audited
+        self._rule = rule
         tail = settings.rollout.tail_batching
         self._carries = tail.carries
         self.history = LengthHistory(settings.cap)
@@ -366,6 +369,8 @@ class Measurements:
         return self._racing(event), 0 if self._carries else audits
 
     def _racing(self, event: ev.StepStarted) -> Racing:
+        if self._rule is not None:
+            return self._rule.start(event.step, self.history)
         tail = self._settings.rollout.tail_batching
         match tail.mode:
             case "race":
@@ -381,7 +386,7 @@ class Measurements:
                     self.bias if self.bias.censored else None,
                 )
                 return Racing(eta_prompts=choice.eta_prompts, eta_responses=choice.eta_responses)
-            case "exact" | "off":
+            case _:
                 return Racing()
 
     def _workload(self, engines: int) -> RoundCosts:
@@ -440,6 +445,7 @@ class Measurements:
             "meter": self._meter.state_dict(),
             "admission": self._auto.state_dict(),
             "train": [self._train_s, self._train_tokens],
+            "rule": {} if self._rule is None else self._rule.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -447,6 +453,8 @@ class Measurements:
         self._meter.load_state_dict(state["meter"])
         self._auto.load_state_dict(state["admission"])
         self._train_s, self._train_tokens = state["train"]
+        if self._rule is not None:
+            self._rule.load_state_dict(state["rule"])
 
 
 def _response(attempt: Attempt) -> Response:

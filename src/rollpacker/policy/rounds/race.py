@@ -17,15 +17,17 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Racing:
-    """How far a short round over-provisions; 1 and 1 is no race."""
+    """How far a short round over-provisions; 1 and 1 is no race, unless the round ``stops``."""
 
     eta_prompts: float = 1.0
     eta_responses: float = 1.0
+    stops: bool = False
+    """Whether a rule may end the round before all of its groups are there."""
 
     @property
     def on(self) -> bool:
         """Whether anything is started that may be thrown away."""
-        return self.eta_prompts > 1.0 or self.eta_responses > 1.0
+        return self.stops or self.eta_prompts > 1.0 or self.eta_responses > 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +176,14 @@ class RoundState:
     waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
     """Finished attempts that are graded when the whole round has finished."""
     accepted: Counter[str] = field(default_factory=Counter[str])
+    longest: int = 0
+    """Tokens of the longest response that has ended."""
     ready: list[Race] = field(default_factory=list[Race])
     """Complete, while all places that are left are kept for others."""
     waiting_for_prompts: bool = False
     draws: int = 0
+    stopped: bool = False
+    """Whether a rule has ended it."""
     finished: bool = False
 
     def end(self, race: Race) -> None:

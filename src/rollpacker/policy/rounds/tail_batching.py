@@ -24,6 +24,7 @@ from rollpacker.policy.rounds.race import (
     domain_quotas,
     plan_round,
 )
+from rollpacker.policy.rounds.rule import RoundView, TailRule
 from rollpacker.policy.settings import RolloutSettings
 
 
@@ -72,13 +73,20 @@ Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
 
 class TailBatching:
     """Which prompts and attempts a step runs, which it keeps, and which wait; ``engines`` says
-    which of the live ones run in a round."""
+    which of the live ones run in a round, ``rule`` is a mode of the user's."""
 
-    def __init__(self, settings: RolloutSettings, ledger: Ledger, engines: Engines) -> None:
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        ledger: Ledger,
+        engines: Engines,
+        rule: TailRule | None = None,
+    ) -> None:
         self._settings = settings
         self._config = settings.rollout
         self._ledger = ledger
         self._engines = engines
+        self._rule = rule
         self._next_attempt = 0
         self.queue: deque[Prompt] = deque()
         tail = settings.rollout.tail_batching
@@ -171,6 +179,8 @@ class TailBatching:
 
     def _react(self, current: RoundState, of: Attempt, event: ev.Event) -> Iterable[do.Decision]:
         race = current.races[of.prompt]
+        if isinstance(event, ev.AttemptFinished):
+            current.longest = max(current.longest, event.tokens)
         match event:
             case ev.TurnFinished():
                 yield do.StepEnvironment(attempt=of.id)
@@ -196,9 +206,27 @@ class TailBatching:
             yield from self._grade_all(current)
         if self._config.dynamic_sampling.enabled:
             yield from self._top_up(current)
+        if self._ended_early(current):
+            current.stopped = True
+            yield from self._close(current, [*filter(self._decodes, current.races.values())])
         if self._over(current):
             current.finished = True
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
+
+    def _ended_early(self, current: RoundState) -> bool:
+        """Whether the user's rule ends a round that has groups, but not all of them."""
+        if self._rule is None or current.plan.kind is not RoundKind.SHORT:
+            return False
+        if current.waiting_for_prompts or not (current.undecided and current.accepted):
+            return False
+        seen = RoundView(
+            step=current.step,
+            accepted=current.taken(None),
+            wanted=self._config.prompts_per_step,
+            decoding=len(self._ledger.running),
+            longest=current.longest,
+        )
+        return self._rule.ends(seen)
 
     def _over(self, current: RoundState) -> bool:
         """Every race is decided and every told-to-stop attempt has stopped."""
@@ -310,6 +338,11 @@ class TailBatching:
                 self._carrying.defer(race.prompt.id, current.step)
             yield do.DeferPrompt(prompt=race.prompt)
 
+    def _decodes(self, race: Race) -> bool:
+        """Whether a group lacks responses that have not ended."""
+        ended = sum(of.stage is not Stage.RUNNING for of in self._live(race))
+        return len(race.graded) + ended < race.wanted
+
     def _live(self, race: Race) -> Iterator[Attempt]:
         """Attempts of a race in progress that may still count, oldest first."""
         return (of for of in self._ledger.groups[race.prompt.id] if of.stage in _LIVE)
@@ -359,7 +392,7 @@ class TailBatching:
 
     def _top_up(self, current: RoundState) -> Iterable[do.Decision]:
         """Dynamic sampling: draw again when the prompts in play cannot fill the quotas."""
-        if current.waiting_for_prompts:
+        if current.waiting_for_prompts or current.stopped:
             return
         missing = self._config.prompts_per_step - current.taken(None) - current.undecided
         if missing <= 0 or current.draws >= self._config.dynamic_sampling.max_draws:

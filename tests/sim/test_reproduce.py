@@ -1,10 +1,12 @@
 """The paper's experiments: rows, jobs as data, and the full run (slow)."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from rollpacker.cli.simulate.reproduce import reproduce_rows
+from rollpacker.cli.simulate.reproduce import lines_of, reproduce_rows
 from rollpacker.config import parse_as
 from rollpacker.sim import reproduce
 from rollpacker.sim.reproduce import FIGURES, missing, part, row, verl, within
@@ -55,6 +57,22 @@ def test_each_part_of_rollpacker_is_faster_than_verl() -> None:
 
     base = step_s(verl("8k"))
     assert base > step_s(part("8k", "tail batching")) > step_s(part("8k", "reward"))
+
+
+def test_no_name_is_cut_at_80_columns_and_notes_are_under_the_table() -> None:
+    name, note = "fig9/14B-16k/RollPacker over veRL", "no costs fit it and the other cells " * 3
+    rows = [
+        row(name, 2.0, 2.5, note=note),
+        row("fig9/other", 2.0, 2.1),
+        row(name, 2.0, 2.6, note=note),
+    ]
+    console = Console(width=80, file=StringIO(), record=True)
+    for line in lines_of(rows, 1.0):
+        console.print(line, soft_wrap=isinstance(line, str))
+    said = console.export_text()
+    assert said.count(name) == 2
+    assert said.count(f"(1) {note}") == 1
+    assert "1 of 3 within 10% of the paper, 0 of them fitted to it, in 1 s" in said
 
 
 def test_lengths_grow_to_the_cap() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -12,10 +12,12 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import track
 
-from rollpacker.cli.output import Shown, shown, table_of
+from rollpacker.cli.output import Shown, errors, shown, table_of
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from rollpacker.sim.reproduce import PaperJob, ResultRow
@@ -51,7 +53,7 @@ def reproduce(
     rows = reproduce_rows(list(FIGURES) if what == "all" else [what], seeds, processes)
     wall = time.perf_counter() - began
     data = {"rows": [asdict(row) for row in rows], "wall_s": wall}
-    return Shown(data, [_table(rows), _summary(rows, wall)])
+    return Shown(data, lines_of(rows, wall))
 
 
 def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list[ResultRow]:
@@ -78,23 +80,33 @@ def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list
 
 def _simulate(jobs: Mapping[str, PaperJob], processes: int) -> dict[str, JobResult]:
     """Independent simulations side by side; a result does not depend on where it ran."""
-    if processes == 1:
-        return {key: job.run() for key, job in jobs.items()}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(methodcaller("run"), jobs.values()), strict=True))
+        done = pool.map(methodcaller("run"), jobs.values())
+        watched = track(done, "simulating", len(jobs), console=errors, transient=True)
+        return dict(zip(jobs, watched, strict=True))
 
 
-def _table(rows: Iterable[ResultRow]) -> Table:
-    view = table_of("", "paper", "ours", "error", title="The paper's results in the simulator")
-    for column in ("status", "note"):
-        view.add_column(column)
+def lines_of(rows: Sequence[ResultRow], wall: float) -> Iterator[RenderableType]:
+    """The table, its notes under it, and the sum."""
+    notes = {note: n for n, note in enumerate(dict.fromkeys(r.note for r in rows if r.note), 1)}
+    yield _table(rows, notes)
+    yield from (f"({n}) {note}" for note, n in notes.items())
+    yield _summary(rows, wall)
+
+
+def _table(rows: Iterable[ResultRow], notes: Mapping[str, int]) -> Table:
+    view = table_of("result", "paper", "ours", "error", title="The paper's results, simulated")
+    view.columns[0].no_wrap = True
+    view.add_column("status")
+    view.add_column("note")
     for row in rows:
         error = "" if row.relative_error is None else f"{row.relative_error:+.0%}"
         color = _COLORS[row.status]
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         status = f"[{color}]{row.status.replace('_', ' ')}[/]"
         ours = "" if row.ours is None else f"{row.ours:.4g}"
-        view.add_row(row.name, paper, ours, error, status, row.note)
+        note = f"({notes[row.note]})" if row.note else ""
+        view.add_row(row.name, paper, ours, error, status, note)
     return view
 
 

@@ -19,7 +19,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.sim.world.machines import SimulationConfig
 
 SMALLEST = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"function": "math"}]}
-ASIDE = ("docs/log.md", "docs/extending.md")
+ASIDE = ("experiments/LOG.md", "docs/extending.md")
 """Commands of earlier versions; of what the page adds, which ``test_extending.py`` runs."""
 INCOMPLETE = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError")
 """What is wrong with a command that is only named."""

@@ -21,7 +21,7 @@ from rollpacker.policy.engines.hardware import MOST_ROWS, LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
-"""Tokens of the longest draft: docs/log.md."""
+"""Tokens of the longest draft: experiments/LOG.md."""
 _FORGET = 0.5
 """What last step's acceptance counts in this one."""
 _PRIOR = (22.0, 10.0)

@@ -20,14 +20,14 @@ Members = tuple[tuple[str, int, int, bool, bool], ...]
 
 
 GUESSED_SLOWDOWN = 1.3
-"""Of all members, in the guess of how busy they keep a node: docs/log.md."""
+"""Of all members, in the guess of how busy they keep a node: experiments/LOG.md."""
 SEAT_EFFORT = 0.35
 """Of rehearsing a member."""
 REMEMBER_S = 7200.0
 """Seconds for which the slowdowns of a rehearsal are taken to be the same."""
 REMEMBERED = 2_000
 TURNS_OUT = 0.8
-"""Share of its worst case that a job may turn out to take: docs/log.md."""
+"""Share of its worst case that a job may turn out to take: experiments/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ GENEROUS = 2.0
 TRIED = 10
 """Sites of one job that are tested exactly, at most."""
 ROLLOUT_WEIGHT = 0.35
-"""Of a rollout node's load beside a training node's, in what makes a site full: docs/log.md."""
+"""Weight of a rollout node's load in a site's load (experiments/LOG.md)."""
 SWAPS_TRIED = 3
 """The same when another leaves the group for it."""
 

@@ -28,7 +28,7 @@ from rollpacker.rollmux.model.inventory import POOL_NAMES, Machine, count_pools
 from rollpacker.rollmux.model.settings import Prices, Settings, Team
 
 SCARCE_MARGIN = 0.05
-"""Share of slowdown budgets that plans leave alone where nodes are few: docs/log.md."""
+"""Share of slowdown budgets that plans leave alone where nodes are few: experiments/LOG.md."""
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _KEYS = ("nodes", "teams", "cloud")
 

@@ -11,11 +11,11 @@ LATE = 1.25
 """What comes next may be so much longer than expected."""
 NEXT_WAITS = 1.5
 """Of the iteration to come, which the slack has to cover beside what is likely later:
-docs/log.md."""
+experiments/LOG.md."""
 CERTAIN = 0.95
 """Share of the slack of iterations to come that is counted on."""
 CERTAIN_IF_FEW = 0.3
-"""The same where there may be no nodes to go to: docs/log.md."""
+"""The same where there may be no nodes to go to: experiments/LOG.md."""
 
 SURE = 1.02
 """A slowdown may be so much higher than rehearsed."""

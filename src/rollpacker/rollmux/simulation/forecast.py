@@ -30,7 +30,7 @@ from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
 EVENTS = 200_000
 """Of a run ahead at most."""
 RUNS = 5
-"""Runs ahead of which the middle is told: docs/log.md."""
+"""Runs ahead of which the middle is told: experiments/LOG.md."""
 ENOUGH = 3
 """Runs whose least and most are told as a range."""
 USUAL_SHARE = 0.8

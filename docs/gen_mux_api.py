@@ -1,5 +1,5 @@
-"""Writes ``docs/mux_api.md``: the daemon's HTTP API, from its own description (OpenAPI), and the
-table of roles and routes in ``docs/security.md``."""
+"""Writes ``docs/mux_api.md``: the daemon's HTTP API, from its own description (OpenAPI), with the
+table of roles and routes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from rollpacker.rollmux.service.api.roles import ROLES
 from rollpacker.rollmux.service.http.routes import ROUTES, described
 
 PAGE = Path(__file__).parent / "mux_api.md"
-SECURITY = PAGE.with_name("security.md")
-_BEGIN, _END = "<!-- routes -->\n", "<!-- end of routes -->"
 Schema = Mapping[str, Any]
 HEAD = """# The daemon's HTTP API (v1)
 
-How jobs use it: [jobs under RollMux](mux_client.md); nodes: [a shared cluster](mux_operate.md). For
-programs: `GET /v1/openapi.json`.
+Start with [jobs and client](mux_client.md), or [operate a cluster](mux_operate.md). Programs can
+read `GET /v1/openapi.json`.
 
-Every path but `/`, `/assets/*` and `/v1/health` needs `Authorization: Bearer TOKEN`; [who may ask
-for what](security.md). Bodies and answers are JSON objects, and an unknown field of a body is an
-error. Every POST needs an `Idempotency-Key` header (1 to 128 characters out of `A-Za-z0-9._:-`):
-the same key with the same request happens once and gives the same answer, which is on disk then.
+Every path except `/`, `/favicon.ico`, `/assets/*` and `/v1/health` needs `Authorization: Bearer
+TOKEN` ([roles](#roles-and-routes)). Bodies and answers are JSON objects. An unknown field of a body
+is an error. Every POST needs an `Idempotency-Key` header (1 to 128 characters of `A-Za-z0-9._:-`).
+The daemon runs a request with the same key once, and repeats its answer, which is on disk by then.
 Times are seconds.
 
 *This page is generated from the code by `docs/gen_mux_api.py`.*
+"""
+_ROLES = """
+A route that this table lacks is not served. ✓: may. *own*: a token of a team (`mux token add
+--team`) may do this for jobs of its team. The role `operate` may do everything, and `nobody` has no
+token.
 """
 _SMALL = 4
 """Fields of an object that needs no section of its own."""
@@ -64,7 +67,7 @@ def render() -> str:
         for path, method, route in routes:
             if route["tags"] == [tag]:
                 lines += _route(path, method, route, schemas)
-    lines += _common(routes[0][2])
+    lines += [*_roles(), *_common(routes[0][2])]
     lines += ["## Objects", ""]
     text = "\n".join(lines)
     for name, schema in sorted(schemas.items()):
@@ -84,18 +87,17 @@ def _names(schema: Any, name: str) -> bool:
     return f'/{name}"' in json.dumps(schema)
 
 
-def with_roles(page: str) -> str:
-    """The page on security, with the table of today."""
-    before, _, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    lines = ["", "| route | nobody | read | submit | node |", "|---|---|---|---|---|"]
+def _roles() -> Iterator[str]:
+    """Who may ask for what."""
+    yield from ("## Roles and routes", _ROLES)
+    yield from ("| route | nobody | read | submit | node |", "|---|---|---|---|---|")
     for name, access in ROUTES.items():
         cells = [f"`{name}`", _may(access.roles is None)]
         for role in ROLES[:-1]:
             may = access.roles is None or role in access.roles
             cells.append("*own*" if may and role == "submit" and access.owner else _may(may))
-        lines.append(f"| {' | '.join(cells)} |")
-    return f"{before}{_BEGIN}{chr(10).join(lines)}\n\n{end}{after}"
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
 def _may(may: bool) -> str:
@@ -239,13 +241,12 @@ def _limits(field: Schema) -> str:
 
 
 def main() -> None:
-    """Write the pages; with ``--check`` only compare, and exit 1 when it is out of date."""
-    pages = {PAGE: render(), SECURITY: with_roles(SECURITY.read_text(encoding="utf-8"))}
-    for page, text in pages.items():
-        if "--check" not in sys.argv[1:]:
-            page.write_text(text, encoding="utf-8")
-        elif not page.exists() or page.read_text(encoding="utf-8") != text:
-            sys.exit(f"{page.name} is out of date: run make docs")
+    """Write the page; with ``--check`` only compare, and exit 1 when it is out of date."""
+    text = render()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE.name} is out of date: run make docs")
 
 
 if __name__ == "__main__":

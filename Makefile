@@ -78,7 +78,7 @@ test-verl: $(VENV)/.installed-dev $(VLLM)/.installed $(VERL)/.installed  ## run 
 test-transformers4: $(VENV)/.installed-dev $(TF4)/.installed  ## compare what releases 4 and 5 of transformers make of checkpoints: a minute
 	@$(BIN)/python -m pytest -m transformers4 tests/job/run/test_transformers4.py $(ARGS)
 
-test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/peers.md
+test-peers: $(PEERS)/.installed  ## compare our losses with TRL's and verl's, and write docs/compatibility.md
 	@$(PEERS)/bin/python -m pytest -m peers tests/peers $(ARGS)
 	@$(PEERS)/bin/python docs/gen.py peers
 

@@ -44,9 +44,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     return [first.replace("|  |", "| |"), "|" + "---|" * len(head), *others]
 
 
-def put(page: str, text: str, end: str = "") -> str:
-    """A page with this text behind its note, up to ``end`` where it is not the rest."""
-    note = NOTE.search(page)
+def put(page: str, text: str, of: str = "", end: str = "") -> str:
+    """A page with this text behind the note that names ``of``, up to ``end`` where it is not the
+    rest."""
+    note = next((each for each in NOTE.finditer(page) if of in each[0]), None)
     assert note is not None, "the page has no line that says how it is generated"
     rest = page[page.index(end, note.end()) :] if end else ""
     return f"{page[: note.end()]}\n{text.strip()}\n{rest and chr(10)}{rest}"
@@ -323,8 +324,9 @@ def measure_models(known: dict[str, Any]) -> dict[str, Any]:
 
 def adapters(results: dict[str, Any]) -> str:
     """Of each kind of peft and each option of LoRA, the largest difference, or why not."""
-    parts = [f"## Kinds of peft {results['peft']}\n", *_adapters("kind", results["kinds"])]
-    return "\n".join([*parts, "\n## Options of LoRA\n", *_adapters("option", results["options"])])
+    parts = [f"### Kinds of peft {results['peft']}\n", *_adapters("kind", results["kinds"])]
+    last = _adapters("option", results["options"])
+    return "\n".join([*parts, "\n### Options of LoRA\n", *last])
 
 
 def _adapters(what: str, rows: dict[str, Any]) -> list[str]:
@@ -368,7 +370,7 @@ def peers(results: dict[str, Any]) -> str:
     """A table for each peer."""
     parts: list[str] = []
     for peer, found in results.items():
-        parts += [f"## {PEERS[peer]} {found['version']}", ""]
+        parts += [f"### {PEERS[peer]} {found['version']}", ""]
         rows = [
             [f"`{name}`", f"`{row['call']}`", row["gradient"], row["advantages"]]
             for name, row in found["cases"].items()
@@ -503,17 +505,22 @@ def first_page(readme: str, page: str) -> str:
 
 Results = Callable[[dict[str, Any]], Any]
 MEASURED: dict[str, tuple[Path, Results, Results | None, str]] = {
-    "models": (SUPPORT / "family_results.json", models, measure_models, ""),
-    "adapters": (SUPPORT / "adapter_results.json", adapters, measure_adapters, ""),
+    "models": (SUPPORT / "family_results.json", models, measure_models, "## Adapters\n"),
+    "adapters": (
+        SUPPORT / "adapter_results.json",
+        adapters,
+        measure_adapters,
+        "## Losses of TRL and verl\n",
+    ),
     "peers": (
         ROOT / "tests" / "peers" / "results.json",
         peers,
         None,
-        "## What differs on purpose\n",
+        "### Differences on purpose\n",
     ),
 }
-"""Pages of measurements: the file that has them, what is made of it, how they are measured, and the
-text of the page behind them."""
+"""Parts of the page of compatibility: the file that has the measurements, what is made of it, how
+they are measured, and the text of the page behind the part."""
 KEYS = {"config": keys_of_runs, "simulation": keys_of_simulations}
 NAMES = (*KEYS, *MEASURED, "speedups", "index")
 
@@ -523,14 +530,14 @@ def written(name: str) -> dict[Path, str]:
     if name == "speedups":
         found = {ROOT / page: block for page, block in blocks(told_speedups()["simulated"]).items()}
         return {path: put_block(path.read_text(encoding="utf-8"), b) for path, b in found.items()}
-    path = ROOT / "docs" / f"{name}.md"
+    path = ROOT / "docs" / f"{'compatibility' if name in MEASURED else name}.md"
     page = path.read_text(encoding="utf-8")
     if name == "index":
         return {path: first_page((ROOT / "README.md").read_text(encoding="utf-8"), page)}
     if name in KEYS:
         return {path: put(page, KEYS[name]())}
     results, render, _, end = MEASURED[name]
-    return {path: put(page, render(json.loads(results.read_text())), end)}
+    return {path: put(page, render(json.loads(results.read_text())), name, end)}
 
 
 def measure(name: str) -> None:

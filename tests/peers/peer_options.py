@@ -11,7 +11,7 @@ class Case:
     """One algorithm with its options, as each of the three calls it.
 
     Args:
-        name: of the row in docs/peers.md.
+        name: of the row in docs/compatibility.md.
         ours: the section ``train``.
         trl: arguments of TRL's configuration; None where it has no such thing.
         verl: see ``test_verl.py``; None where it has no such thing.

@@ -1,4 +1,4 @@
-"""What docs/peers.md shows is of every case, and within the limit (needs no peer)."""
+"""What docs/compatibility.md shows is of every case, and within the limit (needs no peer)."""
 
 from __future__ import annotations
 

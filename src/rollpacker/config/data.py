@@ -10,15 +10,15 @@ from rollpacker.config.base import Config, Fixed
 
 
 class ModelConfig(Config):
-    """The [model](models.md) that is trained."""
+    """The [model](compatibility.md) that is trained."""
 
     path: Fixed[str]
     """Folder or hub name of a causal language model with tokenizer."""
     dtype: Fixed[Literal["float32", "bfloat16"]] = "float32"
     """Type of weights in forward, backward and checkpoints; bfloat16 keeps float32 masters."""
     lora_rank: Fixed[int] = Field(default=0, ge=0)
-    """Rank of LoRA [adapters](adapters.md) on linear layers; 0 trains all weights. Checkpoints hold
-    the merged model, and the adapters in ``adapter/``."""
+    """Rank of LoRA [adapters](compatibility.md#adapters) on linear layers; 0 trains all weights.
+    Checkpoints hold the merged model, and the adapters in ``adapter/``."""
     lora_alpha: Fixed[float] = 32.0
     """LoRA scale, divided by the rank."""
     chat_template_kwargs: Fixed[dict[str, Any]] = {}

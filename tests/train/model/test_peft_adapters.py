@@ -23,7 +23,7 @@ from rollpacker.train.model.adapters import (
 )
 
 RECORDED = json.loads(Path(cases.__file__).with_name("adapter_results.json").read_text())
-"""What docs/adapters.md shows."""
+"""What docs/compatibility.md shows."""
 
 
 def one_line(text: str) -> bool:

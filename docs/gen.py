@@ -383,7 +383,7 @@ def peers(results: dict[str, Any]) -> str:
 
 # Speed-ups, from docs/speedups.yaml.
 
-_ABOUT = ("benchmarks", "concepts", "emulation", "guide", "paper", "scale", "simulation")
+_ABOUT = ("benchmarks", "concepts", "emulation", "guide", "reproduction", "scale", "simulation")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _ABOUT))
 """Pages whose speed-ups are rows of docs/speedups.yaml."""
 SETTINGS = {"7B/8k": 2.03, "14B/16k": 2.22, "32B/32k": 2.56}

@@ -466,27 +466,36 @@ def say(line: str) -> None:
 
 # What the simulation gives.
 
-HEAD = """# Reproducing the paper
+HEAD = """# Reproducing the papers
 
-`rollpacker reproduce all` simulates the experiments of [RollPacker](https://arxiv.org/abs/2509.21009)
-with the policies of a real run on cost models, `rollpacker reproduce fig9` one of them.
+> **Limits.** The simulator has no GPU. Most agreement below was *fitted*: it shows that the costs
+> are consistent, and not that we could predict the paper.
+
+## RollPacker, simulated
+
+`rollpacker reproduce all` simulates the experiments of
+[RollPacker](https://arxiv.org/abs/2509.21009) with the policies of a real run on cost models.
+`rollpacker reproduce fig9` simulates one of them. Each row has a status:
 
 - **predicted**: no cost or length was fitted to this value.
-- **fitted**: a constant of `src/rollpacker/sim/calibration/*.yaml`, or one that the row's note
-  names, was fitted to it, alone or with others; agreement shows consistency, not foresight.
-- **not reproduced**: ours is more than 10% away from the paper, or the simulator has no answer.
+- **fitted**: a constant was fitted to it, alone or with others. It stands in
+  `src/rollpacker/sim/calibration/*.yaml`, or the row's note names it.
+- **not reproduced**: our value is more than 10% away, or the simulator has no answer.
 
-Length distributions were fitted to the paper's figures too. Rows without a value of the paper's are
+Length distributions were fitted to the paper's figures too. Rows without a value of the paper are
 ours alone.
 """
-FOOT = "\n*This page is generated from a run by `experiments/figures.py`.*\n"
+FOOT = "\n*The text up to here is generated from a run by `experiments/figures.py`.*\n"
 REAL = "## For real\n"
 """Starts what is said of the other two sides of an experiment."""
 REAL_HEAD = """
-The artifact's own experiments also run for real: small on a CPU, with the demo's model, by
-`python experiments/figures.py cpu`, and as configurations for GPUs that nobody has run yet
-(`experiments/README.md` says what a GPU run still needs). What the CPU runs show:
+The artifact's own experiments also run for real. `python experiments/figures.py cpu` runs small
+ones on a CPU, with the demo's model. Nobody has run the configurations for GPUs.
+`experiments/README.md` lists what they still need. These are the CPU runs:
 """
+HAND = "## From paper to code\n"
+"""Starts what is written by hand, at the end of the page."""
+TREE = "https://github.com/rollpacker/rollpacker/tree/main/experiments"
 COLOURS = {
     "paper": "#9aa5b1",
     "predicted": "#2b8a3e",
@@ -505,7 +514,8 @@ def simulate(seeds: int) -> None:
     }
     for name, found in by_figure.items():
         write_folder(name, found)
-    PAGE.write_text(page(by_figure, seeds, wall), encoding="utf-8")
+    hand = PAGE.read_text(encoding="utf-8").partition(HAND)[2]
+    PAGE.write_text(f"{page(by_figure, seeds, wall)}{HAND}{hand}", encoding="utf-8")
 
 
 def write_sides() -> None:
@@ -516,8 +526,10 @@ def write_sides() -> None:
 
 def sides(known: Mapping[str, Experiment]) -> dict[Path, str]:
     """Pages with what a figure's folder has besides the simulation, as they are to be."""
-    overview = ["| | |", "|---|---|"]
-    overview += [f"| {one.title} | `experiments/{name}/cpu.md` |" for name, one in known.items()]
+    overview = ["| experiment | result |", "|---|---|"]
+    overview += [
+        f"| {one.title} | [`{name}/cpu.md`]({TREE}/{name}/cpu.md) |" for name, one in known.items()
+    ]
     last = "\n".join([REAL_HEAD, *overview, ""]) + FOOT
     found = {PAGE: _put(PAGE.read_text(encoding="utf-8"), last)}
     for name, one in known.items():
@@ -536,12 +548,14 @@ def sides(known: Mapping[str, Experiment]) -> dict[Path, str]:
 
 
 def _put(page: str, last: str) -> str:
-    """A page with this as its last section."""
-    return f"{page.split(REAL)[0].removesuffix(FOOT).rstrip()}\n\n{REAL}{last}"
+    """A page with this as its last generated section."""
+    made, hand, rest = page.partition(HAND)
+    made = made.split(REAL)[0].removesuffix(FOOT).rstrip()
+    return f"{made}\n\n{REAL}{last}{hand and chr(10)}{hand}{rest}"
 
 
 def page(by_figure: dict[str, list[ResultRow]], seeds: int, wall: float) -> str:
-    """The whole documentation page."""
+    """The generated part of the documentation's page, up to what ran for real."""
 
     def agree(rows: Sequence[ResultRow]) -> str:
         return f"{within(rows)} of {sum(row.paper is not None for row in rows)}"
@@ -552,11 +566,13 @@ def page(by_figure: dict[str, list[ResultRow]], seeds: int, wall: float) -> str:
         f"{agree(every)} values are within 10% of the paper's, over {seeds} seeds, "
         f"simulated in {wall:.0f} s.",
         "",
+        "| experiment, with all its rows | within 10% |",
+        "|---|--:|",
     ]
     for name, found in by_figure.items():
-        title = f"## {FIGURES[name].title} (`{name}`)"
-        lines += [title, "", f"{agree(found)} within 10%.", "", *table(found), ""]
-    return "\n".join([*lines, ""])
+        title = f"{FIGURES[name].title} (`{name}`)"
+        lines.append(f"| [{title}]({TREE}/{name}) | {agree(found)} |")
+    return "\n".join([*lines, "", ""])
 
 
 def table(rows: Sequence[ResultRow]) -> list[str]:
@@ -567,7 +583,7 @@ def table(rows: Sequence[ResultRow]) -> list[str]:
     every = [note for note, count in counts.items() if count == len(rows) > 1]
     marks = letters | dict.fromkeys(every, "")
     notes = [marks.get(row.note, row.note) for row in rows]
-    lines = ["| | paper | ours | error | status |", "|---|--:|--:|--:|---|"]
+    lines = ["| value | paper | ours | error | status |", "|---|--:|--:|--:|---|"]
     if any(notes):
         lines = [f"{lines[0]} note |", f"{lines[1]}---|"]
     for row, note in zip(rows, notes, strict=True):

@@ -4,8 +4,8 @@
                        [--check] [--measure]
 
 Without names, all of them. ``--check`` writes nothing, and exits with a message where a page is not
-what would be written. ``--measure`` first measures again what the pages of models and adapters show
-(``tests/train/support``); the page of peers shows what ``make test-peers`` measured.
+what would be written. ``--measure`` first measures models and adapters again
+(``tests/train/support``); losses of peers are what ``make test-peers`` measured.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rollpacker.core.types import (
 from rollpacker.policy.engines.fleet import Layout
 from rollpacker.policy.engines.hardware import EngineProfile, Hardware, RowCosts, measured
 from rollpacker.policy.rollout import RolloutPolicy
+from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.policy.settings import RolloutSettings, StreamingRules
 
 
@@ -69,10 +70,17 @@ def settings(
 
 
 class World:
-    """Holds what the policy has set going; checks every decision as it comes."""
+    """Holds what the policy has set going; checks every decision as it comes.
 
-    def __init__(self, given: RolloutSettings, workers: int = 2) -> None:
+    Args:
+        given: of the policy.
+        workers: engines, and replicas.
+        talks: attempts act before their first turn and after each; they hold their engine.
+    """
+
+    def __init__(self, given: RolloutSettings, workers: int = 2, *, talks: bool = False) -> None:
         self.settings = given
+        self.talks = talks
         self.policy = RolloutPolicy(given)
         self.workers = [EngineId(i) for i in range(workers)]
         self.size = given.rules.replica_engines or 1
@@ -84,6 +92,10 @@ class World:
         self.epoch_trained: Counter[PromptId] = Counter()
         self.dropped: set[PromptId] = set()
         self.first: dict[PromptId, int] = {}
+        self.turns: Counter[AttemptId] = Counter()
+        self.steps: Counter[AttemptId] = Counter()
+        self.goes: Counter[AttemptId] = Counter()
+        self._soon: list[ev.Event] = []
         self.used: set[AttemptId] = set()
         self.log: list[tuple[ev.Event, list[do.Decision]]] = []
         self.over = True
@@ -91,6 +103,8 @@ class World:
 
     def clear(self) -> None:
         self.running: dict[AttemptId, EngineId] = {}
+        self.acting: dict[AttemptId, int] = {}
+        self.charged: Counter[PromptId] = Counter()
         self.index: dict[AttemptId, tuple[PromptId, int]] = {}
         self.grading: set[AttemptId] = set()
         self.graded: dict[AttemptId, float] = {}
@@ -109,6 +123,27 @@ class World:
         self.asleep: set[EngineId] = set()
         self.lying_down: set[EngineId] = set()
         self.waking: set[EngineId] = set()
+
+    @property
+    def decoding(self) -> set[AttemptId]:
+        """Those whose next turn is sampled."""
+        return self.running.keys() - self.acting.keys()
+
+    @property
+    def undecided(self) -> set[PromptId]:
+        """Prompts of the step of which nothing is said yet."""
+        prompts = {prompt for prompt, _ in self.index.values()}
+        return prompts - self.accepted.keys() - self.dropped - set(self.deferred)
+
+    def next_epoch(self) -> None:
+        """Every prompt was kept once, or dropped."""
+        prompts = {p.id for name, n in self.settings.sizes.items() for p in self._prompts(name, n)}
+        assert self.epoch_trained.keys() | self.dropped == prompts
+        assert not self.epoch_trained.keys() & self.dropped
+        assert set(self.epoch_trained.values()) <= {1}
+        self.fresh = World(self.settings, 1).fresh
+        for past in (self.epoch_trained, self.dropped, self.first):
+            past.clear()
 
     @staticmethod
     def _prompts(domain: str, count: int) -> list[Prompt]:
@@ -154,6 +189,8 @@ class World:
                 answers.append(answer)
         for answer in answers:
             self.tell(answer)
+        while self._soon:
+            self.tell(self._soon.pop(0))
 
     def perform(self, decision: do.Decision) -> ev.Event | None:
         match decision:
@@ -170,23 +207,41 @@ class World:
             case do.AcceptGroup():
                 self._accept(decision)
             case do.MigrateAttempts():
-                for attempt in decision.attempts:
-                    assert self.moving.get(attempt, self.running[attempt]) == decision.source
-                    self.moving[attempt] = decision.target
+                self._migrate(decision)
             case do.AccumulateGradients():
                 self._accumulate(decision)
             case do.SleepEngine():
                 self._sleep(decision.engine)
+            case do.StepEnvironment() | do.ContinueAttempt():
+                self._talk(decision)
             case _:
                 self._note(decision)
         return None
+
+    def _migrate(self, decision: do.MigrateAttempts) -> None:
+        for attempt in decision.attempts:
+            assert self.moving.get(attempt, self.running[attempt]) == decision.source
+            self.moving[attempt] = decision.target
+            if attempt in self.acting:
+                self._soon.append(self._moved(attempt))
+
+    def _talk(self, decision: do.StepEnvironment | do.ContinueAttempt) -> None:
+        attempt = decision.attempt
+        assert attempt in self.acting, "it is not its environment's turn"
+        if isinstance(decision, do.StepEnvironment):
+            self.steps[attempt] += 1
+        else:
+            assert decision.engine == self.running[attempt]
+            assert decision.engine in self.workers, "it goes on where nothing is"
+            del self.acting[attempt]
+            self.goes[attempt] += 1
 
     def _note(self, decision: do.Decision) -> None:
         match decision:
             case do.BeginRound():
                 self.kind = decision.round
             case do.DropGroup():
-                self.dropped.add(decision.prompt)
+                self._drop(decision)
             case do.DeferPrompt():
                 self.deferred.append(decision.prompt.id)
             case do.FinishRollout():
@@ -212,6 +267,12 @@ class World:
                 self.offered = True
             case _:
                 raise AssertionError(decision)
+
+    def _drop(self, decision: do.DropGroup) -> None:
+        if self.talks and decision.reason != NO_VARIANCE:
+            most = self.settings.rollout.max_retries * self.responses
+            assert self.charged[decision.prompt] > most, "given up too early"
+        self.dropped.add(decision.prompt)
 
     def _sleep(self, engine: EngineId) -> None:
         assert self.settings.rules.turns
@@ -247,6 +308,8 @@ class World:
             self.waking.add(decision.engine)
         self.used.add(decision.attempt)
         self.running[decision.attempt] = decision.engine
+        if self.talks:
+            self.acting[decision.attempt] = -1
         self.first.setdefault(decision.prompt, self.step)
         self.index[decision.attempt] = (decision.prompt, decision.index)
 
@@ -254,6 +317,7 @@ class World:
         if attempt in self.running:
             del self.running[attempt]
             self.moving.pop(attempt, None)
+            self.acting.pop(attempt, None)
         else:
             waits = not self.settings.asynchronous_grading
             assert waits or attempt in self.grading, "aborted what was over"
@@ -320,9 +384,36 @@ class World:
             self.confirm_wake(self.running[attempt])
         del self.running[attempt]
         self.moving.pop(attempt, None)
+        if self.talks:
+            del self.acting[attempt]
         self.tell(
             ev.AttemptFinished(attempt=attempt, tokens=tokens, finish_reason=reason, **drafts)
         )
+
+    def end_turn(self, attempt: AttemptId, tokens: int = 5, reason: str = "stop") -> None:
+        if self.moving.get(attempt) in self.workers:
+            self.tell(self._moved(attempt))
+        self.moving.pop(attempt, None)
+        turn = self.acting[attempt] = self.turns[attempt]
+        self.turns[attempt] += 1
+        self.tell(ev.TurnFinished(attempt=attempt, turn=turn, tokens=tokens, finish_reason=reason))
+
+    def reply(self, attempt: AttemptId) -> None:
+        turn = self.acting[attempt]
+        self.tell(ev.EnvironmentReplied(attempt=attempt, turn=turn, tokens=3, seconds=0.5))
+        assert attempt not in self.acting, "nobody has told it to go on"
+
+    def fail(
+        self, attempt: AttemptId, event: ev.Event, *, charge: bool = True
+    ) -> list[do.Decision]:
+        """What is decided of one that has failed."""
+        self.charged[self.index[attempt][0]] += charge
+        for holder in (self.running, self.moving, self.acting):
+            holder.pop(attempt, None)
+        self.grading.discard(attempt)
+        place = len(self.log)
+        self.tell(event)
+        return self.log[place][1]
 
     def grade(self, attempt: AttemptId, reward: float) -> None:
         self.grading.discard(attempt)
@@ -333,9 +424,15 @@ class World:
         self.tell(ev.AttemptAborted(attempt=attempt, tokens=self.stopping.pop(attempt)))
 
     def confirm_move(self, attempt: AttemptId) -> None:
-        target = self.moving.pop(attempt)
-        self.running[attempt] = target
-        self.tell(ev.AttemptMigrated(attempt=attempt, engine=target, tokens=2))
+        if self.talks and self.moving[attempt] not in self.workers:
+            self.fail(attempt, ev.AttemptFailed(attempt=attempt, error="engine"))
+        else:
+            self.tell(self._moved(attempt))
+
+    def _moved(self, attempt: AttemptId) -> ev.AttemptMigrated:
+        """One that moves; it need not be stopped where it does not decode."""
+        self.running[attempt] = self.moving.pop(attempt)
+        return ev.AttemptMigrated(attempt=attempt, engine=self.running[attempt], tokens=2)
 
     def sum_gradients(self, place: int) -> None:
         replica, parts = self.gradients.pop(place)
@@ -372,8 +469,8 @@ class World:
         self.waking -= {*engines}
         self.replicas = [replica for replica in self.replicas if replica not in replicas]
         for attempt in [a for a, w in self.running.items() if w in engines]:
-            del self.running[attempt]
-            self.moving.pop(attempt, None)
+            for holder in (self.running, self.moving, self.acting):
+                holder.pop(attempt, None)
         self.gradients = [task for task in self.gradients if task[0] not in replicas]
         if replicas and self.applying:  # which has changed no weight yet
             self.updated -= self.summed.keys()
@@ -390,3 +487,24 @@ class World:
             or self.applying
             or self.lying_down
         )
+
+    def finish_all(self) -> None:
+        """Whatever state a step is in, it can be brought to its end."""
+        for _ in range(10_000):
+            if self.over:
+                return
+            if self.acting:
+                self.finish(min(self.acting))
+            elif self.decoding:
+                (self.end_turn if self.talks else self.finish)(min(self.decoding))
+            elif self.grading:
+                self.grade(min(self.grading), float(len(self.graded) % 2))
+            elif self.stopping:
+                self.confirm_abort(min(self.stopping))
+            elif self.lying_down:
+                self.confirm_sleep(min(self.lying_down))
+            elif self.gradients:
+                self.sum_gradients(0)
+            elif self.applying:
+                self.apply()
+        raise AssertionError("the step does not end")

@@ -3,6 +3,7 @@
 ``code.jsonl`` and ``code_more.jsonl`` were scored by common sense; ``code_kinds.jsonl`` has one
 right answer of each kind that is supported, ``code_near_misses.jsonl`` wrong ones that a laxer rule
 would let pass. The score of rows that are refused is null.
+Programs without an end have ``timeouts_s`` of their own.
 """
 
 import json
@@ -32,13 +33,14 @@ def cases(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (CASES / name).open(encoding="utf-8")]
 
 
-def score(reward: CodeReward, case: dict[str, Any], **columns: Any) -> float | None:
+def score(reward: CodeReward, case: dict[str, Any]) -> float | None:
     request = GradeRequest(
         attempt=AttemptId(0),
         prompt="p",
         completion=case["response"],
         completion_ids=[],
-        row={**case["row"], **columns},
+        row=case["row"],
+        timeouts_s=case.get("timeouts_s", ()),
     )
     try:
         return reward(request).score

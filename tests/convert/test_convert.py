@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from case_files import read_table
 from rollpacker import config
 from rollpacker.cli.convert import CommandLine, script, translate
 from rollpacker.cli.convert.table import flat
@@ -329,15 +330,7 @@ def test_losses_of_verl(tmp_path, keys, kind, options, refused):
 
 @pytest.mark.parametrize(
     ("key", "value", "by_hand"),
-    [
-        ("actor.router_replay.mode", "R2", True),
-        ("actor.router_replay.mode", "disabled", False),
-        ("actor.router_replay.record_file", "routes.pt", False),
-        ("rollout.enable_rollout_routing_replay", True, True),
-        ("rollout.enable_rollout_routing_replay", False, False),
-        ("actor.megatron.override_transformer_config.moe_aux_loss_coeff", 0.001, True),
-        ("actor.megatron.override_transformer_config.moe_aux_loss_coeff", 0.0, False),
-    ],
+    read_table(__file__, "test_what_verl_does_with_experts"),
 )
 def test_what_verl_does_with_experts(tmp_path, key, value, by_hand):
     key = f"actor_rollout_ref.{key}"

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from case_files import read_table
 from rollpacker.cli.convert import CommandLine, render, script, translate, trl, verl
 from rollpacker.cli.convert.table import Draft, Unknown, fill, resolved
 from rollpacker.config.reading import KEYS
@@ -18,40 +19,7 @@ NOTHING = CommandLine()
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
-    [
-        ("a.yaml", "rewards: []\nrollout: {}\n", "is a job file already: rollpacker train"),
-        ("a.yaml", "port: 80\nhost: here\n", "neither verl's"),
-        ("a.yaml", "- 1\n", "it has nothing"),
-        ("a.yaml", "a: [", "not YAML"),
-        ("a.sh", "echo hello\n", "no verl overrides"),
-        ("a.sh", "echo 'hello\n", "cannot be read as a shell script"),
-        ("a.py", "print(1)\n", "no GRPOConfig"),
-        ("a.py", "print(\n", "not Python"),
-        ("a.yaml", "data: []\nalgorithm: {}\n", "neither verl's"),
-        ("a.yaml", "actor_rollout_ref: {n: 1}\n", "verl's default algorithm.adv_estimator=gae"),
-        (
-            "a.yaml",
-            "algorithm: {adv_estimator: remax}\nactor_rollout_ref: {a: 1}\n",
-            "algorithm.adv_estimator=remax has no counterpart: rollpacker has grpo",
-        ),
-        ("a.yaml", "num_generations: 4\nloss_type: cispo\n", "loss_type=cispo has no counterpart"),
-        ("a.yaml", "num_generations: 8\n", "give --model, --data, --reward"),
-        (
-            "a.sh",
-            "x actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo "
-            "custom_reward_function.path=$MINE",
-            "give --reward",
-        ),
-        ("a.yaml", "num_generations: 6\n", "are no multiple of num_generations=6: give --world N"),
-        ("a.yaml", "num_generations: many\n", "num_generations=many: expected a number"),
-        ("a.yaml", "num_generations: 8\nmax_steps: 1.5\n", "max_steps=1.5: expected a whole"),
-        (
-            "a.yaml",
-            "{num_generations: 8, model_name_or_path: m, dataset_name: d, reward_funcs: [a.b], "
-            "temperature: -1}",
-            "rollout.temperature",
-        ),
-    ],
+    read_table(__file__, "test_what_is_no_job_is_one_line"),
 )
 def test_what_is_no_job_is_one_line(tmp_path, name, text, said):
     file = tmp_path / name

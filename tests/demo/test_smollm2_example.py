@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from case_files import read_table
 from rollpacker.config import load
 from rollpacker.core.types import AttemptId
 from rollpacker.data.load import load_rows
@@ -46,15 +47,7 @@ def test_the_shots_are_right_answers_by_the_reward(config):
 
 @pytest.mark.parametrize(
     ("completion", "reward"),
-    [
-        ("2 + 3 = 5. Answer: 5", 1.1),
-        ("Answer: 6\n", 0.1),
-        ("Answer: 5.", 1.0),
-        ("Answer: 6. No, Answer: 5", 1.1),
-        ("Answer: 5 and so on", 1.0),
-        ("5", 0.0),
-        ("", 0.0),
-    ],
+    read_table(__file__, "test_reward"),
 )
 def test_reward(config, completion, reward):
     score = resolve(config.rewards[0].function, {})

@@ -6,6 +6,7 @@ from typing import Any
 import other_trainers
 import pytest
 
+from case_files import read_table
 from rollpacker.config import ConfigError, EnvironmentConfig, parse
 from rollpacker.env.adapters import (
     GymEnvironment,
@@ -23,16 +24,7 @@ def config(name: str, **options: Any) -> EnvironmentConfig:
     return EnvironmentConfig(kind="python", path=[f"other_trainers:{name}"], options=options)
 
 
-KINDS = {
-    "Ours": "ours",
-    "Counter": "trl",
-    "Silent": "trl",
-    "Guess": "gym",
-    "Squares": "skyrl",
-    "Client": "openenv",
-    "MoveClient": "openenv",
-    "NoEnvironment": None,
-}
+KINDS = read_table(__file__, "KINDS")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -98,16 +90,7 @@ def test_tools_are_known_before_an_episode_begins() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "wrong"),
-    [
-        ("Guess", {"least": 1}, "takes no option 'least'; it takes \\['most'\\]"),
-        (
-            "NoEnvironment",
-            {},
-            "is no environment: it has neither reset\\(row\\) and step",
-        ),
-        ("broken", {}, "cannot be made: .* in broken: KeyError: 'no server'"),
-        ("StepResult", {}, "needs 'observation', which is no option \\(environment.options.obser"),
-    ],
+    read_table(__file__, "test_what_is_wrong_is_said"),
 )
 def test_what_is_wrong_is_said(name: str, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"^environment.path: 'other_trainers:{name}' {wrong}"):

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from case_files import read_table
 from importing import imported
 from rollpacker.config import load
 from rollpacker.data.load import load_rows
@@ -89,15 +90,7 @@ def test_the_run(
 
 @pytest.mark.parametrize(
     ("loop", "mistake", "verdict"),
-    [
-        (False, None, "pass"),
-        (True, None, "pass"),
-        (False, "short", "fail"),
-        (True, "short", "fail"),
-        (False, "inverted", "fail"),
-        (True, "inverted", "fail"),
-        (True, "backwards", "tle_cpu"),
-    ],
+    read_table(__file__, "test_programs"),
 )
 def test_programs(code: Any, loop: bool, mistake: str | None, verdict: str) -> None:
     mistakes = RIGHT | ({mistake: True} if mistake else {})
@@ -160,23 +153,7 @@ def test_the_calculator_follows_brackets_and_signs(example: Any) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    [
-        "",
-        "2 +",
-        "(2 + 3",
-        "2 ** 9",
-        "7 / 2",
-        "1.5 + 1",
-        "True + 1",
-        "'a' * 9",
-        "f(2)",
-        "a + 1",
-        "__import__('os')",
-        "2, 3",
-        "x := 2",
-        "2\n3",
-        "2\0",
-    ],
+    read_table(__file__, "test_the_calculator_takes_nothing_else"),
 )
 def test_the_calculator_takes_nothing_else(example: Any, expression: str) -> None:
     with pytest.raises(ValueError, match=r"^only whole numbers with"):

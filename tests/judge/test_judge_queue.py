@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_models import request
 
+from case_files import read_table
 from rollpacker.policy.grading import JudgeBudget, JudgeModel, JudgePlan
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.judge.judge import Judge
@@ -107,14 +108,7 @@ def test_only_what_follows_the_mark_is_judged():
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [
-        ({"mode": "logits"}, "set mode: generate"),
-        ({"parser": "stars"}, "unknown parser 'stars'"),
-        ({"template": "{what}"}, "unknown field"),
-        ({"low": 3, "high": 3}, "low must be below high"),
-        ({"resident": -1}, "resident must not be negative"),
-        ({"residents": 1}, "residents"),
-    ],
+    read_table(__file__, "test_unusable_options_are_refused"),
 )
 def test_unusable_options_are_refused(options, problem):
     with pytest.raises(ValueError, match=problem):

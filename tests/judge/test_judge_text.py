@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from case_files import read_table
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.judge.options import BUILT_IN, load_template, make_parser, prompt_text
 
@@ -25,16 +26,7 @@ def test_a_template_is_a_text_or_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("{completion} {answer}", r"unknown field '\{answer\}'; known: \{prompt\}"),
-        ("{completion} {}", r"unknown field '\{\}'"),
-        ("{completion.__class__}", "unknown field"),
-        ("{completion!r}", "unknown field"),
-        ("{completion:>9}", "unknown field"),
-        ("{completion", "write a plain brace twice"),
-        ("{prompt} only", r"no \{completion\}"),
-        ("nowhere.txt", "neither reference, no_reference, few_shot, nor a file"),
-    ],
+    read_table(__file__, "test_unusable_templates_are_refused"),
 )
 def test_unusable_templates_are_refused(text, problem):
     with pytest.raises(ValueError, match=problem):
@@ -53,31 +45,7 @@ def test_chats_become_text():
     assert prompt_text(turns) == "system: be\nuser: hi"
 
 
-GRADES = [
-    ("yes_no", "Yes.", 1.0),
-    ("yes_no", "**No**, not yes", 0.0),
-    ("yes_no", "The verdict is: no", 0.0),
-    ("yes_no", "It might be yes or no", None),
-    ("yes_no", "Nobody knows, yesterday", None),
-    ("yes_no", "", None),
-    ("brackets", "Rating: [[7]]", 0.7),
-    ("brackets", "[[3]] no, [[ 2.5 ]]", 0.25),
-    ("brackets", "[[11]]", None),
-    ("brackets", "[[-1]]", None),
-    ("brackets", "[7]", None),
-    ("brackets", "[[nan]]", None),
-    ("regex:score (\\S+)", "score 5", 0.5),
-    ("regex:score (\\S+)", "score five", None),
-    ("regex:score (\\S+)", "score inf", None),
-    ("json:score", 'so {"score": 4, "why": "{x}"} end', 0.4),
-    ("json:score", '{"score": 4} {"score": 6}', 0.6),
-    ("json:score", '{"a": {"score": 4}}', 0.4),
-    ("json:ok", '{"ok": true}', 1.0),
-    ("json:score", '{"score": "4"}', None),
-    ("json:score", '{"score": 99}', None),
-    ("json:score", '{"score": NaN}', None),
-    ("json:score", '{"score": 4', None),
-]
+GRADES = read_table(__file__, "GRADES")
 
 
 @pytest.mark.parametrize(("parser", "text", "score"), GRADES)

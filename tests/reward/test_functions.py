@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from case_files import read_table
 from rollpacker.config import RewardConfig
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import START, GradeRequest, GradingError, Scored, TrainerState
@@ -143,21 +144,7 @@ def request(completion="2", prompt="1+1", state=START, **row) -> GradeRequest:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("trl", 1.0),
-        ("trl_exact", 1.0),
-        ("trl_async", 1.0),
-        ("trl_ids", 9.0),
-        ("trl_array", 1.0),
-        ("trl_generator", 1.0),
-        ("trl_keywords_only", 3.0),
-        ("not_applicable", None),
-        ("not_a_number", None),
-        ("verl_async", 1.0),
-        ("verl_turns", 2.0),
-        ("an_object", 1.0),
-        ("Asynchronous", 1.0),
-    ],
+    read_table(__file__, "test_signatures"),
 )
 def test_signatures(file, name, expected):
     (score,) = resolve(f"{file}:{name}", {})([request()])
@@ -203,18 +190,7 @@ def test_built_in_rewards_take_options():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("string", "returned str '1.0', expected a number"),
-        ("too_many", "returned list [1.0, 2.0], expected a list of 1 numbers"),
-        ("scalar", "returned float 1.0, expected a list of 1 numbers"),
-        ("nothing_at_all", "returned NoneType None, expected a list of 1 numbers"),
-        ("a_dict", "returned dict {'score': 1.0}, expected a list of 1 numbers"),
-        ("infinite", "returned inf, expected a finite number"),
-        ("verl_not_a_number", "returned nan, expected a finite number"),
-        ("no_score", "returned a dict without 'score': it has ['acc']"),
-        ("verl_short", "returned list [1.0, 2.0, 3.0], expected a list of 1 numbers or dicts"),
-        ("logs_too_few", "log_extra('first') got 0 values for 1 responses"),
-    ],
+    read_table(__file__, "test_nonsense_is_named"),
 )
 def test_nonsense_is_named(file, name, message):
     with pytest.raises(GradingError) as caught:
@@ -266,15 +242,7 @@ def test_a_column_that_some_rows_lack_is_none_there(file):
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [
-        ("missing", {}, "needs 'colour', which is neither a column of the rows (answer, color, id)"
-         " nor an option: did you mean 'color'?"),
-        ("verl_missing", {}, "needs 'judge', which is no option (rewards[].options.judge)"),
-        ("Scaled", {}, "needs 'scale', which is no option (rewards[].options.scale)"),
-        ("Scaled", {"scale": "wide"}, "cannot be made: {file}:"),
-        ("Scaled", {"size": 1}, "takes no option 'size'; it takes ['offset', 'scale']"),
-        ("NoCall", {}, "is a class without __call__"),
-    ],
+    read_table(__file__, "test_what_nobody_gives_is_found_when_it_is_loaded"),
 )  # fmt: skip
 def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, message):
     with pytest.raises(ValueError, match="rewards: ") as caught:
@@ -289,20 +257,7 @@ def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, messa
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [
-        (
-            "maths",
-            "rewards: unknown function 'maths': expected math, code, judge, rg, path/to/file.py",
-        ),
-        ("no.such:thing", "rewards: cannot import 'no.such': there is no module 'no'"),
-        ("json.nothing:f", "cannot import 'json.nothing': there is no module 'json.nothing'"),
-        ("nowhere.py:f", "rewards: cannot import 'nowhere.py': there is no file /"),
-        ("{}:zzz", "has no function 'zzz'; it has trl, trl_exact"),
-        ("{}:trl_exat", "has no function 'trl_exat': did you mean 'trl_exact'?"),
-        ("{}:a_number", "rewards: 'a_number' in '{}' is no function but a int"),
-        ("{}:placed", "takes 'completions' by its place alone, and values are given by name"),
-        ("{}:strange", "has neither TRL's signature (prompts, completions, completion_ids"),
-    ],
+    read_table(__file__, "test_bad_paths_are_one_line"),
 )
 def test_bad_paths_are_one_line(file, function, message):
     with pytest.raises(ValueError, match=re.escape(message.format(file))) as caught:

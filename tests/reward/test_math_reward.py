@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from case_files import read_table
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.math import MathReward
 from rollpacker.reward.math.extract import (
@@ -30,48 +31,8 @@ def cases(name):
 
 
 SLOW = r"\boxed{(a+b+c+d+e+f)^{60}}"
-RIGHT = [
-    (r"\frac{1}{2}", r"so $\boxed{\frac{1}{2}}$"),
-    (r"\frac{1}{2}", r"\boxed{0.5}"),
-    (r"\frac{1}{2}", "the answer is 1/2"),
-    (r"1/2", r"\boxed{\dfrac12}"),
-    (r"\dfrac{3\pi}{4}", r"\boxed{\frac{3}{4}\pi}"),
-    ("42", "The answer is 42."),
-    ("42", "At first 41, then 42"),
-    (r"362,\!880", r"\boxed{362880}"),
-    ("6290000", r"\boxed{6,290,000}"),
-    (r"\{1,2,3\}", r"\boxed{\{3,2,1\}}"),
-    ("[0,1)", r"\boxed{[0,1)}"),
-    (r"(-\infty,-2) \cup (-1,0)", r"\boxed{(-\infty, -2)\cup(-1, 0)}"),
-    ("(9,11)", r"\boxed{(9, 11)}"),
-    ("x^2+4x+1", r"\boxed{1+4x+x^2}"),
-    (r"5\sqrt{5}", r"\boxed{\sqrt{125}}"),
-    ("2-6i", r"\boxed{-6i+2}"),
-    (r"\text{odd}", r"\boxed{odd}"),
-    (r"\text{(A)}", r"\boxed{A}"),
-    ("Yes", r"\boxed{\text{yes}}"),
-    (r"110^\circ", r"\boxed{110}"),
-    ("37.50", r"\boxed{37.5}"),
-    ("3", r"<think>\boxed{4}</think> \boxed{3}"),
-    ("3", r"no, \boxed{4}; wait, \boxed{3}"),
-    ("She sold 48/2 = 24 in May.\n#### 72", r"\boxed{72}"),
-    ("72", "She sold 72 in all.\n#### 72"),
-]
-WRONG = [
-    ("42", r"\boxed{43}"),
-    ("-1", r"\boxed{1}"),
-    (r"\{1,2,3\}", r"\boxed{\{1,2\}}"),
-    ("[0,1)", r"\boxed{(0,1)}"),
-    ("(9,11)", r"\boxed{(11,9)}"),
-    ("B", r"\boxed{C}"),
-    ("x", r"\boxed{X + 1}"),
-    ("12", r"\boxed{1} \boxed{2}"),
-    ("23", r"\boxed{2(3)}"),
-    ("3", r"\boxed{3} but \boxed{4}"),
-    ("3", r"<think>\boxed{3}</think> \boxed{4}"),
-    ("3", ""),
-    ("3", r"\boxed{}"),
-]
+RIGHT = read_table(__file__, "RIGHT")
+WRONG = read_table(__file__, "WRONG")
 HOSTILE = [
     "__import__('os').system('touch {}')",
     r"\boxed{__import__('os').system('touch {}')}",

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from case_files import read_table
 from rollpacker.sandbox import (
     AssertTest,
     CallTest,
@@ -23,64 +24,7 @@ def stdin(sandbox: Sandbox, program: str, test: StdinTest = ADD, timeout_s: floa
     return sandbox.run(program, [test], timeout_s)
 
 
-READERS = {
-    "input": "a, b = map(int, input().split()); print(a + b)",
-    "stdin": "import sys; print(sum(map(int, sys.stdin.read().split())))",
-    "lines": "import sys\nfor line in sys.stdin: print(sum(map(int, line.split())))",
-    "buffer": "import sys; print(sum(map(int, sys.stdin.buffer.readline().split())))",
-    "descriptor": "print(sum(map(int, open(0).read().split())))",
-    "fast_input": "import os; print(sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
-    "replaced_output": """
-import io, os, sys, atexit
-sys.stdout = io.StringIO()
-atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))
-print(sum(map(int, input().split())))
-""",
-    "wrapped_output": """
-import sys
-class Out:
-    def __init__(self): self.parts = []
-    def write(self, text): self.parts.append(text)
-    def flush(self): sys.__stdout__.write("".join(self.parts)); self.parts.clear()
-sys.stdout = Out()
-print(sum(map(int, input().split())))
-""",
-    "opened_output": "out = open(1, 'w'); out.write(str(sum(map(int, input().split()))))",
-    "thread": """
-import sys, threading
-sys.setrecursionlimit(10 ** 6)
-threading.stack_size(1 << 26)
-def f(n): return n and 1 + f(n - 1)
-def main():
-    f(10000)
-    print(sum(map(int, input().split())))
-t = threading.Thread(target=main); t.start(); t.join()
-""",
-    "stack": """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_STACK, (1 << 25, resource.RLIM_INFINITY))
-print(sum(map(int, input().split())))
-""",
-    "exit": "print(sum(map(int, input().split()))); exit()",
-    "sys_exit": "import sys; print(sum(map(int, input().split()))); sys.exit(0)",
-    "main": "if __name__ == '__main__': print(sum(map(int, input().split())))",
-    "dataclass": """
-from dataclasses import dataclass
-@dataclass
-class P:
-    a: int
-    b: int
-p = P(*map(int, input().split())); print(p.a + p.b)
-""",
-    "deep": """
-import sys
-from functools import lru_cache
-sys.setrecursionlimit(10 ** 6)
-@lru_cache(None)
-def f(n): return n and 1 + f(n - 1)
-f(20000); print(sum(map(int, input().split())))
-""",
-}
+READERS = read_table(__file__, "READERS")
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -103,17 +47,7 @@ def test_installed_packages_are_not_there(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("program", "verdict", "detail"),
-    [
-        ("print(41)", "fail", "wrong output"),
-        ("print(42); print(1)", "fail", "wrong output"),
-        ("1 / 0", "crash", "ZeroDivisionError: division by zero"),
-        ("print(42); raise ValueError('x' * 10 ** 6)", "crash", "ValueError: xxx"),
-        ("import sys; print(42); sys.exit(3)", "crash", "exit status 3"),
-        ("def f(:", "crash", "SyntaxError"),
-        ("while True: pass", "tle_cpu", "time limit"),
-        ("import time; time.sleep(60)", "tle_idle", "time limit"),
-        ("import ctypes; ctypes.string_at(0)", "crash", "SIGSEGV"),
-    ],
+    read_table(__file__, "test_verdicts"),
 )
 def test_verdicts(sandbox: Sandbox, program: str, verdict: str, detail: str) -> None:
     found = stdin(sandbox, program, timeout_s=0.2)
@@ -205,32 +139,7 @@ def test_calls(sandbox: Sandbox, program: str, test: CallTest, verdict: str) -> 
 
 @pytest.mark.parametrize(
     ("asserts", "code", "forgeable"),
-    [
-        ("assert f(3) == 3", "__reveal__(0, f(3))", False),
-        ("assert {3} == set(f((3, -1)))", "__reveal__(0, set(f((3, -1))))", False),
-        ("assert f(3) is None", "__reveal__(0, f(3))", False),
-        ("assert not f(3)", "__reveal__(0, not not f(3))", False),
-        ("assert abs(f(3) - 0.5) < 1e-06", "__reveal__(0, f(3))", False),
-        ("def check(g):\n    assert g(3) == 4\ncheck(f)", "    __reveal__(0, g(3))", False),
-        ("def test_a():\n    r = f(3)\n    assert r == 4", "    __reveal__(0, r)", False),
-        ("assert f(1) == 2\nassert f(3) > 3", "assert __real__(f(3)) > 3", True),
-        ("assert f(1) == 2\nif f:\n    assert f(3) == 4", "    assert __real__(f(3)) == 4", True),
-        (
-            "import pytest\n@mark\ndef test_a():\n    assert f(3) == 4",
-            "    assert __real__(f(3)) == 4",
-            True,
-        ),
-        ("def check(g):\n    assert g(3) == 4", "    assert __real__(g(3)) == 4", True),
-        ("def same(a, b): ...\nassert same(f(3), 4)", "assert same(f(3), 4)", True),
-        (
-            "assert isinstance(f(3), int) is True",
-            "assert __real__(isinstance(f(3), int)) is True",
-            True,
-        ),
-        ("assert f(3) == 1 + 2j", "assert __real__(f(3)) == __real__(1 + 2j)", True),
-        ("assert f(3) is 3.5", "assert __real__(f(3)) is 3.5", True),
-        ("assert f(", "assert f(", True),
-    ],
+    read_table(__file__, "test_what_asserts_expect_is_taken_out_of_them"),
 )
 def test_what_asserts_expect_is_taken_out_of_them(asserts: str, code: str, forgeable: bool) -> None:
     revealed = reveal(asserts)
@@ -249,15 +158,7 @@ def test_verdicts_on_asserts(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     "report",
-    [
-        '{"held":true}',
-        '{"held":true,"value":["l",[]]}',
-        '{"held":true,"value":["l",[["t",[["i","1"],["i","3"]]]]]}',
-        '{"held":true,"value":["l",[["t",[["i","-1"],["i","3"]]]]]}',
-        '{"held":true,"value":["l",[["i","3"]]]}',
-        '{"held":true,"value":["i","3"]}',
-        '{"value":["l",[["t",[["i","0"],["i","3"]]]]]}',
-    ],
+    read_table(__file__, "test_forged_reports_on_asserts"),
 )
 def test_forged_reports_on_asserts(sandbox: Sandbox, report: str) -> None:
     program = f"import os\nos.write(3, {report.encode()!r})\nos._exit(0)"

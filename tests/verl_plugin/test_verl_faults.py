@@ -15,6 +15,7 @@ import ray
 import ray_here
 from verl_jobs import P0, PROMPTS, R0, Stubbed, config, run, write_inputs
 
+from case_files import read_table
 from rollpacker.core.journal import replay
 from rollpacker.policy.rollout import from_journal
 from rollpacker.verl import host
@@ -80,18 +81,7 @@ def test_validation_is_verl_s_and_a_checkpoint_of_its_own_trainer_is_refused(
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [
-        ("algorithm.adv_estimator=remax", "remax"),
-        ("algorithm.filter_groups.enable=True", "filter_groups"),
-        ("reward.reward_model.enable=True", "enable_resource_pool"),
-        ("trainer.v1.sampler.sync_refill_failed_groups=True", "sync_refill_failed_groups"),
-        ("+rollpacker.tail_batching.mode=auto", "latencies"),
-        ("+rollpacker.tail_batching.mode=partial", "earlier weights"),
-        ("+rollpacker.tail_batching.mode=rules.py:Mine", "only rollpacker train"),
-        ("+rollpacker.tail_batching.long_round_steps=2", "long_round_steps"),
-        ("+rollpacker.tail_batching.eta_prompts=1.5", "eta_prompts would do nothing"),
-        ("+rollpacker.tail_batching.mod=race", "did you mean"),
-    ],
+    read_table(__file__, "test_what_is_not_supported_is_refused_in_one_line"),
 )
 def test_what_is_not_supported_is_refused_in_one_line(
     tmp_path: Path, override: str, said: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from call_texts import ADD, GLM, ONE, answers, read
 
+from case_files import read_table
 from rollpacker.config.rewards import CallFormat
 from rollpacker.env.calls.call import BadCall, Call
 from rollpacker.env.calls.calls import parse
@@ -39,14 +40,7 @@ def test_a_token_of_mistral_s_without_a_call(text: str) -> None:
     assert isinstance(parse(text, "mistral_v11").calls[0], BadCall)
 
 
-GEMMA_VALUES = {
-    "a:<escape>x<escape>": {"a": "x"},
-    "a:<escape>{,]: é\n<escape>,b:-1.5": {"a": "{,]: é\n", "b": -1.5},
-    "a:true,b:None,c:null": {"a": True, "b": None, "c": None},
-    "a:{b:[1,<escape>2<escape>]}": {"a": {"b": [1, "2"]}},
-    "a: London": {"a": "London"},
-    "": {},
-}
+GEMMA_VALUES = read_table(__file__, "GEMMA_VALUES")
 
 
 @pytest.mark.parametrize("text", GEMMA_VALUES)
@@ -119,14 +113,7 @@ def test_gemma_3_s_json_may_stand_in_a_fence() -> None:
     assert parse('```json\n{"name": "Ada", "age": 36}\n```', "llama3").calls == ()
 
 
-DEEP = {
-    "functiongemma": "<start_function_call>call:f{a:%s}<end_function_call>",
-    "gemma4": "<|tool_call>call:f{a:%s}<tool_call|>",
-    "pythonic": "[f(a=%s)]",
-    "mistral_v11": '[TOOL_CALLS]f[ARGS]{"a": %s}',
-    "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": %s}<｜tool▁call▁end｜>',
-    "harmony": '<|channel|>commentary to=functions.f<|message|>{"a": %s}',
-}
+DEEP = read_table(__file__, "DEEP")
 
 
 @pytest.mark.parametrize("form", DEEP)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from case_files import read_table
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError
 from rollpacker.env.calls.call import Call, Parsed
@@ -27,19 +28,7 @@ def tool() -> Iterator[CodeTool]:
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [
-        ("print(2 + 3)", "5"),
-        ("print('é')", "é"),
-        ("x = 1", "(no output)"),
-        ("print(1)\n1 / 0", "1\nError: ZeroDivisionError: division by zero"),
-        ("import sys\nprint('a', file=sys.stderr)\nprint('b')", "a\nb"),
-        ("import sys\nsys.exit(3)", "Error: exit status 3"),
-        ("import sys\nsys.exit()", "(no output)"),
-        ("def f(:", "Error: SyntaxError: invalid syntax (<program>, line 1)"),
-        ("while True: pass", "Error: the program ran too long and was stopped"),
-        ("print(__name__)", "__main__"),
-        ("input()", "Error: EOFError: EOF when reading a line"),
-    ],
+    read_table(__file__, "test_what_a_program_writes_is_shown"),
 )
 def test_what_a_program_writes_is_shown(tool: CodeTool, code: str, expected: str) -> None:
     assert asyncio.run(tool.python(code)) == expected

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from tool_replies import call, reply
 
+from case_files import read_table
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.base import EpisodeError, Turn
 from rollpacker.env.tools import ToolsEnvironment, ToolsFactory, mistake, schema_of, tools_of
@@ -180,20 +181,7 @@ def test_arguments_that_fit(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
-    [
-        ({"colour": "green"}, "the argument 'colour' must be one of 'red', 'blue'"),
-        ({"how": "wide"}, "the argument 'how' must be one of 'thin', 'thick'"),
-        ({"at": [1, "2"]}, "the argument 'at' must be a list whose items are of type integer"),
-        ({"at": 1}, "the argument 'at' must be of type array"),
-        ({"at": [True]}, "the argument 'at' must be a list whose items are of type integer"),
-        ({"scale": None}, "the argument 'scale' must be of type number"),
-        ({"each": {"a": "b"}}, "'each' must be an object whose values are of type integer"),
-        ({"corner": [1]}, "the argument 'corner' must be a list of 2"),
-        ({"corner": ["a", 1]}, "'corner' must be a list whose items are of type integer"),
-        ({"name": 1.5}, "the argument 'name' must be of type integer or string"),
-        ({"flag": 1}, "the argument 'flag' must be of type boolean"),
-        ({"scale": True}, "the argument 'scale' must be of type number"),
-    ],
+    read_table(__file__, "test_arguments_that_do_not_fit"),
 )
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], wrong: str) -> None:
     found = mistake(PAINT, {"colour": "red"} | arguments)

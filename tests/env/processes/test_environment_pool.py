@@ -12,6 +12,7 @@ import pytest
 from chat_models import make_tokenizer
 from pool_driving import HERE, Driver, children, opened, pool_of, until
 
+from case_files import read_table
 from rollpacker.env.processes.pool import EnvironmentPool
 
 Talk = Callable[[Driver], Awaitable[None]]
@@ -31,29 +32,7 @@ async def ended(driver: Driver, episode: int) -> None:
     assert (reply.answer.over, reply.answer.reward) == ("stop", 1.0)
 
 
-ANSWERS = {
-    "go on": "",
-    "end": "",
-    "true": "",
-    "one": "",
-    "metric": "",
-    "raise": "KeyError: 'board'",
-    "raise timeout": "TimeoutError: the server timed out",
-    "raise more": "Stop: base",
-    "raise half": "ValueError: no such word: \\ud83d",
-    "note": "what it left cannot be passed on: TypeError",
-    "half metric": "what it left cannot be passed on: UnicodeEncodeError",
-    "cancel": "CancelledError",
-    "nan": "step gave a reward of nan",
-    "text": "step gave a reward of str, not a number",
-    "odd metric": "step gave a metric 'a' of str, not a number",
-    "odd calls": "step gave calls of str, not a whole number",
-    "fewer calls": "calls of a turn are 0 to",
-    "many metrics": "a turn has 1001 metrics, more than 1000",
-    "odd message": "step returned a message that cannot be passed on: TypeError",
-    "odd key": "step returned a message with a key that is no text: 1",
-    "huge": "",
-}
+ANSWERS = read_table(__file__, "ANSWERS")
 """What an environment does, and what is told of it; nothing where the episode does not fail."""
 REWARDS = {"end": 1.0, "true": 1.0, "one": 0.5}
 

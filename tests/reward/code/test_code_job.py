@@ -25,6 +25,7 @@ from program_jobs import (
     write_rows,
 )
 
+from case_files import read_table
 from rollpacker.config import RewardConfig
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
@@ -199,14 +200,7 @@ TESTED = {"tests": [{"stdin": "", "stdout": ""}]}
 
 @pytest.mark.parametrize(
     ("rewards", "message"),
-    [
-        ([{"function": "rg", "domains": ["b"]}], "rewards: none is for the rows of domain 'a'"),
-        (
-            [{"function": "rg"}, {"function": "code", "domains": ["c"]}],
-            "rewards.1.domains: no row is of domain 'c'; the rows are of a, b (data.domain_key)",
-        ),
-        ([{"function": "code"}], "rewards.0: 'code' cannot read the tests of row 'y': a row has"),
-    ],
+    read_table(__file__, "test_rows_and_rewards_must_fit"),
 )
 def test_rows_and_rewards_must_fit(rewards: list[dict[str, Any]], message: str) -> None:
     rows = [row("y", "b", question=1), row("x", "a", **TESTED)]

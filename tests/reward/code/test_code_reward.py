@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from program_jobs import CRASH, IDLE, LOOP, RIGHT, WRONG, fenced
 
+from case_files import read_table
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest, GradingError, Scored
 from rollpacker.reward.functions import resolve
@@ -198,18 +199,7 @@ def test_asserts_that_import_a_package_are_the_rows_fault(reward: CodeReward) ->
 
 @pytest.mark.parametrize(
     ("asserts", "message"),
-    [
-        ("import numpy as np\nassert f() == np.int64(1)", "they import numpy, and the sandbox"),
-        ("from pandas.testing import x\nassert f()", "they import pandas"),
-        ('"""\nimport numpy\n"""\nimport math\nassert f() == math.ceil(.5)', None),
-        ("def check():\n    import numpy\nassert f() == 1", "they import numpy"),
-        ("import math, numpy as np\nassert f()", "they import numpy"),
-        ("def test_f():\n    from pandas import Series\n    assert f()", "they import pandas"),
-        ("try:\n    import numpy\nexcept ImportError:\n    numpy = None\nassert f()", None),
-        ("try:\n    import numpy\nexcept KeyError:\n    pass\nassert f()", "they import numpy"),
-        ("import asyncio\nassert asyncio.run(f()) == 1", "they import asyncio"),
-        ("assert f()\nif __name__ == '__main__':\n    import numpy", None),
-    ],
+    read_table(__file__, "test_asserts_that_import_what_is_not_there_are_refused"),
 )
 def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
     row = {"test_list": [asserts], "prompt": "?"}

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from pool_helpers import CODE, collect, processes_of, requests, wait_until
 
+from case_files import read_table
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
 from rollpacker.processes.frames import WireError
@@ -17,19 +18,7 @@ from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingJob, start
 
 TIMEOUT_S = 0.5
-FAULTS = {
-    "raise": "acts.py:7 in act: KeyError: 'no\\nsuch key'",
-    "exit": "acts.py:16 in act: SystemExit: 3",
-    "hang": "reward 'act': timed out after 0.5 s",
-    "spin": "reward 'act': timed out after 0.5 s",
-    "kill": "reward 'act': its process was killed by signal 9",
-    "crash": "reward 'act': its process exited with code 7",
-    "forge": "reward 'act': its process wrote nonsense (no answer to the running job)",
-    "flood": "reward 'act': its process wrote more than 1 MiB at once",
-    "inf": "expected a finite number",
-    "text": "returned str 'much', expected a number",
-    "many": "expected a list of 1 numbers",
-}
+FAULTS = read_table(__file__, "FAULTS")
 
 
 @pytest.fixture(scope="module")

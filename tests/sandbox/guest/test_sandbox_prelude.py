@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from case_files import read_table
 from rollpacker.sandbox import LEVELS, AssertTest, CallTest, Level, Sandbox, StdinTest, Test
 from rollpacker.sandbox.guest import prelude
 
@@ -72,16 +73,7 @@ HEAD = 'import math\n\ndef helper(x):\n    return x + 1\n\n\ndef f(x):\n    """O
 
 @pytest.mark.parametrize(
     ("program", "verdict"),
-    [
-        ("def f(x): return helper(x)", "pass"),
-        ("def helper(x): return x + math.floor(1.5)\ndef f(x): return helper(x)", "pass"),
-        ("    return helper(x)", "pass"),
-        ("\n    y = x\n    return helper(y)\n", "pass"),
-        ("return helper(x)", "pass"),
-        ("    return x", "fail"),
-        ("def g(x): return helper(x)", "crash"),
-        ("return helper(x", "crash"),
-    ],
+    read_table(__file__, "test_a_program_may_go_on_from_its_prompt"),
 )
 def test_a_program_may_go_on_from_its_prompt(sandbox: Sandbox, program: str, verdict: str) -> None:
     test = AssertTest(asserts="assert f(1) == 2", prompt=HEAD, stub="f")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftType
 
+from case_files import read_table
 from rollpacker.train.model.adapters import (
     KINDS,
     bare_copy,
@@ -43,17 +44,7 @@ def test_every_kind_of_peft_is_decoded_exactly_or_refused(kind: PeftType) -> Non
         assert one_line(found.refused)
 
 
-REFUSED = {
-    "alora": "alora_invocation_tokens: what it adds depends on the input",
-    "embeddings, kept tied": "are one matrix .* target_modules would part",
-    "embeddings, tied by a pattern": "are one matrix",
-    "embeddings, tied": "are one matrix .* target_modules would part",
-    "layer_replication": "layer_replication: it changes the number of layers",
-    "lora_bias, no bias": "the adapter on model.layers.0.mlp.down_proj cannot be merged: .*no bias",
-    "modules_to_save, tied": "are one matrix .* modules_to_save would part",
-    "qalora": "use_qalora: it is for quantized models",
-    "target_parameters": "target_parameters: it changes parameters",
-}
+REFUSED = read_table(__file__, "REFUSED")
 
 
 @pytest.mark.parametrize("name", cases.OPTIONS)

@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from case_files import read_table
 from rollpacker.config import MiniEngineConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Engine, Output, Request, SamplingParams
@@ -54,43 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What a kind needs, beside ``LINEAR`` for those that take modules."""
 
-OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "rslora": (False, {"use_rslora": True}),
-    "dora": (False, {"use_dora": True}),
-    "dora, embeddings": (False, {"use_dora": True, "target_modules": ["embed_tokens", "v_proj"]}),
-    "every linear layer": (True, {"target_modules": "all-linear"}),
-    "biases trained": (False, {"bias": "all"}),
-    "lora_bias": (False, {"lora_bias": True, "target_modules": ["q_proj"]}),
-    "lora_bias, no bias": (False, {"lora_bias": True}),
-    "patterns": (
-        False,
-        {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"down_proj": 5}, "exclude_modules": "k"},
-    ),
-    "some layers": (False, {"layers_to_transform": [1]}),
-    "fan_in_fan_out": (False, {"fan_in_fan_out": True}),
-    "pissa": (False, {"init_lora_weights": "pissa"}),
-    "olora": (False, {"init_lora_weights": "olora"}),
-    "orthogonal": (False, {"init_lora_weights": "orthogonal", "r": 4}),
-    "embeddings": (False, {"target_modules": ["embed_tokens", "lm_head"]}),
-    "embeddings, tied": (True, {"target_modules": ["embed_tokens", "q_proj"]}),
-    "embeddings, tied by a pattern": (True, {"target_modules": r".*embed_tokens"}),
-    "embeddings, kept tied": (
-        True,
-        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
-    ),
-    "modules_to_save": (False, {"modules_to_save": ["embed_tokens", "lm_head", "norm"]}),
-    "modules_to_save, tied": (True, {"modules_to_save": ["lm_head"]}),
-    "modules_to_save, kept tied": (
-        True,
-        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    ),
-    "trainable tokens": (False, {"trainable_token_indices": [5, 6, 7]}),
-    "trainable tokens, tied": (True, {"trainable_token_indices": [5, 6, 7]}),
-    "target_parameters": (False, {"target_parameters": ["mlp.up_proj.weight"]}),
-    "layer_replication": (False, {"layer_replication": [(0, 2), (1, 2)]}),
-    "alora": (False, {"alora_invocation_tokens": [5, 6]}),
-    "qalora": (False, {"use_qalora": True}),
-}
+OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = read_table(__file__, "options")
 """Options of LoRA: whether embeddings are tied, and what is asked for."""
 
 

@@ -544,7 +544,7 @@ def measure(name: str) -> None:
     """Measure again what a page shows, where that is done here."""
     if name not in MEASURED or (again := MEASURED[name][2]) is None:
         return
-    sys.path[:0] = [str(SUPPORT.parent), str(SUPPORT)]
+    sys.path[:0] = [str(SUPPORT.parents[1]), str(SUPPORT.parent), str(SUPPORT)]
     path = MEASURED[name][0]
     found = again(json.loads(path.read_text()))
     sort = name == "adapters"

@@ -34,19 +34,9 @@ def test_what_is_no_job_is_one_line(tmp_path, name, text, said):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("a=3\nx.y=$((a * (2 + 1)))", 9),
-        ("x.y=${UNSET:-1e-6}", 1e-6),
-        ("a=2\nx.y=${a:-5}", 2),
+        *read_table(__file__, "test_words_of_the_shell"),
         ("x.y=${UNSET}", Unknown("${UNSET}")),
         ("x.y=$(hostname -s)", Unknown("$(hostname_-s)")),
-        ("+x.y='[1, 2]'", [1, 2]),
-        ("x.y=['a','b']", ["a", "b"]),
-        ("# x.y=1\nx.y=2 # x.y=3", 2),
-        ("x.y=1 \\\n  x.y=4", 4),
-        ('export a=b\nx.y="${a}/c"', "b/c"),
-        ('A=(x.y=5 z.w=6)\nrun "${A[@]}"', 5),
-        ("A=(\n  x.y=5\n)\nrun ${A[@]}", 5),
-        ("x.y=null", None),
         ("x.y=$((1 / 0))", Unknown("$((1/0))")),
     ],
 )

@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,20 +124,6 @@ def run(
                 await environment.close()
 
     return asyncio.run(episode())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for something that must happen."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not true():
-            await asyncio.sleep(0.005)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is, and is no zombie."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def descriptors() -> int:

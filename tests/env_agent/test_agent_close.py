@@ -13,12 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from agent_programs import TIMEOUT_S, alive, descriptors, opened, reply, run, until, write
+from agent_programs import TIMEOUT_S, descriptors, opened, reply, run, write
 
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.program import AgentProgram
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.env.base import Opening
+from waiting import alive, soon, until
 
 STUBBORN = """
     import signal, time
@@ -99,7 +100,7 @@ def test_a_program_that_never_asks_is_given_up(tmp_path: Path) -> None:
 
     async def talk(environment: AgentEnvironment) -> None:
         task = asyncio.create_task(environment.reset({}))
-        await until(lambda: pids.exists() and pids.read_text().endswith("."))
+        await soon(lambda: pids.exists() and pids.read_text().endswith("."))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -117,7 +118,7 @@ def test_closing_that_is_cut_off_still_kills(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not alive(pid))
+        await soon(lambda: not alive(pid))
 
     run(write(tmp_path, STUBBORN), talk)
 
@@ -219,7 +220,7 @@ def test_many_episodes_leave_nothing(tmp_path: Path, count: int) -> None:
             await asyncio.gather(*(episode(factory, i, gate) for i in range(5)))
             before = descriptors()
             ways = await asyncio.gather(*(episode(factory, i, gate) for i in range(count)))
-            await until(lambda: not len(factory._endpoint._places))
+            await soon(lambda: not len(factory._endpoint._places))
             assert len(asyncio.all_tasks()) == 1
             assert not factory._endpoint._sessions
             return {way: ways.count(way) for way in set(ways)}, descriptors() - before
@@ -300,7 +301,7 @@ def test_programs_end_when_the_process_of_environments_is_killed(tmp_path: Path)
     worker.stdout.close()
     assert len(children) == 4
     try:
-        asyncio.run(until(lambda: not any(alive(child.pid) for child in children)))
+        until(lambda: not any(alive(child.pid) for child in children))
     finally:
         for child in children:
             with suppress(psutil.NoSuchProcess):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_programs import alive, descriptors, opened, reply, run, until, write
+from agent_programs import descriptors, opened, reply, run, write
 
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.factory import AgentFactory
 from rollpacker.env.base import Environment, EpisodeError, Turn
+from waiting import alive, soon
 
 ROW = {"question": "6 * 7?", "answer": "42", "odd": "é\n\u2028"}
 TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}}
@@ -141,7 +142,7 @@ def test_a_connection_that_was_lost_is_made_again(tmp_path: Path) -> None:
         assert environment._session is not None
         asked = environment._session._last
         assert asked is not None
-        await until(lambda: not asked.heard)
+        await soon(lambda: not asked.heard)
         noticed.touch()
         return await environment.step(reply("1"))
 
@@ -314,8 +315,8 @@ def test_what_a_program_leaves_behind_ends_with_it_and_holds_nothing_up(tmp_path
         before = descriptors()
         await environment.reset(ROW)
         turn = await environment.step(reply("1"))
-        await until(lambda: not alive(int(turn.metrics["child"])))
-        await until(lambda: not len(environment._endpoint._places))
+        await soon(lambda: not alive(int(turn.metrics["child"])))
+        await soon(lambda: not len(environment._endpoint._places))
         assert descriptors() <= before
         return turn
 

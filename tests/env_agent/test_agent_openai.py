@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_programs import opened, reply, run, until
+from agent_programs import opened, reply, run
 
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.base import EpisodeError, Turn
+from waiting import soon
 
 pytest.importorskip("openai")
 
@@ -136,8 +137,8 @@ def test_a_client_that_loses_patience_and_asks_again_gets_the_reply(tmp_path: Pa
             (session,) = factory._endpoint._sessions.values()
             asked = session._last
             assert asked is not None
-            await until(lambda: not asked.heard)
-            await until(lambda: asked.heard)
+            await soon(lambda: not asked.heard)
+            await soon(lambda: asked.heard)
             turn = await environment.step(reply("0.5"))
             await environment.close()
             return turn

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from case_files import read_table
 from rollpacker.env.agent.environment import verdict
 from rollpacker.env.agent.program import Ending
 from rollpacker.env.base import EpisodeError
@@ -22,34 +23,9 @@ def ended(stdout: str = "", stderr: str = "", code: int = 0) -> Ending:
 @pytest.mark.parametrize(
     ("stdout", "reward", "metrics"),
     [
-        ('{"reward": 0.5}\n', 0.5, {}),
-        ('{"reward": 1}', 1.0, {}),
-        (
-            '{"reward": true, "hits": 3, "ok": false, "name": "x", "n": null}',
-            1.0,
-            {"hits": 3.0, "ok": 0.0},
-        ),
-        ('{"reward": 1, "loss": NaN, "huge": 1e999}', 1.0, {}),
-        ('{"reward": null, "hits": 3}', None, {"hits": 3.0}),
-        ("-0.25\n", -0.25, {}),
-        ("7", 7.0, {}),
-        ('{"reward": 1}\n{"reward": 2}\n', 2.0, {}),
-        ('{"reward": 1}\ngood bye\n{"x": 1}\n[2]\n"3"\ntrue\nnull\n\n', 1.0, {}),
-        ("", None, {}),
-        ("the reward is 1\n", None, {}),
+        *read_table(__file__, "test_the_last_line_that_is_json_is_the_reward"),
         ("[" * 100_000, None, {}),
         ("{'reward': [" * 1000, None, {}),
-        ('{"score": 0.5, "n": 2}', 0.5, {"n": 2.0}),
-        ('{"score": 2, "reward": 1}', 1.0, {"score": 2.0}),
-        ("true\n", 1.0, {}),
-        ("False", 0.0, {}),
-        ("done\nTrue\n", 1.0, {}),
-        ("None", None, {}),
-        ("{'reward': 1.0, 'ok': True, 'name': 'x'}\n", 1.0, {"ok": 1.0}),
-        ('{"answer": 42}\n', None, {}),
-        ('"done"\n', None, {}),
-        ("[]\n", None, {}),
-        ("(a, b)", None, {}),
     ],
 )
 def test_the_last_line_that_is_json_is_the_reward(

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_programs import alive, opened, write
+from agent_programs import opened, write
 
 from importing import imported
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.episode import Episode
 from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
 from rollpacker.env.template import Template
+from waiting import alive
 
 TOOLS = Path(__file__).parents[2] / "examples" / "tools"
 ROW = {"question": "What is 6 * 7?", "answer": "42"}

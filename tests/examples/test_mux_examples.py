@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from rollpacker.rollmux.scheduler import inventory_file
 from rollpacker.rollmux.service.api.bodies import NewJob
 from rollpacker.rollmux.service.client import Phases
 from rollpacker.rollmux.service.job.submission import read_submission
+from waiting import until
 
 FOLDER = Path(__file__).parents[2] / "examples" / "mux"
 OURS = f"""#!/bin/bash
@@ -233,14 +233,6 @@ def takes(words: list[str]) -> None:
     assert [option for option in options if f"{option} " not in known] == []
 
 
-def until(what: Callable[[], Any], seconds: float = 120) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return found
-
-
 class Allocation:
     """The script in an allocation of four nodes, which are all this machine."""
 
@@ -294,16 +286,16 @@ def test_the_slurm_script_shares_its_allocation(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", FOLDER / "slurm.sh"], check=True)
     allocation = Allocation(tmp_path)
     try:
-        until((allocation.folder / "url").exists)
+        until((allocation.folder / "url").exists, within_s=120.0)
         nodes = [("localhost", "rollout"), ("n2", "rollout"), ("n3", "train"), ("n4", "train")]
-        until(lambda: allocation.reporting() == nodes)
+        until(lambda: allocation.reporting() == nodes, within_s=120.0)
         allocation.submit("short", "echo on {node}")
         assert allocation.mux("wait", "short") == "job short: done\n"
         assert allocation.mux("logs", "short") in ("on localhost\n", "on n2\n")
         kept = allocation.folder / "kept"
         stays = f'trap "touch {kept}; exit 1" TERM; echo up; while :; do sleep 0.1; done'
         allocation.submit("long", f"bash -c '{stays}'")
-        until(lambda: "up" in allocation.mux("logs", "long", ok=False))
+        until(lambda: "up" in allocation.mux("logs", "long", ok=False), within_s=120.0)
         allocation.script.terminate()
         allocation.script.wait(timeout=120)
         assert kept.exists()

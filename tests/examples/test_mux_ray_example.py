@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 FOLDER = Path(__file__).parents[2] / "examples" / "mux"
@@ -51,13 +52,6 @@ class Mux:
         return {each["name"]: each["pool"] for each in nodes if each["status"] == "open"}
 
 
-def until(what: Callable[[], Any], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 def test_every_node_of_a_pool_has_an_agent_that_ray_starts_again(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -73,18 +67,18 @@ def test_every_node_of_a_pool_has_an_agent_that_ray_starts_again(
         spec |= {"train_memory_gb": 0.1, "program": {"command": "bash -c 'echo {node}; sleep 20'"}}
         (tmp_path / "a.yaml").write_text(yaml.safe_dump(spec))
         mux("submit", str(tmp_path / "a.yaml"))
-        until(lambda: list((tmp_path / "programs").glob("*/a.1/log")))
+        until(lambda: list((tmp_path / "programs").glob("*/a.1/log")), within_s=120.0)
         for pid in agents():
             os.kill(pid, signal.SIGKILL)
         assert mux("wait", "a") == "job a: done\n"
         assert mux("logs", "a", "--attempt", "1").strip() in mux.open()
-        until(lambda: len(mux.open()) == 3)
+        until(lambda: len(mux.open()) == 3, within_s=120.0)
         assert len(agents()) == 3
     finally:
         subprocess.run([*example, "--stop"], check=True, timeout=120)
         mux.process.terminate()
         mux.process.wait()
-    until(lambda: not agents())
+    until(lambda: not agents(), within_s=120.0)
 
 
 def agents() -> list[int]:

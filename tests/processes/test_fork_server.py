@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from rollpacker.processes import fork_server
 from rollpacker.processes.children import OUTSIDE, Child, kill_child
 from rollpacker.processes.fork_server import fork_child
+from waiting import alive, until
 
 PRELOAD = ("numpy", "numpy.random")
 PROBE = """
@@ -69,20 +69,6 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def server() -> psutil.Process:
     return psutil.Process(fork_server._servers[f"{os.getpid()}", *PRELOAD]._forkserver_pid)
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_it_is_as_a_fresh_process_is(probe) -> None:

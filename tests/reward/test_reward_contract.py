@@ -6,6 +6,7 @@ import math
 import pytest
 import reasoning_gym
 
+from case_files import read_table
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest, Scored
 from rollpacker.reward.functions import Scorer, resolve
@@ -28,17 +29,9 @@ def verl_dict(solution_str, ground_truth, **kwargs):
 """
 KINDS = ["math", "rg", "trl", "trl_async", "trl_some", "verl", "verl_dict"]
 TEXTS = [
-    "",
-    " ",
-    "{answer}",
-    "so </think> {answer}",
-    "\\boxed{{{answer}}}",
-    "\\boxed{{",
+    *read_table(__file__, "TEXTS"),
     "</think>" * 50,
-    "é ∑ 漢字 \U0001f600 \x00",
-    "__import__('os').abort()",
     "{answer} " * 200,
-    "-1e309",
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from case_files import read_table
 from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import GradeRequest, GradingError
 from rollpacker.reward.code import CodeReward
@@ -209,16 +210,8 @@ def test_stopping_early(service: Service) -> None:
 @pytest.mark.parametrize(
     "trouble",
     [
-        500,
-        503,
-        429,
-        "hang up",
-        "no JSON",
-        "[]",
+        *read_table(__file__, "test_trouble_passes_or_is_infra"),
         "[" * 100_000,
-        '{"status": "SandboxError", "message": "no disk"}',
-        '{"run_result": {"status": "Error"}}',
-        '{"run_result": {"status": "Finished"}}',
     ],
 )
 def test_trouble_passes_or_is_infra(service: Service, trouble: Any) -> None:

@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_sandbox_pool import children, descendants
+from test_sandbox_pool import descendants
 
 from rollpacker.sandbox import LEVELS, Level, Limits, Sandbox, StdinTest, Test, parse_test
 from rollpacker.sandbox.selftest import Targets, hostile_programs
+from waiting import children
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("hostile_cases.jsonl").open()]
 # They pass as they should: what they do is allowed, or their asserts are forgeable.

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from rollpacker.sandbox.selftest import (
     selftest,
 )
 from rollpacker.sandbox.types import Limits, Outcome
+from waiting import until
 
 # They would harm the machine, need a program before them, or a kernel built for x32.
 NOT_OUTSIDE = {"mount", "write_compiled_module", "write_shared_memory", "kill_everyone"}
@@ -116,10 +116,7 @@ def test_damage_is_seen() -> None:
         with Targets() as world:
             (hostile,) = [each for each in hostile_programs(world) if each.name == name]
             outside(hostile, world)
-            deadline = time.monotonic() + 10.0
-            while not (found := world.damage()) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert found == [damage]
+            assert until(world.damage) == [damage]
 
 
 def test_a_forger_gets_through_where_asserts_are_forgeable_only(sandbox: Sandbox) -> None:

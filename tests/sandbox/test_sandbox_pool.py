@@ -18,6 +18,7 @@ from rollpacker.sandbox import sandbox as pool
 from rollpacker.sandbox.grading.grade import judge
 from rollpacker.sandbox.running import Zygote, ZygoteDiedError, execute
 from rollpacker.sandbox.types import Limits
+from waiting import alive, children, until
 
 ADD = "print(sum(map(int, input().split())))"
 LOOP = "while True: pass"
@@ -29,35 +30,9 @@ def add(sandbox: Sandbox, a: int, b: int) -> str:
     return sandbox.run(ADD, [test], 2.0).verdict
 
 
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += map(int, file.read().split())
-        except FileNotFoundError:
-            continue
-    return found
-
-
 def descendants(pid: int) -> list[int]:
     found = children(pid)
     return found + [each for child in found for each in descendants(child)]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def all_gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 10.0
-    while not all(map(is_gone, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return all(map(is_gone, pids))
 
 
 def test_threads_share_the_zygotes(level: Level) -> None:
@@ -92,7 +67,7 @@ def test_a_zygote_that_dies_in_the_middle_costs_no_verdict(level: Level) -> None
         zygote = min(started)
         os.kill(zygote, signal.SIGKILL)
         assert job.result(timeout=30).verdict == "pass"
-        assert all_gone(list(started))
+        until(lambda: not any(map(alive, started)), within_s=10.0)
 
 
 def test_a_zygote_that_keeps_dying_is_an_infrastructure_error(
@@ -214,7 +189,7 @@ def test_nothing_is_left_when_it_closes(level: Level) -> None:
         assert sandbox.run(LOOP, [EMPTY], 0.05).verdict == "tle_cpu"
         started = sorted(set(descendants(os.getpid())) - before)
         assert len(started) >= 2
-    assert all_gone(started)
+    until(lambda: not any(map(alive, started)), within_s=10.0)
     assert sorted(os.listdir("/proc/self/fd")) == descriptors
 
 
@@ -234,7 +209,7 @@ def test_nothing_is_left_when_the_trainer_is_killed(level: Level) -> None:
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
-    assert all_gone(started)
+    until(lambda: not any(map(alive, started)), within_s=10.0)
 
 
 @pytest.mark.parametrize("each", LEVELS)
@@ -256,7 +231,7 @@ def test_a_stopped_zygote_is_not_left_when_the_trainer_is_killed(each: Level, le
         for pid in started:
             os.kill(pid, signal.SIGSTOP)
         trainer.kill()
-    assert all_gone(started)
+    until(lambda: not any(map(alive, started)), within_s=10.0)
 
 
 def test_zygotes_outlive_the_threads_that_need_them(level: Level) -> None:

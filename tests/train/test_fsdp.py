@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,6 +15,7 @@ from tiny_models import group_batch, make_model, with_environment
 
 from rollpacker.config import GRPOConfig, SamplerCorrectionConfig
 from rollpacker.train.mesh import meet
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -190,8 +190,7 @@ def _wait_for_others(rank, folder):
     if rank == 0:
         trainer.accumulate(groups)
         done.touch()
-    while not done.exists():
-        time.sleep(0.01)
+    until(done.exists)
     partial = trainer.accumulate(groups[:1])
     assert trainer.apply(partial).applied
 
@@ -209,8 +208,7 @@ def _stay_away(rank, folder):
         with pytest.raises(RuntimeError, match=r"(?i)time.?d? ?out"):
             trainer.accumulate(group_batch(model, GRPOConfig()))
         gone.touch()
-    while not gone.exists():
-        time.sleep(0.01)
+    until(gone.exists)
 
 
 def test_a_member_that_stays_away_is_an_error_after_the_groups_timeout(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import trl_jobs as jobs
 from peft import LoraConfig, PromptTuningConfig, PveraConfig, get_peft_model
 
+from case_files import read_table
 from rollpacker.config import MiniEngineConfig, TailBatchingConfig, VllmEngineConfig
 from rollpacker.demo.model import build_model
 from rollpacker.trl import GRPOTrainer
@@ -20,48 +21,13 @@ pytestmark = pytest.mark.trl
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"min_p": 0.1}, "does not support min_p: leave it out"),
-        ({"top_k": None}, r"does not support top_k=None \(TRL takes the model's, or 50"),
-        ({"repetition_penalty": 1.2}, "does not support repetition_penalty"),
-        ({"generation_kwargs": {"num_beams": 2}}, "does not support generation_kwargs"),
+        *read_table(__file__, "test_what_is_not_supported_is_refused_in_one_line"),
         ({"rollout_func": lambda prompts, trainer: {}}, "does not support rollout_func"),
         ({"tools": [len]}, "does not support tools"),
-        ({"temperature": 0.0}, r"temperature=0\.0: must be above 0"),
-        ({"tail_batching": "fast"}, "tail_batching='fast': must be one of 'exact', 'off', 'race'"),
-        ({"tail_batching": "fast"}, "or, with options, a dict such as .* or a TailBatchingConfig"),
-        (
-            {"tail_batching": {"eta_prompts": 1.25}},
-            "eta_prompts does nothing in mode 'exact', the default: set mode to 'race'",
-        ),
-        (
-            {"tail_batching": {"mode": "off", "audit_every": 3}},
-            "audit_every does nothing in mode 'off': set mode to 'race' or 'prompts' or",
-        ),
         (
             {"tail_batching": TailBatchingConfig(mode="off", audit_every=3)},
             "audit_every does nothing in mode 'off'",
         ),
-        (
-            {"tail_batching": {"mode": "prompts", "eta_responses": 2.0}},
-            "eta_responses does nothing in mode 'prompts': set mode to 'race' or 'auto'",
-        ),
-        (
-            {"tail_batching": {"mode": "prompts", "long_round_steps": 2}},
-            "long_round_steps must be 1",
-        ),
-        ({"tail_batching": None}, "tail_batching=None: must be one of"),
-        (
-            {"tail_batching": "partial"},
-            "tail_batching='partial' trains on tokens of earlier weights",
-        ),
-        ({"tail_batching": {"mode": "rules.py:Mine"}}, "only rollpacker train takes it"),
-        (
-            {"tail_batching": {"mode": "race", "eta_promts": 1.5}},
-            "^tail_batching: unknown key 'eta_promts'; did you mean 'eta_prompts'",
-        ),
-        ({"engine": "vllm"}, r"engine='vllm': must be a MiniEngineConfig\(\.\.\.\) or"),
-        ({"reward_threads": "two"}, "reward_threads='two': must be a whole number"),
-        ({"reward_threads": -1}, "reward_threads=-1: must be"),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from case_files import read_table
 from rollpacker.config.rewards import CallFormat
 from rollpacker.env.base import Message
 from rollpacker.env.calls.call import BadCall, Call, Parsed
@@ -151,17 +152,7 @@ def test_a_reply_may_begin_inside_of_reasoning(form: CallFormat) -> None:
 
 
 BAD = {
-    '{"name": "add", "arguments": {"a": 2}': "no valid JSON",
-    '{"name": "add", "arguments": {"a": 2}} {"name": "add"}': "more than one JSON object",
-    '{"name": "add", "arguments": {"a": 2}}}': "there is one } too many behind the JSON object",
-    '{"name": "add", "arguments": {"a": 2}} and then': "there is text behind the JSON object",
-    '{"arguments": {"a": 2}}': 'has no "name"',
-    '{"name": 7, "arguments": {"a": 2}}': 'has no "name"',
-    '{"name": "add", "arguments": [2, 3]}': "arguments of 'add' must be a JSON object",
-    '{"name": "add", "arguments": "2, 3"}': "arguments of 'add' must be a JSON object, not text",
-    '["add", 2]': "not a list",
-    "add(2, 3)": "no valid JSON",
-    "": "no valid JSON",
+    **read_table(__file__, "BAD"),
     '{"name": "add", "arguments": {"a": ' + "1" * 5000 + "}}": "a number is too long",
     '{"name": "add", "arguments": ' + "[" * 100_000: "nested too deep",
 }

@@ -21,6 +21,7 @@ from rollpacker.env.adapters import TrlEnvironment, observed, schemas
 from rollpacker.env.base import ToolFaults, Turn
 from rollpacker.env.calls.values import NoTextError, as_text
 from rollpacker.env.tools import ToolsEnvironment, tools_of
+from waiting import soon
 
 
 @dataclasses.dataclass
@@ -278,18 +279,11 @@ def test_the_run_hears_of_it(tmp_path: Path) -> None:
             turn = (await driver.told(episode, call("odd", what="x"))).answer
             assert (turn.calls, turn.failed_calls) == (1, 1)
             if prompt == "a":
-                await until_said()
-        async with asyncio.timeout(60.0):
-            while pool.broken is None:
-                await asyncio.sleep(0.005)
-
-    async def until_said() -> None:
-        async with asyncio.timeout(60.0):
-            while not (said := pool.said()):
-                await asyncio.sleep(0.005)
-        assert said == [
-            "environment.path: tool 'odd': it returned object; let it return text, or what JSON has"
-        ]
+                assert await soon(pool.said) == [
+                    "environment.path: tool 'odd': it returned object; let it return text, or what "
+                    "JSON has"
+                ]
+        await soon(lambda: pool.broken)
 
     pool = pool_of(f"{file}:odd", kind="tools")
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from chat_models import ADD, TEMPLATES, make_tokenizer
 
+from case_files import read_table
 from rollpacker.env.calls.call import BadCall, Call, Parsed
 from rollpacker.env.calls.calls import parse
 from rollpacker.env.template import Template
@@ -80,27 +81,8 @@ def test_what_is_no_call(text: str) -> None:
 
 
 TYPED = [
-    ({"type": "integer"}, "21", 21),
-    ({"type": "integer"}, " 21 ", 21),
-    ({"type": "integer"}, "2.5", "2.5"),
-    ({"type": "integer"}, "many", "many"),
-    ({"type": "number"}, "2.5", 2.5),
-    ({"type": "boolean"}, "True", True),
-    ({"type": "boolean"}, "false", False),
-    ({"type": "boolean"}, "1", "1"),
-    ({"type": "string"}, "21", "21"),
-    ({"type": "string"}, "null", "null"),
-    ({"type": "string"}, '"quoted"', '"quoted"'),
-    ({"type": "string"}, "  two\nlines ", "  two\nlines "),
+    *read_table(__file__, "TYPED"),
     ({"type": "string"}, CODE, CODE),
-    ({"type": "string", "nullable": True}, "None", None),
-    ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
-    ({"type": "array", "items": {"type": "integer"}}, '["a"]', '["a"]'),
-    ({"type": "object"}, '{"a": {"b": 1}}', {"a": {"b": 1}}),
-    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "5", 5),
-    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "five", "five"),
-    ({"type": "string", "enum": ["1", "2"]}, "1", "1"),
-    ({"description": "whatever"}, "5", "5"),
     ({"type": "integer"}, "1" * 5000, "1" * 5000),
     ({"type": "array"}, "[" * 100_000, "[" * 100_000),
 ]

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from chat_models import make_tokenizer
-from pool_driving import HERE, Driver, children, opened, pool_of, until
+from pool_driving import HERE, Driver, children, opened, pool_of
 
 from case_files import read_table
 from rollpacker.env.processes.pool import EnvironmentPool
+from waiting import soon
 
 Talk = Callable[[Driver], Awaitable[None]]
 
@@ -64,7 +65,7 @@ def test_one_whose_answer_cannot_be_passed_on_is_closed(tmp_path: Path, what: st
     async def talk(driver: Driver) -> None:
         reply = await driver.told(await driver.begun(name="odd"), what)
         assert ("passed on" if what == "half metric" else "calls of a turn") in reply.answer.error
-        await until((tmp_path / "closed-odd").exists, within_s=10.0)
+        await soon((tmp_path / "closed-odd").exists, within_s=10.0)
 
     run(tmp_path, talk)
 
@@ -105,15 +106,15 @@ def test_nothing_comes_of_what_is_given_up(tmp_path: Path) -> None:
         acting = await driver.begun(name="acting")
         waiting = await driver.begun(name="waiting")
         driver.say(acting, "hang")
-        await until((tmp_path / "acting-acting").exists)
+        await soon((tmp_path / "acting-acting").exists)
         driver.pool.close_episode(acting)
         driver.pool.close_episode(waiting)
         driver.pool.close_episode(waiting)
         beginning = driver.begin(name="beginning", reset="hang")
-        await until((tmp_path / "began-beginning").exists)
+        await soon((tmp_path / "began-beginning").exists)
         driver.pool.close_episode(beginning)
         for name in ("acting", "waiting", "beginning"):
-            await until((tmp_path / f"closed-{name}").exists)
+            await soon((tmp_path / f"closed-{name}").exists)
         await ended(driver, await driver.begun())
         assert all(map(driver.silent, (acting, waiting, beginning)))
 
@@ -230,7 +231,7 @@ def test_what_one_that_was_given_up_may_have_done_is_nobodys_fault(tmp_path: Pat
     async def talk(driver: Driver) -> None:
         innocent, culprit = await driver.begun("a"), await driver.begun(name="culprit")
         driver.say(culprit, "block")
-        await until((tmp_path / "acting-culprit").exists)
+        await soon((tmp_path / "acting-culprit").exists)
         driver.pool.close_episode(culprit)
         reply = await driver.told(innocent, "go on")
         assert "hung for 4 s" in reply.answer.error
@@ -249,7 +250,7 @@ def test_what_one_that_was_given_up_does_as_it_closes_is_nobodys_fault(tmp_path:
             await driver.begun(close="exit"),
         )
         driver.say(innocent, "hang")
-        await until((tmp_path / "acting-innocent").exists)
+        await soon((tmp_path / "acting-innocent").exists)
         driver.pool.close_episode(culprit)
         reply = await driver.answer(innocent)
         assert "exited with code 3" in reply.answer.error
@@ -268,7 +269,7 @@ def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -
         for blameless in (True, False):
             await driver.told(guilty, "die later")
             die.touch()
-            await until(lambda: bool(driver.pool.said()))
+            await soon(lambda: bool(driver.pool.said()))
             die.unlink()
             reply = await driver.told(guilty, "go on")
             assert "exited with code 3" in reply.answer.error
@@ -284,10 +285,10 @@ def test_who_takes_its_process_down_while_nobody_acts_is_found(tmp_path: Path) -
 def test_one_that_is_made_when_nobody_wants_it_any_more_is_closed(tmp_path: Path) -> None:
     async def talk(driver: Driver) -> None:
         episode = driver.begin(name="late")
-        await until((tmp_path / "making").exists)
+        await soon((tmp_path / "making").exists)
         driver.pool.close_episode(episode)
         (tmp_path / "made").touch()
-        await until((tmp_path / "closed-").exists)
+        await soon((tmp_path / "closed-").exists)
         assert not (tmp_path / "began-late").exists()
         await ended(driver, await driver.begun())
 

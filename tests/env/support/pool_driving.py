@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,6 @@ class Driver:
     def processes(self) -> list[int]:
         """Of the pool, oldest first."""
         return [member.popen.pid for member in self.pool._members]
-
-
-async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    """Wait for something that must happen."""
-    async with asyncio.timeout(within_s):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 def children() -> list[psutil.Process]:

@@ -18,7 +18,6 @@ from program_jobs import (
     RIGHT,
     SLOW,
     WRONG,
-    children,
     run,
     seconds_old,
     times_trained,
@@ -26,6 +25,8 @@ from program_jobs import (
     write_model,
     write_rows,
 )
+
+from waiting import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 

@@ -5,11 +5,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from pool_helpers import processes_of, wait_until
-from program_jobs import LOOP, RIGHT, WRONG, children, fenced, seconds_old
+from pool_helpers import processes_of
+from program_jobs import LOOP, RIGHT, WRONG, fenced, seconds_old
 
 from grading import grade_now
 from rollpacker.config import GradingConfig, RewardConfig
@@ -19,6 +19,7 @@ from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes.ledger import read_reply
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingJob
+from waiting import children, soon, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the code sandbox needs Linux")
 
@@ -76,13 +77,6 @@ def zygotes(pool: GradingPool) -> list[int]:
     return [pid for process in processes_of(pool) for pid in children(process)]
 
 
-async def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60.0
-    while not true():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
-
-
 def test_grades_tell_what_became_of_the_program(pool) -> None:
     right, wrong = grade_now(pool, programs(RIGHT, WRONG, domain="code"))
     assert (right.rewards["code"], wrong.rewards["code"]) == (1.0, 0.0)
@@ -113,11 +107,11 @@ def test_a_cancelled_program_is_stopped_and_its_process_lives_on(pool_of) -> Non
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
         pool.submit(programs(LOOP))
-        await until(lambda: bool(children(first_zygotes[0])))
+        await soon(lambda: bool(children(first_zygotes[0])))
         pool.cancel([AttemptId(0)])
         pool.submit(programs(RIGHT, first=1))
         began = time.monotonic()
-        await until(lambda: bool(grades))
+        await soon(lambda: bool(grades))
         assert time.monotonic() - began < 10.0
         return grades
 
@@ -250,4 +244,4 @@ def test_zygotes_end_with_their_process(pool_of) -> None:
     found = zygotes(pool)
     assert len(found) == 1
     pool.close()
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in found))
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in found))

@@ -97,17 +97,9 @@ def test_rows_without_tests_are_no_fault_of_the_program(reward: CodeReward, test
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"levle": "basic"}, "unknown key 'levle'; did you mean 'level'?"),
-        ({"partial": True}, "unknown key 'partial'; did you mean 'partial_credit'?"),
-        ({"tolerance": 1e-3}, "unknown key 'tolerance'; did you mean 'float_tolerance'?"),
-        ({"threads": 3}, "unknown key 'threads'"),
-        ({"level": "weak"}, "'level': must be 'strong', 'standard' or 'basic', got 'weak'"),
-        ({"memory_mb": 10}, "'memory_mb': must be greater than or equal to 128, got 10"),
-        ({"partial_credit": "often"}, "'partial_credit': must be a valid boolean"),
-        ({"float_tolerance": 0}, "'float_tolerance': must be greater than 0, got 0"),
+        *read_table(__file__, "test_wrong_options_are_one_line"),
         ({"float_tolerance": float("inf")}, "'float_tolerance': "),
         ({"float_tolerance": float("nan")}, "'float_tolerance': "),
-        ({"float_tolerance": "small"}, "'float_tolerance': "),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, object], message: str) -> None:
@@ -214,43 +206,8 @@ def test_asserts_that_import_what_is_not_there_are_refused(asserts, message):
 @pytest.mark.parametrize(
     ("asserts", "message"),
     [
-        ("def check(candidate):\n    assert candidate(1) == 2", "no test in them is run"),
-        ("from solution import f\ndef verify_f():\n    assert f(1) == 2", "no test in them is run"),
-        ("def run():\n    assert f(1)\nif __name__ == '__main__':\n    run()", "no test in them"),
-        ("class Test:\n    def check(self):\n        assert f(1)", "no test in them is run"),
-        ("class A:\n    def test_f(self):\n        assert f(1)", "no test in them is run"),
-        ("import pytest\npytest.main()", "no test in them is run"),
-        ("f(1) == 2", "no test in them is run"),
-        ("test_cases = [1]\ndef run():\n    assert f(1)", "no test in them is run"),
-        ("test_cases = list(range(3))\ndef run():\n    assert f(1)", "no test in them is run"),
-        ("import random\nrandom.seed(0)\nprint(1)\ndef run():\n    assert f(1)", "no test in"),
-        ("import unittest\nunittest.main()", "no test in them is run"),
-        ("async def test_f():\n    assert f(1) == 2", "they have async tests"),
-        ("def test_f(mocker):\n    assert f(1)", "they use 'mocker' of pytest"),
-        (
-            "import pytest\ndef test_f():\n    pytest.importorskip('x')",
-            "they use 'importorskip' of",
-        ),
-        ("def check(f):\n    assert f(1)\ncheck(f)", None),
-        ("for n in range(3):\n    assert f(n)", None),
+        *read_table(__file__, "test_tests_that_say_nothing_of_a_program_are_the_rows_fault"),
         ("if f(1) == 0: pass\n" + "elif f(1) == 2: pass\n" * 1500 + "else: raise ValueError", None),
-        ("def run():\n    assert f(1)\nprint(run())", None),
-        ("def make():\n    assert f(1)\ntest_f = make", None),
-        ("if f(1) != 2:\n    raise ValueError", None),
-        ("try:\n    f(1)\nexcept ValueError:\n    pass", None),
-        (
-            "def make():\n    def inner():\n        assert f(1)\n    return inner\ntest_f = make()",
-            None,
-        ),
-        (
-            "class TestA:\n    class TestB:\n        def test_f(self):\n            assert f(1)",
-            None,
-        ),
-        ("class Base:\n    def test_f(self):\n        assert f(1)\nclass TestA(Base): pass", None),
-        ("import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        f()", None),
-        ("@pytest.mark.parametrize('a, b', [(1, 2)])\ndef test_f(a, b):\n    assert f(a)", None),
-        ("@fixture\ndef a():\n    return 1\ndef test_f(a, capsys, b=1):\n    assert f(a)", None),
-        ("@patch('builtins.input')\ndef test_f(asked):\n    assert f(1)", None),
     ],
 )
 def test_tests_that_say_nothing_of_a_program_are_the_rows_fault(asserts, message):

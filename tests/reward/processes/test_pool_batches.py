@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 from pool_helpers import collect, processes_of, requests
@@ -16,6 +15,7 @@ from rollpacker.core.types import AttemptId
 from rollpacker.reward.base import Grade, GradeRequest
 from rollpacker.reward.processes import pool as pools
 from rollpacker.reward.processes.pool import GradingPool
+from waiting import soon
 
 CALLS = """
 
@@ -64,12 +64,6 @@ class Calls:
     def made(self) -> list[list[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    async def until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30.0
-        while not true():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
-
 
 @pytest.fixture
 def calls(code, pool_of) -> Calls:
@@ -97,7 +91,7 @@ def test_what_comes_during_a_call_shares_the_next_one(calls) -> None:
             await asyncio.sleep(0.01)
             pool.submit(calls.requests([str(i)], first=i))
         calls.open_gate()
-        await calls.until(lambda: len(grades) == 8)
+        await soon(lambda: len(grades) == 8)
 
     asyncio.run(run())
     assert calls.made() == [["gate"], ["1", "2", "3", "4"], ["5", "6", "7"]]
@@ -188,11 +182,11 @@ def test_cancelled_responses_are_left_out(calls) -> None:
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
         pool.submit(calls.requests(["gate"]))
-        await calls.until(lambda: len(calls.made()) == 1)
+        await soon(lambda: len(calls.made()) == 1)
         pool.submit(calls.requests(numbers(6), first=1))
         pool.cancel([AttemptId(1), AttemptId(4)])
         calls.open_gate()
-        await calls.until(lambda: len(grades) == 5)
+        await soon(lambda: len(grades) == 5)
         return grades
 
     grades = asyncio.run(run())
@@ -208,9 +202,9 @@ def test_those_cancelled_in_a_call_that_fails_are_not_tried_again(calls) -> None
         grades: list[Grade] = []
         pool.attach(asyncio.get_running_loop(), grades.extend)
         pool.submit(calls.requests(["hang", "1", "2", "3"]))
-        await calls.until(lambda: len(calls.made()) == 1)
+        await soon(lambda: len(calls.made()) == 1)
         pool.cancel([AttemptId(0), AttemptId(2)])
-        await calls.until(lambda: len(grades) == 2)
+        await soon(lambda: len(grades) == 2)
         return grades
 
     assert sorted((g.attempt, g.reward) for g in asyncio.run(run())) == [(1, 1.0), (3, 3.0)]
@@ -235,7 +229,7 @@ def test_kill_9_during_shared_calls_loses_nothing(calls) -> None:
         for _ in range(3):
             await asyncio.sleep(0.3)
             os.kill(processes_of(pool)[0], signal.SIGKILL)
-        await calls.until(lambda: len(grades) == 40)
+        await soon(lambda: len(grades) == 40)
         return grades
 
     grades = asyncio.run(run())

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from pool_helpers import CODE, collect, processes_of, requests, wait_until
+from pool_helpers import CODE, collect, processes_of, requests
 
 from case_files import read_table
 from grading import grade_now
@@ -16,6 +16,7 @@ from rollpacker.processes.frames import WireError
 from rollpacker.reward.processes.ledger import read_reply
 from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.reward.processes.process import GradingJob, start
+from waiting import alive, until
 
 TIMEOUT_S = 0.5
 FAULTS = read_table(__file__, "FAULTS")
@@ -138,7 +139,7 @@ def test_processes_die_with_their_driver(code):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
     )
     pid = int(done.stdout)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
 
 
 def test_what_a_reward_started_dies_with_it(pool_of, code, tmp_path):
@@ -157,15 +158,7 @@ def start(completions, **_):
     start = RewardConfig(function=f"{code}:start", timeout_s=TIMEOUT_S)
     (grade,) = grade_now(pool_of(start, retries=0), requests(["1"]))
     assert grade.error == "reward 'start': timed out after 0.5 s"
-    wait_until(lambda: not alive(int(note.read_text())))
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    until(lambda: not alive(int(note.read_text())))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 import psutil
@@ -116,10 +115,3 @@ def name(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -123,17 +123,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def children(pid: int) -> list[int]:
-    """Of any of its threads."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
 def seconds_old(pid: int) -> float:
     """Since the process was started; 0 when it is gone."""
     try:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,8 @@ import psutil
 import pytest
 from ray_nodes import MEMORY, ray_nodes
 from runtime_jobs import Workshop, kept_samples, run, start_cli, times_trained
+
+from waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 ROWS = 12
@@ -58,14 +59,6 @@ def lingering(shop: Workshop, name: str, **seconds: float) -> tuple[dict[str, An
     return {"function": f"{shop.rewards}:lingers", "options": options}, marker
 
 
-def wait_for(what: Any, seconds: float = 180.0) -> None:
-    for _ in range(int(20 * seconds)):
-        if what():
-            return
-        time.sleep(0.05)
-    raise TimeoutError
-
-
 def test_a_job_runs_on_the_nodes_of_a_ray_cluster(cluster: Any, shop: Workshop) -> None:
     here = CPU | {"per_node": 4, "layout": "separate", "training": 2}
     there = {"devices": FOUR, "cluster": {"address": cluster.address}}
@@ -86,12 +79,12 @@ def test_a_lost_node_is_survived_and_a_new_run_may_use_what_is_left(
     slow, begun = lingering(shop, "lost")
     process = start_cli("train", shop.file("lost", epochs=10, rewards=[slow], **there))
     folder = shop.folder / "lost"
-    wait_for(begun.exists)
+    until(begun.exists, within_s=180.0)
     cluster.remove_node(cluster.members.pop(), allow_graceful=False)
     _, said = ended(process)
     assert "is gone" in said
     assert times_trained(folder) == Counter({f"p{i}": 10 for i in range(ROWS)})
-    wait_for(lambda: not agents())
+    until(lambda: not agents(), within_s=180.0)
     cluster.members.append(cluster.add_node(num_cpus=1, object_store_memory=MEMORY))
     ended(start_cli("train", shop.file("again", epochs=1, **there)))
 
@@ -102,29 +95,29 @@ def test_a_node_that_the_cluster_gives_instead_takes_part(cluster: Any, shop: Wo
     slow, begun = lingering(shop, "back", then=1.0)
     process = start_cli("train", shop.file("back", epochs=900, rewards=[slow], **there))
     folder = shop.folder / "back"
-    wait_for(begun.exists)
+    until(begun.exists, within_s=180.0)
     cluster.remove_node(cluster.members.pop(), allow_graceful=False)
-    wait_for(lambda: taking_part(folder) == 3)
+    until(lambda: taking_part(folder) == 3, within_s=180.0)
     cluster.members.append(cluster.add_node(num_cpus=1, object_store_memory=80_000_000))
-    wait_for(lambda: taking_part(folder) == 4)
+    until(lambda: taking_part(folder) == 4, within_s=180.0)
     process.terminate()  # which Ray would take for itself
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert re.search("(engine|replica) [01]: back from step", said)
     counts = times_trained(folder)
     assert max(counts.values()) - min(counts.values()) <= 1
-    wait_for(lambda: not agents())
+    until(lambda: not agents(), within_s=180.0)
 
 
 def test_a_killed_driver_leaves_nobody_behind(cluster: Any, shop: Workshop) -> None:
     there = {"devices": FOUR, "cluster": {"address": cluster.address}}
     process = start_cli("train", shop.file("killed", epochs=500, **there))
-    wait_for(lambda: steps(shop.folder / "killed") >= 1)
+    until(lambda: steps(shop.folder / "killed") >= 1, within_s=180.0)
     mine = [p for agent in agents() for p in (agent, *agent.children(recursive=True))]
     assert len(mine) >= 12
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not any(p.is_running() for p in mine))
+    until(lambda: not any(p.is_running() for p in mine), within_s=180.0)
 
 
 def test_a_cluster_that_is_too_small_is_described(

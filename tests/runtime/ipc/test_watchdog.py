@@ -10,6 +10,7 @@ import pytest
 
 from rollpacker.runtime.ipc.watchdog import follow, send
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
+from waiting import until
 
 LAST = Path("/proc/sys/kernel/ns_last_pid")
 
@@ -22,19 +23,18 @@ def state(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def until(process: subprocess.Popen[bytes], stopped: bool) -> None:
-    while (state(process) == "T") != stopped:
-        time.sleep(0.001)
+def becomes(process: subprocess.Popen[bytes], stopped: bool) -> None:
+    until(lambda: (state(process) == "T") == stopped)
 
 
 def test_processes_run_until_their_time_is_over_and_end_with_the_driver() -> None:
     first, other = sleeping(), sleeping()
     guard = Watchdog()
     guard.tell([first.pid, other.pid, 0], time.monotonic() - 1.0)
-    until(first, True)
-    until(other, True)
+    becomes(first, True)
+    becomes(other, True)
     guard.tell([first.pid], None)
-    until(first, False)
+    becomes(first, False)
     assert state(other) == "T"
     assert guard._process.stdin is not None
     guard._process.stdin.close()  # as when the driver is gone

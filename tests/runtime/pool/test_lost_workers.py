@@ -15,6 +15,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.pool.topology import Loss
+from waiting import soon
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 LONG = requests(4, 150, forced=True)
@@ -121,9 +122,7 @@ async def dies_young(shop: Workshop, worker: int, after_s: float, **settings: An
     """While the others are built, who would wait for it for minutes."""
     pool = WorkerPool(shop.config("young", **settings), max_length=200, total_updates=9)
     starting = asyncio.create_task(pool.start())
-    while not pool.pids:
-        await asyncio.sleep(0.01)
-    pids = pool.pids
+    pids = await soon(lambda: pool.pids)
     await asyncio.sleep(after_s)
     os.kill(pids[worker], KILL)
     with pytest.raises(WorkerError, match=rf"^worker {worker} died: exit code -9$"):
@@ -171,8 +170,7 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
             await in_flight(heard, 0)
             assert told(await heard.lose(victim, by)) == ((0,), ())
             assert heard.outputs.keys() == {50}
-            while Path(f"/proc/{heard.pids[1 - victim]}").exists():
-                await asyncio.sleep(0.01)
+            await soon(lambda: not Path(f"/proc/{heard.pids[1 - victim]}").exists())
             await goes_on(heard, 1, 100)
             assert told(await heard.lose(2 + victim, by)) == ((1,), ())
             assert heard.pool.replicas == (0, 1)

@@ -19,6 +19,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Breaker, Fault
 from rollpacker.runtime.pool.supervisor import Supervisor
 from rollpacker.runtime.worker.worker import WorkerSpec
+from waiting import soon
 
 SPECS = cast(Mapping[int, Sequence[WorkerSpec]], {0: [SimpleNamespace(rank=0)]})
 
@@ -99,8 +100,7 @@ def test_others_are_heard_while_a_process_ends_that_has_closed_its_socket() -> N
             await asyncio.sleep(0.001)
             assert not lost
         machine.worker.kill()
-        while not lost:
-            await asyncio.sleep(0.001)
+        await soon(lambda: lost)
         assert lost == ["worker 0 died: exit code -9"]
 
     with_crew(talk)
@@ -140,8 +140,7 @@ def test_an_answer_that_nobody_waits_for_costs_no_later_report(asked: bool) -> N
             await asyncio.wait([asking])
         for report in (msg.Done(), msg.Carried(weights=None, start_s=0.0, end_s=0.0)):
             machine.end.send(report)
-        while not heard:
-            await asyncio.sleep(0.001)
+        await soon(lambda: heard)
         assert isinstance(heard[0], msg.Carried)
         assert crew.live
         assert not lost
@@ -153,8 +152,7 @@ def test_what_workers_note_is_told_once() -> None:
     async def talk(crew: Supervisor, machine: Machine, heard: list[Any], lost: list[str]) -> None:
         for text in ("it takes long", "it takes long", "it is over"):
             machine.end.send(msg.Noted(text=text))
-        while "it is over" not in heard:
-            await asyncio.sleep(0.001)
+        await soon(lambda: "it is over" in heard)
         assert heard == ["it takes long", "it is over"]
         assert crew.live
         assert not lost

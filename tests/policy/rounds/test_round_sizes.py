@@ -1,14 +1,90 @@
-"""Partial rollouts: what a round begins, and which prompts it waits for."""
+"""How many prompts a round begins and waits for, and when empty steps stop the run."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
+from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker.config import DynamicSamplingConfig
+from rollpacker.core.groups import over_provision
 from rollpacker.core.types import Prompt, PromptId, RoundKind
-from rollpacker.policy.rounds.race import Carrying
+from rollpacker.policy.grading import EmptySteps
+from rollpacker.policy.rounds.race import Carrying, split
+
+weights = st.dictionaries(
+    st.text(min_size=1, max_size=3), st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=6
+).filter(lambda w: sum(w.values()) > 1e-6)
+
+
+@given(st.integers(0, 5000), weights)
+def test_parts_sum_to_the_total_and_are_within_one_of_their_share(total, shares):
+    parts = split(total, shares)
+    assert sum(parts.values()) == total
+    assert list(parts) == list(shares)
+    whole = math.fsum(shares.values())
+    for name, weight in shares.items():
+        assert abs(parts[name] - total * weight / whole) < 1 + 1e-6
+        assert parts[name] >= 0
+
+
+def test_thirds_go_to_the_earlier_domains():
+    assert split(128, {"math": 1, "code": 1, "judge": 1}) == {"math": 43, "code": 43, "judge": 42}
+    assert split(16, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}) == {"a": 6, "b": 5, "c": 5}
+
+
+def test_a_domain_without_weight_gets_nothing():
+    assert split(7, {"a": 0, "b": 2}) == {"a": 0, "b": 7}
+
+
+@pytest.mark.parametrize("bad", [{"a": -1.0}, {"a": math.inf}, {"a": math.nan}, {"a": 0.0}, {}])
+def test_weights_that_split_nothing_are_refused(bad):
+    with pytest.raises(ValueError, match="weight"):
+        split(4, bad)
+
+
+@given(st.integers(0, 2000), st.integers(100, 400))
+def test_over_provision_is_the_exact_ceiling(count, percent):
+    assert over_provision(count, percent / 100) == math.ceil(Fraction(percent, 100) * count)
+
+
+# When a run stops whose steps dynamic sampling leaves empty.
+
+
+@given(st.lists(st.integers(0, 2)), st.integers(1, 4))
+def test_so_many_empty_steps_in_a_row_are_too_many(groups: list[int], most: int) -> None:
+    steps = EmptySteps(DynamicSamplingConfig(enabled=True, max_empty_steps=most))
+    for at, count in enumerate(groups, start=1):
+        in_a_row = next((n for n, each in enumerate(reversed(groups[:at])) if each), at)
+        assert steps.too_many(count) == (in_a_row >= most)
+        assert steps.in_a_row == in_a_row
+
+
+@given(st.integers(1, 50), st.booleans())
+def test_without_a_limit_or_dynamic_sampling_there_are_never_too_many(
+    count: int, enabled: bool
+) -> None:
+    steps = EmptySteps(DynamicSamplingConfig(enabled=enabled, max_empty_steps=3 * (not enabled)))
+    assert not any(steps.too_many(0) for _ in range(count))
+
+
+@given(st.lists(st.integers(0, 1)), st.integers(1, 4))
+def test_a_run_that_starts_again_after_every_step_counts_on(groups: list[int], most: int) -> None:
+    config = DynamicSamplingConfig(enabled=True, max_empty_steps=most)
+    steps = EmptySteps(config)
+    for count in groups:
+        again = EmptySteps(config)
+        again.load_state_dict(json.loads(json.dumps(steps.state_dict())))
+        assert again.too_many(count) == steps.too_many(count)
+        assert str(again) == str(steps)
+
+
+# Partial rollouts: what a round begins, and which prompts it waits for.
 
 
 def prompts(domain: str, ages: list[int]) -> list[Prompt]:

@@ -122,10 +122,7 @@ def test_a_script_of_verl(tmp_path):
     assert comment_of(found.text, "updates_per_step") == (
         "data.train_batch_size=512, actor_rollout_ref.actor.ppo_mini_batch_size=128: 512 / 128"
     )
-    assert set(found.refused) == {
-        "data.max_prompt_length",
-        "actor_rollout_ref.actor.entropy_coeff",
-    }
+    assert set(found.refused) == {"data.max_prompt_length", "actor_rollout_ref.actor.entropy_coeff"}
     # verl spreads a replica over all GPUs where it is not told otherwise.
     assert (run.engine.tensor_parallel, run.devices.per_node) == (2, 2)
     assert (run.trainer.kind, run.trainer.shard) == ("fsdp", 0)
@@ -329,8 +326,7 @@ def test_losses_of_verl(tmp_path, keys, kind, options, refused):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "by_hand"),
-    read_table(__file__, "test_what_verl_does_with_experts"),
+    ("key", "value", "by_hand"), read_table(__file__, "test_what_verl_does_with_experts")
 )
 def test_what_verl_does_with_experts(tmp_path, key, value, by_hand):
     key = f"actor_rollout_ref.{key}"

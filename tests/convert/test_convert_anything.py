@@ -18,8 +18,7 @@ NOTHING = CommandLine()
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
-    read_table(__file__, "test_what_is_no_job_is_one_line"),
+    ("name", "text", "said"), read_table(__file__, "test_what_is_no_job_is_one_line")
 )
 def test_what_is_no_job_is_one_line(tmp_path, name, text, said):
     file = tmp_path / name

@@ -45,10 +45,7 @@ def test_the_shots_are_right_answers_by_the_reward(config):
         assert score([request(shot["content"], gold)]) == [1.1]
 
 
-@pytest.mark.parametrize(
-    ("completion", "reward"),
-    read_table(__file__, "test_reward"),
-)
+@pytest.mark.parametrize(("completion", "reward"), read_table(__file__, "test_reward"))
 def test_reward(config, completion, reward):
     score = resolve(config.rewards[0].function, {})
     assert score([request(completion, "5")]) == [reward]

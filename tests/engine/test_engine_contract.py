@@ -84,8 +84,7 @@ _DEVICES = {"vllm-tp2": 2}
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES],
+    scope="module", params=[pytest.param(name, marks=_ELSEWHERE.get(name, ())) for name in ENGINES]
 )
 def kind(request):
     """One kind after the other: a process has vLLM engines of one size at a time."""

@@ -14,14 +14,7 @@ from rollpacker.config import FakeEngineConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.engine.fake import FakeEngine
-from rollpacker.engine.latency import (
-    NONE,
-    ON_A_CPU,
-    ON_A_GPU,
-    Contexts,
-    StepTimes,
-    measure_steps,
-)
+from rollpacker.engine.latency import NONE, ON_A_CPU, ON_A_GPU, Contexts, StepTimes, measure_steps
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.worker.engine_worker import EngineWorker
 

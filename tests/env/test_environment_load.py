@@ -89,8 +89,7 @@ def test_tools_are_known_before_an_episode_begins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "wrong"),
-    read_table(__file__, "test_what_is_wrong_is_said"),
+    ("name", "options", "wrong"), read_table(__file__, "test_what_is_wrong_is_said")
 )
 def test_what_is_wrong_is_said(name: str, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"^environment.path: 'other_trainers:{name}' {wrong}"):

@@ -171,13 +171,7 @@ def test_parts_of_text_are_joined(name: str) -> None:
     assert turned.error == ""
 
 
-CONTENTS = {
-    "NoneType": None,
-    "int": 5,
-    "dict": {"board": [1]},
-    "tuple": ("a", "b"),
-    "bytes": b"a",
-}
+CONTENTS = {"NoneType": None, "int": 5, "dict": {"board": [1]}, "tuple": ("a", "b"), "bytes": b"a"}
 
 
 @pytest.mark.parametrize("kind", CONTENTS)

@@ -108,11 +108,7 @@ async def opened(path: list[str], **more: Any) -> AsyncIterator[AgentFactory]:
         await factory.close()
 
 
-def run(
-    path: list[str],
-    talk: Callable[[AgentEnvironment], Awaitable[Any]],
-    **more: Any,
-) -> Any:
+def run(path: list[str], talk: Callable[[AgentEnvironment], Awaitable[Any]], **more: Any) -> Any:
     """What ``talk`` returns of an episode, which is closed behind it."""
 
     async def episode() -> Any:

@@ -80,11 +80,7 @@ def test_what_is_no_request_is_refused(data: bytes, status: int) -> None:
 def test_many_chunks_do_not_add_up_to_a_body_that_is_too_large() -> None:
     chunk = b"200000\r\n" + b"x" * 0x200000 + b"\r\n"
     with pytest.raises(RefusedError) as refused:
-        fed(
-            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-            *[chunk] * 4,
-            b"1\r\nx\r\n",
-        )
+        fed(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", *[chunk] * 4, b"1\r\nx\r\n")
     assert refused.value.status == 413
 
 

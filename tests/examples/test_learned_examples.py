@@ -88,10 +88,7 @@ def test_the_run(
 # examples/code
 
 
-@pytest.mark.parametrize(
-    ("loop", "mistake", "verdict"),
-    read_table(__file__, "test_programs"),
-)
+@pytest.mark.parametrize(("loop", "mistake", "verdict"), read_table(__file__, "test_programs"))
 def test_programs(code: Any, loop: bool, mistake: str | None, verdict: str) -> None:
     mistakes = RIGHT | ({mistake: True} if mistake else {})
     # Loops that do not end are worth no long wait.
@@ -113,10 +110,7 @@ def test_every_text_is_spelled_by_the_tokenizer(code: Any) -> None:
     tokenizer = code.prepare.build_tokenizer()
     rng = random.Random(0)
     for problem in code.problems.train_problems(300, 0):
-        for text in (
-            problem.question(),
-            code.corpus.sample(problem, rng, code.corpus.Habits()),
-        ):
+        for text in (problem.question(), code.corpus.sample(problem, rng, code.corpus.Habits())):
             ids = tokenizer(text)["input_ids"]
             assert tokenizer.decode(ids) == text
             assert len(ids) < 48
@@ -152,8 +146,7 @@ def test_the_calculator_follows_brackets_and_signs(example: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression",
-    read_table(__file__, "test_the_calculator_takes_nothing_else"),
+    "expression", read_table(__file__, "test_the_calculator_takes_nothing_else")
 )
 def test_the_calculator_takes_nothing_else(example: Any, expression: str) -> None:
     with pytest.raises(ValueError, match=r"^only whole numbers with"):

@@ -114,8 +114,7 @@ def test_only_what_follows_the_mark_is_judged():
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
-    read_table(__file__, "test_unusable_options_are_refused"),
+    ("options", "problem"), read_table(__file__, "test_unusable_options_are_refused")
 )
 def test_unusable_options_are_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
@@ -173,8 +172,7 @@ def test_a_template_is_a_text_or_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    read_table(__file__, "test_unusable_templates_are_refused"),
+    ("text", "problem"), read_table(__file__, "test_unusable_templates_are_refused")
 )
 def test_unusable_templates_are_refused(text, problem):
     with pytest.raises(ValueError, match=problem):

@@ -142,10 +142,7 @@ def request(completion="2", prompt="1+1", state=START, **row) -> GradeRequest:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    read_table(__file__, "test_signatures"),
-)
+@pytest.mark.parametrize(("name", "expected"), read_table(__file__, "test_signatures"))
 def test_signatures(file, name, expected):
     (score,) = resolve(f"{file}:{name}", {})([request()])
     assert score == expected
@@ -188,10 +185,7 @@ def test_built_in_rewards_take_options():
         resolve("math", {"boxed": True})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    read_table(__file__, "test_nonsense_is_named"),
-)
+@pytest.mark.parametrize(("name", "message"), read_table(__file__, "test_nonsense_is_named"))
 def test_nonsense_is_named(file, name, message):
     with pytest.raises(GradingError) as caught:
         resolve(f"{file}:{name}", {})([request()])
@@ -256,8 +250,7 @@ def test_what_nobody_gives_is_found_when_it_is_loaded(file, name, options, messa
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
-    read_table(__file__, "test_bad_paths_are_one_line"),
+    ("function", "message"), read_table(__file__, "test_bad_paths_are_one_line")
 )
 def test_bad_paths_are_one_line(file, function, message):
     with pytest.raises(ValueError, match=re.escape(message.format(file))) as caught:

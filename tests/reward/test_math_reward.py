@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from case_files import read_table
 from rollpacker.reward.base import GradingError
 from rollpacker.reward.math import MathReward
-from rollpacker.reward.math.extract import (
-    BOLD,
-    BOX,
-    LAST,
-    MARK,
-    SENTENCE,
-    TAG,
-    Extracted,
-    extract,
-)
+from rollpacker.reward.math.extract import BOLD, BOX, LAST, MARK, SENTENCE, TAG, Extracted, extract
 
 UNREAD = {"m053"}
 """A condition that two texts say in different words."""

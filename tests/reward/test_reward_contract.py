@@ -28,11 +28,7 @@ def verl_dict(solution_str, ground_truth, **kwargs):
     return {"score": len(solution_str), "kind": "length"}
 """
 KINDS = ["math", "rg", "trl", "trl_async", "trl_some", "verl", "verl_dict"]
-TEXTS = [
-    *read_table(__file__, "TEXTS"),
-    "</think>" * 50,
-    "{answer} " * 200,
-]
+TEXTS = [*read_table(__file__, "TEXTS"), "</think>" * 50, "{answer} " * 200]
 
 
 @pytest.fixture(scope="module")

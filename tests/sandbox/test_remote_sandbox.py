@@ -151,11 +151,7 @@ def test_verdicts_are_those_of_the_sandbox(
 @pytest.mark.parametrize(
     ("program", "test", "reported"),
     [
-        (
-            "def add(a: List, b): return reduce(gcd, a, b)",
-            replace(CALL, args=[[4], 6]),
-            "value",
-        ),
+        ("def add(a: List, b): return reduce(gcd, a, b)", replace(CALL, args=[[4], 6]), "value"),
         ("def f(): pass", CALL, "error"),
         ("def f(): pass", ADDED, "error"),
         (ADD, ADDED, "held value"),
@@ -208,11 +204,7 @@ def test_stopping_early(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "trouble",
-    [
-        *read_table(__file__, "test_trouble_passes_or_is_infra"),
-        "[" * 100_000,
-    ],
+    "trouble", [*read_table(__file__, "test_trouble_passes_or_is_infra"), "[" * 100_000]
 )
 def test_trouble_passes_or_is_infra(service: Service, trouble: Any) -> None:
     service.troubles = [trouble, trouble]

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.sandbox import (
-    LEVELS,
-    AssertTest,
-    Level,
-    Sandbox,
-    SandboxUnavailableError,
-    Verdict,
-)
+from rollpacker.sandbox import LEVELS, AssertTest, Level, Sandbox, SandboxUnavailableError, Verdict
 from rollpacker.sandbox.selftest import (
     ESCAPED,
     Hostile,

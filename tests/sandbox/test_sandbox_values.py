@@ -109,11 +109,7 @@ def test_hostile_reports_are_refused_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        *read_table(__file__, "test_values_that_are_refused"),
-        ["i", "f" * 10**6],
-    ],
+    "value", [*read_table(__file__, "test_values_that_are_refused"), ["i", "f" * 10**6]]
 )
 def test_values_that_are_refused(value: Any) -> None:
     with pytest.raises(BadResultError):
@@ -176,8 +172,7 @@ def test_values(found: Any, expected: Any, same: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "same"),
-    read_table(__file__, "test_outputs_within_a_tolerance"),
+    ("found", "expected", "same"), read_table(__file__, "test_outputs_within_a_tolerance")
 )
 def test_outputs_within_a_tolerance(found: str, expected: str, same: bool) -> None:
     assert same_output(found, expected, 1e-6) is same

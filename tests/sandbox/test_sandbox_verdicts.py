@@ -6,15 +6,7 @@ import threading
 import pytest
 
 from case_files import read_table
-from rollpacker.sandbox import (
-    AssertTest,
-    CallTest,
-    Sandbox,
-    StdinTest,
-    Test,
-    Verdict,
-    parse_test,
-)
+from rollpacker.sandbox import AssertTest, CallTest, Sandbox, StdinTest, Test, Verdict, parse_test
 from rollpacker.sandbox.grading.decode import reveal
 
 ADD = StdinTest(stdin="20 22\n", stdout="42\n")
@@ -45,10 +37,7 @@ def test_installed_packages_are_not_there(sandbox: Sandbox) -> None:
     assert stdin(sandbox, "import numpy; print(42)").verdict == "crash"
 
 
-@pytest.mark.parametrize(
-    ("program", "verdict", "detail"),
-    read_table(__file__, "test_verdicts"),
-)
+@pytest.mark.parametrize(("program", "verdict", "detail"), read_table(__file__, "test_verdicts"))
 def test_verdicts(sandbox: Sandbox, program: str, verdict: str, detail: str) -> None:
     found = stdin(sandbox, program, timeout_s=0.2)
     assert found.verdict == verdict
@@ -156,10 +145,7 @@ def test_verdicts_on_asserts(sandbox: Sandbox) -> None:
     assert sandbox.run("def f(x): return x", [plain, loop], 2.0).forgeable
 
 
-@pytest.mark.parametrize(
-    "report",
-    read_table(__file__, "test_forged_reports_on_asserts"),
-)
+@pytest.mark.parametrize("report", read_table(__file__, "test_forged_reports_on_asserts"))
 def test_forged_reports_on_asserts(sandbox: Sandbox, report: str) -> None:
     program = f"import os\nos.write(3, {report.encode()!r})\nos._exit(0)"
     test = AssertTest(asserts="assert f(3) == 3")

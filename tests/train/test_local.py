@@ -10,11 +10,7 @@ import pytest
 import torch
 from test_algorithms import CONFIGS, GRADIENTS
 from tiny_models import MAX_LENGTH, clone, group_batch, make_model, naive_logprobs
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    get_constant_schedule_with_warmup,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_constant_schedule_with_warmup
 
 from rollpacker.config import GRPOConfig, ModelConfig, TrainConfig
 from rollpacker.train.base import Partial

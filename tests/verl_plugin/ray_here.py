@@ -20,9 +20,7 @@ def started() -> Iterator[None]:
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={
-            "env_vars": {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"},
-        },
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}},
     )
     try:
         yield

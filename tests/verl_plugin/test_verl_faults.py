@@ -80,8 +80,7 @@ def test_validation_is_verl_s_and_a_checkpoint_of_its_own_trainer_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
-    read_table(__file__, "test_what_is_not_supported_is_refused_in_one_line"),
+    ("override", "said"), read_table(__file__, "test_what_is_not_supported_is_refused_in_one_line")
 )
 def test_what_is_not_supported_is_refused_in_one_line(
     tmp_path: Path, override: str, said: str

@@ -169,10 +169,7 @@ def rotate_of(size: int) -> tuple[Kernel, Arrays]:
     even = size // 2 * 2
     arrays = {name: numbers(even) for name in ("x", "gain", "cos", "sin", "out")}
     scale = np.float32(0.3)
-    return (
-        lambda a: rotate(a["x"], a["gain"], EPS, a["cos"], a["sin"], scale, a["out"]),
-        arrays,
-    )
+    return (lambda a: rotate(a["x"], a["gain"], EPS, a["cos"], a["sin"], scale, a["out"]), arrays)
 
 
 def multiply_of(size: int) -> tuple[Kernel, Arrays]:

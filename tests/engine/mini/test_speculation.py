@@ -63,12 +63,7 @@ def marked(kind: str, how: str, most: int) -> object:
 @pytest.mark.parametrize(
     ("kind", "how", "most"),
     [
-        pytest.param(
-            kind,
-            how,
-            most,
-            marks=marked(kind, how, most),
-        )
+        pytest.param(kind, how, most, marks=marked(kind, how, most))
         for kind in ("numba", "torch-alone")
         for how in HOWS
         for most in LENGTHS_OF_DRAFTS

@@ -48,10 +48,7 @@ LLAMA3_TEXTS = {
     "with the tag": (f"<|python_tag|>{LLAMA3}", ""),
     "with space": (f"\n {LLAMA3} \n", ""),
     "as Hermes names it": ('{"name": "add", "arguments": {"a": 2, "b": 3}}', ""),
-    "with its type": (
-        '{"type": "function", "name": "add", "parameters": {"a": 2, "b": 3}}',
-        "",
-    ),
+    "with its type": ('{"type": "function", "name": "add", "parameters": {"a": 2, "b": 3}}', ""),
     "behind reasoning": (f"<think>Add.</think>{LLAMA3}", "<think>Add.</think>"),
 }
 

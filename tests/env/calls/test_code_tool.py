@@ -27,8 +27,7 @@ def tool() -> Iterator[CodeTool]:
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    read_table(__file__, "test_what_a_program_writes_is_shown"),
+    ("code", "expected"), read_table(__file__, "test_what_a_program_writes_is_shown")
 )
 def test_what_a_program_writes_is_shown(tool: CodeTool, code: str, expected: str) -> None:
     assert asyncio.run(tool.python(code)) == expected

@@ -180,8 +180,7 @@ def test_arguments_that_fit(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wrong"),
-    read_table(__file__, "test_arguments_that_do_not_fit"),
+    ("arguments", "wrong"), read_table(__file__, "test_arguments_that_do_not_fit")
 )
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], wrong: str) -> None:
     found = mistake(PAINT, {"colour": "red"} | arguments)

@@ -60,10 +60,7 @@ def _mistral(form: str) -> Family:
 
 FAMILIES = {
     "glm4_5": Family(
-        "glm",
-        ["<|endoftext|>", "[gMASK]", "<sop>", *_GLM],
-        "<|user|>",
-        "<|observation|>",
+        "glm", ["<|endoftext|>", "[gMASK]", "<sop>", *_GLM], "<|user|>", "<|observation|>"
     ),
     "mistral_v3": _mistral("mistral"),
     "mistral_small_3_2": _mistral("mistral_v11"),

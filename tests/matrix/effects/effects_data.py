@@ -11,13 +11,7 @@ import torch
 from matrix_runs import Ran, loaded
 from matrix_table import described, effect
 from program_jobs import RIGHT, WRONG
-from runtime_jobs import (
-    CHAT_TEMPLATE,
-    Workshop,
-    write_byte_model,
-    write_model,
-    write_rows,
-)
+from runtime_jobs import CHAT_TEMPLATE, Workshop, write_byte_model, write_model, write_rows
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollpacker.demo.model import VOCABULARY, build_tokenizer

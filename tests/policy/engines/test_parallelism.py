@@ -68,10 +68,7 @@ def test_kinds_of_rounds_have_their_own_sizes():
     assert run(paper(1, 4), LONG, [10, 100, 1000]) == [1, 1, 1], "2 was not measured"
 
 
-reports = st.lists(
-    st.tuples(st.sampled_from(list(RoundKind)), st.integers(0, 50)),
-    max_size=60,
-)
+reports = st.lists(st.tuples(st.sampled_from(list(RoundKind)), st.integers(0, 50)), max_size=60)
 
 
 @given(history=reports, cut=st.integers(0, 60))

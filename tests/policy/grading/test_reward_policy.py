@@ -19,8 +19,7 @@ from rollpacker.policy.grading import (
 )
 
 graded = st.lists(
-    st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()),
-    max_size=30,
+    st.tuples(st.sampled_from("abc"), st.floats(0, 60, allow_nan=False), st.booleans()), max_size=30
 )
 
 

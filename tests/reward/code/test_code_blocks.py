@@ -12,8 +12,7 @@ def code_of(response: str, *names: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "program"),
-    read_table(__file__, "test_the_last_program_is_found"),
+    ("completion", "program"), read_table(__file__, "test_the_last_program_is_found")
 )
 def test_the_last_program_is_found(completion: str, program: str | None) -> None:
     assert code_of(completion) == program
@@ -37,10 +36,7 @@ def test_finding_a_program_takes_linear_time() -> None:
     assert code_of("```\n" + "for in" * 4_000 + "\n" * 200_000 + "```") is not None
 
 
-@pytest.mark.parametrize(
-    ("response", "program"),
-    read_table(__file__, "test_layouts"),
-)
+@pytest.mark.parametrize(("response", "program"), read_table(__file__, "test_layouts"))
 def test_layouts(response: str, program: str | None) -> None:
     assert code_of(response) == program
 
@@ -96,8 +92,7 @@ def test_the_rule_is_named(response: str, names: list[str], rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "counts"),
-    read_table(__file__, "test_a_use_of_an_earlier_block_is_not_the_program"),
+    ("last", "counts"), read_table(__file__, "test_a_use_of_an_earlier_block_is_not_the_program")
 )
 def test_a_use_of_an_earlier_block_is_not_the_program(last: str, counts: bool) -> None:
     first = "def f(x):\n    return x\ndef sum(x):\n    return x\nprint(f(int(input())))\n"

@@ -199,8 +199,7 @@ TESTED = {"tests": [{"stdin": "", "stdout": ""}]}
 
 
 @pytest.mark.parametrize(
-    ("rewards", "message"),
-    read_table(__file__, "test_rows_and_rewards_must_fit"),
+    ("rewards", "message"), read_table(__file__, "test_rows_and_rewards_must_fit")
 )
 def test_rows_and_rewards_must_fit(rewards: list[dict[str, Any]], message: str) -> None:
     rows = [row("y", "b", question=1), row("x", "a", **TESTED)]

@@ -120,13 +120,7 @@ THIRD = [{"stdin": "", "stdout": "0.333333333\n"}]
 
 @pytest.mark.parametrize(
     ("option", "column", "score"),
-    [
-        (None, None, 0.0),
-        (1e-4, None, 1.0),
-        (None, 1e-4, 1.0),
-        (1e-4, 1e-9, 0.0),
-        (1e-9, 1e-4, 1.0),
-    ],
+    [(None, None, 0.0), (1e-4, None, 1.0), (None, 1e-4, 1.0), (1e-4, 1e-9, 0.0), (1e-9, 1e-4, 1.0)],
 )
 def test_the_rows_tolerance_goes_before_the_rewards(
     option: float | None, column: float | None, score: float

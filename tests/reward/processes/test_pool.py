@@ -279,10 +279,7 @@ def test_with_a_tokenizer_responses_are_decoded_where_they_are_graded(code):
     )
     wanted = [
         GradeRequest(
-            attempt=AttemptId(place),
-            prompt="p",
-            completion_ids=array("i", [token, 60_000]),
-            row={},
+            attempt=AttemptId(place), prompt="p", completion_ids=array("i", [token, 60_000]), row={}
         )
         for place, token in enumerate((7, 0, 59_999))
     ]

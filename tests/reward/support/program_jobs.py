@@ -87,11 +87,7 @@ def tree(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
         "data": {"path": str(folder / "rows.jsonl")},
         "rewards": [{"function": "code"}],
         "grading": {"workers": 2, "code_timeout": {"least_s": 0.1, "most_s": MOST_S}},
-        "rollout": {
-            "prompts_per_step": 4,
-            "num_generations": 4,
-            "max_completion_length": 8,
-        },
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 8},
         "train": {"learning_rate": 1e-2},
         "devices": {"per_node": 1, "pin": False, "kind": "cpu"},
         "checkpoint": {"every": 0},

@@ -14,14 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from cluster_jobs import BEAT_S, Launcher, on, striking, struck
-from runtime_jobs import (
-    Workshop,
-    checkpoints,
-    kept_samples,
-    run,
-    times_trained,
-    weights_digest,
-)
+from runtime_jobs import Workshop, checkpoints, kept_samples, run, times_trained, weights_digest
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal

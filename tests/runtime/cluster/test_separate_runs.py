@@ -8,14 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from runtime_jobs import (
-    Workshop,
-    checkpoints,
-    kept_samples,
-    metrics,
-    run,
-    times_trained,
-)
+from runtime_jobs import Workshop, checkpoints, kept_samples, metrics, run, times_trained
 
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal

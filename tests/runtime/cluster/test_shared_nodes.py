@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runtime_jobs import (
-    Workshop,
-    checkpoints,
-    kept_samples,
-    metrics,
-    times_trained,
-    weights_digest,
-)
+from runtime_jobs import Workshop, checkpoints, kept_samples, metrics, times_trained, weights_digest
 from test_separate_runs import steps
 
 from rollpacker import job
@@ -35,10 +28,7 @@ class Nodes(OwnNodes):
     """Keeps what it is given."""
 
     async def open(
-        self,
-        tenant: Tenant,
-        fail: Callable[[Exception], None],
-        release_tail: Callable[[], None],
+        self, tenant: Tenant, fail: Callable[[Exception], None], release_tail: Callable[[], None]
     ) -> None:
         self.tenant, self.fail, self.release_tail = tenant, fail, release_tail
 
@@ -145,10 +135,7 @@ class WarmNodes:
         self.kept: list[int] = []
 
     async def open(
-        self,
-        tenant: Tenant,
-        fail: Callable[[Exception], None],
-        release_tail: Callable[[], None],
+        self, tenant: Tenant, fail: Callable[[Exception], None], release_tail: Callable[[], None]
     ) -> None:
         del fail, release_tail
         self.tenant = tenant

@@ -16,12 +16,7 @@ from rollpacker.engine.base import Request
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.publishing import Publishing
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.alone,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 
 WARM_UP, REGROUPS = 6, 26
 ONE, OTHER = EngineId(0), EngineId(1)

@@ -61,11 +61,7 @@ class Sampler:
 def test_memory_stays_flat(tmp_path: Path, mode: str) -> None:
     shop = Workshop(tmp_path, rows=40)
     config = shop.config(
-        "long",
-        mode,
-        steps=STEPS,
-        train__learning_rate=1e-6,
-        checkpoint={"every": 100},
+        "long", mode, steps=STEPS, train__learning_rate=1e-6, checkpoint={"every": 100}
     )
     with Sampler(tmp_path / "long") as sampler:
         folder, _ = run(config)

@@ -72,8 +72,7 @@ HEAD = 'import math\n\ndef helper(x):\n    return x + 1\n\n\ndef f(x):\n    """O
 
 
 @pytest.mark.parametrize(
-    ("program", "verdict"),
-    read_table(__file__, "test_a_program_may_go_on_from_its_prompt"),
+    ("program", "verdict"), read_table(__file__, "test_a_program_may_go_on_from_its_prompt")
 )
 def test_a_program_may_go_on_from_its_prompt(sandbox: Sandbox, program: str, verdict: str) -> None:
     test = AssertTest(asserts="assert f(1) == 2", prompt=HEAD, stub="f")

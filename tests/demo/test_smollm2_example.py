@@ -1,9 +1,9 @@
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from case_files import read_table
+from importing import module_of
 from rollpacker.config import load
 from rollpacker.core.types import AttemptId
 from rollpacker.data.load import load_rows
@@ -18,15 +18,6 @@ EXAMPLE = ROOT / "examples" / "smollm2"
 def config(monkeypatch):
     monkeypatch.chdir(ROOT)
     return load(EXAMPLE / "config.yaml")
-
-
-def import_tasks():
-    spec = importlib.util.spec_from_file_location("smollm2_tasks", EXAMPLE / "tasks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_training_and_evaluation_share_no_question(config):
@@ -53,7 +44,7 @@ def test_reward(config, completion, reward):
 
 def test_more_problems_than_there_are_is_an_error():
     with pytest.raises(ValueError, match="asked for size=4000"):
-        import_tasks().train_rows(size=4000)
+        module_of(EXAMPLE / "tasks.py").train_rows(size=4000)
 
 
 def request(completion: str, answer: str) -> GradeRequest:

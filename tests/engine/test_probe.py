@@ -24,16 +24,13 @@ def test_an_engine_answers_itself_and_drafts_change_nothing(engine: MiniEngine) 
     assert not drafts_differ(engine, loose=False)
 
 
-@pytest.mark.parametrize("loose", [False, True])
-def test_other_responses_are_found(engine: MiniEngine, loose: bool) -> None:
+@pytest.mark.parametrize(("loose", "nats"), [(False, 0.01), (True, 0.05), (True, 0.5)])
+def test_other_responses_and_log_probabilities_are_found(
+    engine: MiniEngine, loose: bool, nats: float
+) -> None:
     first = answers(engine)
     others = [replace(each, tokens=each.tokens[::-1].copy()) for each in first]
     assert differ(first, others, loose=loose)
-
-
-@pytest.mark.parametrize(("loose", "nats"), [(False, 0.01), (True, 0.05), (True, 0.5)])
-def test_other_log_probabilities_are_found(engine: MiniEngine, loose: bool, nats: float) -> None:
-    first = answers(engine)
     others = [replace(each, logprobs=each.logprobs - nats) for each in first]
     assert "nats" in differ(first, others, loose=loose)
 

@@ -80,14 +80,11 @@ def test_trl_s_environment_may_have_nothing_to_say() -> None:
     assert play(episode) == (Opening(), None)
 
 
-@pytest.mark.parametrize("said", [7, ["text"]])
-def test_trl_s_reset_gives_text(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_trainers.Counter, "reset", lambda self, **row: said)
-    with pytest.raises(EpisodeError, match=f"reset returned {type(said).__name__}, not text"):
-        play(lambda: trl()[1].reset(ROW))
-
-
-def test_a_reward_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_s_reset_gives_text_and_its_reward_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in (7, ["text"]):
+        monkeypatch.setattr(other_trainers.Counter, "reset", lambda self, said=said, **row: said)
+        with pytest.raises(EpisodeError, match=f"reset returned {type(said).__name__}, not text"):
+            play(lambda: trl()[1].reset(ROW))
     monkeypatch.setattr(other_trainers.Counter, "get_reward", lambda self: "much")
     with pytest.raises(EpisodeError, match="what get_reward returned is 'much', not a number"):
         play(lambda: trl()[1].final_reward())

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -38,46 +39,38 @@ def pid_of(opening: Opening) -> int:
     return int(opening.prompt[0]["content"])
 
 
-def test_a_program_that_waits_for_the_model_is_told_that_the_episode_is_over(
-    tmp_path: Path,
+WAITS = """
+    status, text = post({{"messages": [user(str(os.getpid()))]}})
+    open({told!r}, "w").write(f"{{status}} {{text}}")
+    sys.exit(1)
+"""
+GOES_ON = """
+    import signal, time
+    def end(number, frame):
+        open({told!r}, "w").write("SIGTERM")
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end)
+    try:
+        ask([user(str(os.getpid()))])
+    except SystemExit:
+        pass
+    while True:
+        time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "words"), [(WAITS, "410 .*the episode is over.*"), (GOES_ON, "SIGTERM")]
+)
+def test_a_program_is_told_that_the_episode_is_over(
+    tmp_path: Path, program: str, words: str
 ) -> None:
-    program = f"""
-        status, text = post({{"messages": [user(str(os.getpid()))]}})
-        open({str(tmp_path / "told")!r}, "w").write(f"{{status}} {{text}}")
-        sys.exit(1)
-    """
-
     async def talk(environment: AgentEnvironment) -> int:
         return pid_of(await environment.reset({}))
 
-    pid = run(write(tmp_path, program), talk)
-    assert not alive(pid)
-    told = (tmp_path / "told").read_text()
-    assert told.startswith("410 ")
-    assert "the episode is over" in told
-
-
-def test_a_program_that_goes_on_is_told_to_end(tmp_path: Path) -> None:
-    program = f"""
-        import signal, time
-        def end(number, frame):
-            open({str(tmp_path / "told")!r}, "w").write("SIGTERM")
-            os._exit(0)
-        signal.signal(signal.SIGTERM, end)
-        try:
-            ask([user(str(os.getpid()))])
-        except SystemExit:
-            pass
-        while True:
-            time.sleep(1000)
-    """
-
-    async def talk(environment: AgentEnvironment) -> int:
-        return pid_of(await environment.reset({}))
-
-    pid = run(write(tmp_path, program), talk)
-    assert not alive(pid)
-    assert (tmp_path / "told").read_text() == "SIGTERM"
+    told = tmp_path / "told"
+    assert not alive(run(write(tmp_path, program.format(told=str(told))), talk))
+    assert re.fullmatch(words, told.read_text(), re.DOTALL)
 
 
 def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:

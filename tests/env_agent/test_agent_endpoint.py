@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 from collections import Counter
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -17,10 +18,24 @@ from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.processes.children import allow_files
 
 
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Endpoint, int]]:
+    """An endpoint and its port."""
+    endpoint = Endpoint()
+    await endpoint.open()
+    try:
+        yield endpoint, port_of(endpoint)
+    finally:
+        await endpoint.close()
+
+
+def port_of(endpoint: Endpoint) -> int:
+    return int(endpoint.url.split(":")[2].split("/")[0])
+
+
 async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]:
     """The status and the error of a response; the connection stays open for the next request."""
-    port = int(endpoint.url.split(":")[2].split("/")[0])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(endpoint))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     async with asyncio.timeout(10.0):
@@ -37,8 +52,8 @@ async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "the body is no JSON: 'utf-8'"),
-        (b'{"messages": [{"role": "user", "caf\xe9": "x"}]}', "the body is no JSON: 'utf-8'"),
+        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "the body is no JSON: "),
+        (b'{"messages": [{"role": "user", "caf\xe9": "x"}]}', "the body is no JSON: "),
         (b"\xff", "the body is no JSON: "),
         (b'{"messages": [', "the body is no JSON: "),
         (b"[" * 100_000, "the body is nested too deep"),
@@ -49,25 +64,18 @@ def test_a_body_that_cannot_be_read_is_refused_and_the_session_goes_on(
     body: bytes, why: str
 ) -> None:
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        try:
+        async with opened() as (endpoint, _):
             key, session = endpoint.begin()
             status, said = await answered(endpoint, key, body)
             assert (status, session.take()) == (400, None)
             assert said.startswith(why)
-        finally:
-            await endpoint.close()
 
     asyncio.run(talk())
 
 
 def test_nothing_is_read_of_who_has_no_key() -> None:
     async def refused() -> bytes:
-        endpoint = Endpoint()
-        await endpoint.open()
-        try:
-            port = int(endpoint.url.split(":")[2].split("/")[0])
+        async with opened() as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             head = "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer sk-guessed\r\n"
             writer.write(f"{head}Content-Length: 30000000\r\n\r\n".encode())
@@ -75,8 +83,6 @@ def test_nothing_is_read_of_who_has_no_key() -> None:
                 said = await reader.read()  # to its end: the connection is closed
             writer.close()
             return said
-        finally:
-            await endpoint.close()
 
     assert asyncio.run(refused()).startswith(b"HTTP/1.1 401 ")
 
@@ -91,11 +97,8 @@ def test_strangers_keep_no_program_out() -> None:
     allow_files(5000)  # both ends are here
 
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        port = int(endpoint.url.split(":")[2].split("/")[0])
         ends = []
-        try:
+        async with opened() as (endpoint, port):
             for number in range(2000):
                 ends.append(await asyncio.open_connection("127.0.0.1", port))
                 if number % 100 == 0:
@@ -105,10 +108,8 @@ def test_strangers_keep_no_program_out() -> None:
                     assert await ends[0][0].read() == b""  # it had to make way
             assert len(endpoint._places) < 100
             assert await refused(endpoint) == "the body is no JSON object"
-        finally:
             for _, writer in ends:
                 writer.close()
-            await endpoint.close()
 
     asyncio.run(talk())
 
@@ -117,37 +118,31 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(http, "_HEAD_S", 0.05)
 
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        port = int(endpoint.url.split(":")[2].split("/")[0])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
-        async with asyncio.timeout(10.0):
-            with suppress(ConnectionError):
-                assert await reader.read() == b""
-        writer.close()
-        await endpoint.close()
+        async with opened() as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
+            async with asyncio.timeout(10.0):
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
 
     asyncio.run(talk())
 
 
 def test_what_a_program_has_left_ends_with_its_session() -> None:
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        key, _ = endpoint.begin()
-        port = int(endpoint.url.split(":")[2].split("/")[0])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n"
-        writer.write(head.encode())
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        endpoint.end(key)
-        async with asyncio.timeout(10.0):
-            with suppress(ConnectionError):
-                await reader.read()
-        assert not len(endpoint._places)
-        writer.close()
-        await endpoint.close()
+        async with opened() as (endpoint, port):
+            key, _ = endpoint.begin()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n"
+            writer.write(head.encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            endpoint.end(key)
+            async with asyncio.timeout(10.0):
+                with suppress(ConnectionError):
+                    await reader.read()
+            assert not len(endpoint._places)
+            writer.close()
 
     asyncio.run(talk())
 
@@ -159,13 +154,11 @@ def test_what_fails_in_an_answer_ends_that_request_only(
         raise KeyError("ours")
 
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        with monkeypatch.context() as patched:
-            patched.setattr(endpoint_module, "_body", broken)
-            assert (await refused(endpoint)).startswith("this request could not be answered")
-        assert await refused(endpoint) == "the body is no JSON object"
-        await endpoint.close()
+        async with opened() as (endpoint, _):
+            with monkeypatch.context() as patched:
+                patched.setattr(endpoint_module, "_body", broken)
+                assert (await refused(endpoint)).startswith("this request could not be answered")
+            assert await refused(endpoint) == "the body is no JSON object"
 
     asyncio.run(talk())
     assert "KeyError: 'ours'" in caplog.text
@@ -213,29 +206,26 @@ def test_requests_of_any_kind(seed: int, count: int, caplog: pytest.LogCaptureFi
     rng, statuses = random.Random(seed), Counter[bytes]()
 
     async def talk() -> None:
-        endpoint = Endpoint()
-        await endpoint.open()
-        port = int(endpoint.url.split(":")[2].split("/")[0])
-        other, quiet = endpoint.begin()
-        for _ in range(count):
-            key, session = endpoint.begin()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(fuzzed(rng, key))
-            reading = asyncio.create_task(reader.read(65536))
-            for _ in range(5):  # a torn one waits for its end
-                await asyncio.wait({reading}, timeout=0.002)
-                if session.take() is not None:
-                    session.answer({"role": "assistant", "content": "42"})
-                    async with asyncio.timeout(10.0):
-                        await reading
-            writer.close()
-            async with asyncio.timeout(10.0):
-                await asyncio.wait({reading})
-            statuses[reading.result()[9:12] if not reading.exception() else b""] += 1
-            endpoint.end(key)
-            assert not quiet.waiting
-        assert await answered(endpoint, other, b"[]") == (400, "the body is no JSON object")
-        await endpoint.close()
+        async with opened() as (endpoint, port):
+            other, quiet = endpoint.begin()
+            for _ in range(count):
+                key, session = endpoint.begin()
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(fuzzed(rng, key))
+                reading = asyncio.create_task(reader.read(65536))
+                for _ in range(5):  # a torn one waits for its end
+                    await asyncio.wait({reading}, timeout=0.002)
+                    if session.take() is not None:
+                        session.answer({"role": "assistant", "content": "42"})
+                        async with asyncio.timeout(10.0):
+                            await reading
+                writer.close()
+                async with asyncio.timeout(10.0):
+                    await asyncio.wait({reading})
+                statuses[reading.result()[9:12] if not reading.exception() else b""] += 1
+                endpoint.end(key)
+                assert not quiet.waiting
+            assert await answered(endpoint, other, b"[]") == (400, "the body is no JSON object")
 
     asyncio.run(talk())
     print(f"\nseed {seed}: {count} requests of agents' programs: {dict(statuses)}")

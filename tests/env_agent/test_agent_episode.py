@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,26 @@ from agent_programs import descriptors, opened, reply, run, write
 from rollpacker.config import EnvironmentConfig
 from rollpacker.env.agent.environment import AgentEnvironment
 from rollpacker.env.agent.factory import AgentFactory
-from rollpacker.env.base import Environment, EpisodeError, Turn
+from rollpacker.env.base import Environment, EpisodeError, Message, Opening, Turn
 from waiting import alive, soon
 
 ROW = {"question": "6 * 7?", "answer": "42", "odd": "é\n\u2028"}
 TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}}
+
+
+async def opening_of(environment: AgentEnvironment) -> Opening:
+    return await environment.reset(ROW)
+
+
+def after(said: Message) -> Callable[[AgentEnvironment], Awaitable[Turn]]:
+    """The turn behind the first reply."""
+
+    async def talk(environment: AgentEnvironment) -> Turn:
+        await environment.reset(ROW)
+        return await environment.step(said)
+
+    return talk
+
 
 CALCULATOR = """
     TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object"}}}
@@ -59,20 +75,13 @@ def test_the_row_comes_as_one_line_and_then_the_end(tmp_path: Path) -> None:
         ask([user(json.dumps(ROW))])
     """
 
-    async def talk(environment: AgentEnvironment) -> Any:
-        return await environment.reset(ROW)
-
-    opening = run(write(tmp_path, program), talk)
+    opening = run(write(tmp_path, program), opening_of)
     assert json.loads(opening.prompt[0]["content"]) == ROW
 
 
 def test_a_program_without_a_reward_has_none(tmp_path: Path) -> None:
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("42"))
-
     program = 'ask([user("x")]); print("done"); print("{not json")'
-    assert run(write(tmp_path, program), talk) == Turn(done=True)
+    assert run(write(tmp_path, program), after(reply("42"))) == Turn(done=True)
 
 
 def test_a_refused_request_leaves_the_episode_as_it_was(tmp_path: Path) -> None:
@@ -100,16 +109,6 @@ def test_a_refused_request_leaves_the_episode_as_it_was(tmp_path: Path) -> None:
     assert (last.done, last.reward) == (True, 3.0)
 
 
-def test_a_program_that_dies_of_a_refusal_says_so(tmp_path: Path) -> None:
-    async def talk(environment: AgentEnvironment) -> None:
-        await environment.reset(ROW)
-        await environment.step(reply("1"))
-
-    program = 'ask([user("a")]); ask([user("b"), user("c")])'
-    with pytest.raises(EpisodeError, match=r"program\.py exited with code 1: 400 messages\[0\]"):
-        run(write(tmp_path, program)[-1:], talk)
-
-
 def test_two_requests_at_once(tmp_path: Path) -> None:
     program = """
         first = begin({"messages": [user("a")]})
@@ -119,11 +118,7 @@ def test_two_requests_at_once(tmp_path: Path) -> None:
         reward(json.loads(text)["choices"][0]["message"]["content"] == "1", second=second)
     """
 
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("1"))
-
-    turn = run(write(tmp_path, program), talk)
+    turn = run(write(tmp_path, program), after(reply("1")))
     assert (turn.reward, turn.metrics) == (1.0, {"second": 400.0})
 
 
@@ -158,20 +153,15 @@ def test_clients_of_openai_say_that_they_ask_again(tmp_path: Path) -> None:
         reward(texts[0] == texts[1], branch=branch[0])
     """
 
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("1"))
-
-    turn = run(write(tmp_path, program), talk)
+    turn = run(write(tmp_path, program), after(reply("1")))
     assert (turn.reward, turn.metrics) == (1.0, {"branch": 400.0})
 
 
 def test_calls_are_not_counted_where_the_program_takes_none(tmp_path: Path) -> None:
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("", ("calculate", {}), bad=1))
-
-    turn = run(write(tmp_path, 'reward(len(ask([user("a")])["content"]) > 5)'), talk)
+    turn = run(
+        write(tmp_path, 'reward(len(ask([user("a")])["content"]) > 5)'),
+        after(reply("", ("calculate", {}), bad=1)),
+    )
     assert turn == Turn(done=True, reward=1.0)
 
 
@@ -193,11 +183,7 @@ def test_streams_have_the_whole_reply_in_a_chunk(tmp_path: Path) -> None:
         reward(first["delta"]["content"] == "I call.")
     """
 
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("I call.", ("f", {"x": 1})))
-
-    assert run(write(tmp_path, program), talk).reward == 1.0
+    assert run(write(tmp_path, program), after(reply("I call.", ("f", {"x": 1})))).reward == 1.0
 
 
 def test_other_paths_and_keys(tmp_path: Path) -> None:
@@ -218,10 +204,7 @@ def test_other_paths_and_keys(tmp_path: Path) -> None:
         ask([user("b")])
     """
 
-    async def talk(environment: AgentEnvironment) -> Any:
-        return await environment.reset(ROW)
-
-    assert run(write(tmp_path, program), talk).prompt == [{"role": "user", "content": "b"}]
+    assert run(write(tmp_path, program), opening_of).prompt == [{"role": "user", "content": "b"}]
 
 
 def test_sessions_are_apart(tmp_path: Path) -> None:
@@ -249,22 +232,22 @@ def test_sessions_are_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_ends_before_it_asks_fails(tmp_path: Path, program: str, why: str) -> None:
-    async def talk(environment: AgentEnvironment) -> None:
-        await environment.reset(ROW)
-
     with pytest.raises(EpisodeError, match=why):
-        run(write(tmp_path, program), talk)
+        run(write(tmp_path, program), opening_of)
 
 
-@pytest.mark.parametrize("cause", ["raise KeyError(3)", "os.kill(os.getpid(), 9)"])
-def test_a_program_that_ends_badly_fails(tmp_path: Path, cause: str) -> None:
-    async def talk(environment: AgentEnvironment) -> None:
-        await environment.reset(ROW)
-        await environment.step(reply("1"))
-
+@pytest.mark.parametrize(
+    ("cause", "why"),
+    [
+        ("raise KeyError(3)", "KeyError: 3"),
+        ("os.kill(os.getpid(), 9)", "killed by signal 9"),
+        ('ask([user("b"), user("c")])', r"program\.py exited with code 1: 400 messages\[0\]"),
+    ],
+)
+def test_a_program_that_ends_badly_fails(tmp_path: Path, cause: str, why: str) -> None:
     program = f'ask([user("a")]); reward(1); {cause}'
-    with pytest.raises(EpisodeError, match=r"KeyError: 3|killed by signal 9"):
-        run(write(tmp_path, program), talk)
+    with pytest.raises(EpisodeError, match=why):
+        run(write(tmp_path, program), after(reply("1")))
 
 
 def test_a_program_that_somebody_kills_while_the_model_samples(tmp_path: Path) -> None:
@@ -291,11 +274,7 @@ def test_megabytes_of_output_are_read_and_forgotten(tmp_path: Path) -> None:
         sys.stdout.write("more")
     """
 
-    async def talk(environment: AgentEnvironment) -> Turn:
-        await environment.reset(ROW)
-        return await environment.step(reply("1"))
-
-    assert run(write(tmp_path, program), talk) == Turn(done=True, reward=1.0)
+    assert run(write(tmp_path, program), after(reply("1"))) == Turn(done=True, reward=1.0)
 
 
 def test_what_a_program_leaves_behind_ends_with_it_and_holds_nothing_up(tmp_path: Path) -> None:
@@ -333,12 +312,9 @@ def test_the_program_has_what_clients_need_and_no_proxy(
     monkeypatch.setenv("HF_TOKEN", "hf_none_of_its_business")
     names = ["OPENAI_BASE_URL", "OPENAI_API_KEY", "NO_PROXY", "no_proxy", "MINE", "HF_TOKEN"]
 
-    async def talk(environment: AgentEnvironment) -> Any:
-        return await environment.reset(ROW)
-
     opening = run(
         write(tmp_path, f"ask([user(json.dumps([os.environ.get(n) for n in {names}]))])"),
-        talk,
+        opening_of,
         variables=["MINE"],
     )
     url, key, proxy, lower, mine, token = json.loads(opening.prompt[0]["content"])
@@ -359,11 +335,8 @@ def test_a_program_that_cannot_be_started_fails_its_episode(tmp_path: Path) -> N
     program.write_text("no program")
     program.chmod(0o755)
 
-    async def talk(environment: AgentEnvironment) -> None:
-        await environment.reset(ROW)
-
     with pytest.raises(EpisodeError, match=r"^program cannot be started: Exec format error$"):
-        run([str(program)], talk)
+        run([str(program)], opening_of)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +355,5 @@ def test_a_program_that_is_not_there_is_found_at_the_start(path: list[str], why:
 def test_a_python_file_runs_as_this_process_does(tmp_path: Path) -> None:
     path = write(tmp_path, 'ask([user(sys.executable + " " + sys.argv[1])])')[-1]
 
-    async def talk(environment: AgentEnvironment) -> Any:
-        return await environment.reset(ROW)
-
-    opening = run([path, "argument"], talk)
+    opening = run([path, "argument"], opening_of)
     assert opening.prompt[0]["content"] == f"{sys.executable} argument"

@@ -10,6 +10,7 @@ from agent_programs import reply
 
 from rollpacker.env.agent.server.http import RefusedError
 from rollpacker.env.agent.server.session import Session
+from rollpacker.env.base import Message
 
 USER = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -152,22 +153,19 @@ async def test_calls_are_given_as_calls_and_nothing_else_is_given() -> None:
     assert asked.reply.result() == wanted
 
 
-@pytest.mark.parametrize("more", [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        *((more, reply("", ("f", {}))) for more in ({}, {"tools": []})),
+        ({"tools": [TOOL], "tool_choice": "none"}, reply("", ("f", {}))),
+        ({"tools": [TOOL]}, reply("", bad=1)),
+    ],
+)
 @in_loop
-async def test_without_tools_calls_are_text(more: dict[str, Any]) -> None:
+async def test_calls_without_tools_or_sense_are_text(more: dict[str, Any], said: Message) -> None:
     session = Session()
     asked = ask(session, USER, **more)
-    said = reply("", ("f", {}))
-    assert not session.calling
-    session.answer(said)
-    assert asked.reply.result() == {"role": "assistant", "content": said["text"]}
-
-
-@in_loop
-async def test_calls_that_were_not_understood_are_text() -> None:
-    session = Session()
-    asked = ask(session, USER, tools=[TOOL])
-    said = reply("", bad=1)
+    assert session.calling is (more == {"tools": [TOOL]})
     session.answer(said)
     assert asked.reply.result() == {"role": "assistant", "content": said["text"]}
 

@@ -23,7 +23,8 @@ def cases(name):
 
 SLOW = r"\boxed{(a+b+c+d+e+f)^{60}}"
 RIGHT = read_table(__file__, "RIGHT")
-WRONG = read_table(__file__, "WRONG")
+DEGENERATE = (r"\boxed{" * 500, "(" * 3000, "\\boxed{" + "{" * 3000 + "5")
+WRONG = [*read_table(__file__, "WRONG"), *(("5", text) for text in DEGENERATE)]
 HOSTILE = [
     "__import__('os').system('touch {}')",
     r"\boxed{__import__('os').system('touch {}')}",
@@ -39,14 +40,11 @@ def score():
     return lambda gold, text: reward(text, {"answer": gold})
 
 
-@pytest.mark.parametrize(("gold", "text"), RIGHT)
-def test_right_answers(score, gold, text):
-    assert score(gold, text) == 1.0
-
-
-@pytest.mark.parametrize(("gold", "text"), WRONG)
-def test_wrong_answers(score, gold, text):
-    assert score(gold, text) == 0.0
+@pytest.mark.parametrize(
+    ("gold", "text", "worth"), [*((*row, 1.0) for row in RIGHT), *((*row, 0.0) for row in WRONG)]
+)
+def test_answers(score, gold, text, worth):
+    assert score(gold, text) == worth
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -54,11 +52,6 @@ def test_nothing_in_a_response_is_run(score, text, tmp_path):
     target = tmp_path / "run"
     assert score("5", text.replace("{}", str(target), 1)) == 0.0
     assert not target.exists()
-
-
-@pytest.mark.parametrize("text", [r"\boxed{" * 500, "(" * 3000, "\\boxed{" + "{" * 3000 + "5"])
-def test_degenerate_texts_are_wrong(score, text):
-    assert score("5", text) == 0.0
 
 
 def test_an_answer_that_takes_too_long_is_wrong_and_leaves_no_timer():

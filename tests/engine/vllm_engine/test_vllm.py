@@ -11,13 +11,6 @@ from rollpacker.config import MiniEngineConfig, ModelConfig, VllmEngineConfig
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("wide")
-    build("wide").config.save_pretrained(path)
-    return path
-
-
 def vllm(folder, **config):
     from rollpacker.engine.vllm import VllmEngine
 

@@ -29,13 +29,6 @@ EACH = [alone_in_group(each) for each in REQUESTS]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("wide")
-    build("wide").config.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def make(folder):
     def make(drafter=None, tokenizer=None, verifies=None, **config):
         from rollpacker.engine.vllm import VllmEngine

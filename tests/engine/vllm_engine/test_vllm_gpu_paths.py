@@ -21,13 +21,6 @@ pytestmark = pytest.mark.cluster
 EACH = [alone_in_group(ask(n, top_p=1.0, top_k=0)) for n in range(64)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("wide")
-    build("wide").config.save_pretrained(path)
-    return path
-
-
 @pytest.fixture
 def make(folder):
     from rollpacker.engine.vllm import VllmEngine

@@ -11,13 +11,6 @@ from rollpacker.engine.base import ALONE, Span
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("wide")
-    build("wide").config.save_pretrained(path)
-    return path
-
-
 @pytest.fixture
 def settings(folder):
     from rollpacker.engine.vllm.build import _settings

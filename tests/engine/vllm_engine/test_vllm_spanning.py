@@ -22,13 +22,6 @@ COUNT = 32
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("wide")
-    build("wide").config.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def pair(folder):
     pair = Pair()
     pair.build(folder, max_running=64, kv_tokens=32 * 128)

@@ -34,15 +34,6 @@ HERMES_TEXTS = {
     "behind the end of reasoning": (f"Add.\n</think>\n{HERMES}", "Add.\n</think>"),
 }
 
-
-@pytest.mark.parametrize("case", HERMES_TEXTS)
-def test_hermes_calls(case: str) -> None:
-    text, content = HERMES_TEXTS[case]
-    parsed = parse(text, "hermes")
-    assert parsed.calls == (ADD,)
-    assert parsed.content == content
-
-
 LLAMA3_TEXTS = {
     "alone": (LLAMA3, ""),
     "with the tag": (f"<|python_tag|>{LLAMA3}", ""),
@@ -53,10 +44,13 @@ LLAMA3_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("case", LLAMA3_TEXTS)
-def test_llama3_calls(case: str) -> None:
-    text, content = LLAMA3_TEXTS[case]
-    parsed = parse(text, "llama3")
+CASES = [("hermes", *each) for each in HERMES_TEXTS.values()]
+CASES += [("llama3", *each) for each in LLAMA3_TEXTS.values()]
+
+
+@pytest.mark.parametrize(("form", "text", "content"), CASES, ids=[*HERMES_TEXTS, *LLAMA3_TEXTS])
+def test_calls(form: CallFormat, text: str, content: str) -> None:
+    parsed = parse(text, form)
     assert parsed.calls == (ADD,)
     assert parsed.content == content
 

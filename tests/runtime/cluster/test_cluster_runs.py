@@ -61,15 +61,11 @@ def test_nodes_change_nothing(shop: Workshop, here: Path) -> None:
     assert digest(folder) == digest(here)
 
 
-def test_a_replica_may_span_nodes(shop: Workshop, here: Path) -> None:
-    folder, _ = struck(shop, Launcher(), "spanned", nothing, **SPANNED)
-    assert times_trained(folder) == ONCE
-    first = [row for row in kept_samples(folder) if row[0] == 0]
-    assert first == [row for row in kept_samples(here) if row[0] == 0]
-
-
-def test_replicas_of_two_nodes_reduce_over_the_network(shop: Workshop, here: Path) -> None:
-    folder, _ = struck(shop, Launcher(), "four", nothing, **FOUR)
+@pytest.mark.parametrize(("name", "layout"), [("spanned", SPANNED), ("four", FOUR)])
+def test_a_replica_may_span_nodes_and_two_reduce_over_the_network(
+    shop: Workshop, here: Path, name: str, layout: dict[str, Any]
+) -> None:
+    folder, _ = struck(shop, Launcher(), name, nothing, **layout)
     assert times_trained(folder) == ONCE
     first = [row for row in kept_samples(folder) if row[0] == 0]
     assert first == [row for row in kept_samples(here) if row[0] == 0]

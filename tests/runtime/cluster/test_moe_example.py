@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from runtime_jobs import (
     weights_digest,
 )
 
+from importing import module_of
 from rollpacker import config
 from rollpacker.config import ModelConfig
 from rollpacker.demo.model import EOS_ID
@@ -31,20 +31,10 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "moe"
 
 
-def small() -> Any:
-    """The example's module."""
-    spec = importlib.util.spec_from_file_location("moe_small", FOLDER / "small.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A family's model after a few supervised steps, by name."""
-    folder, example = tmp_path_factory.mktemp("models"), small()
+    folder, example = tmp_path_factory.mktemp("models"), module_of(FOLDER / "small.py")
 
     def made(family: str, steps: int = 10) -> Path:
         short = replace(example.recipe(family), steps=steps, problems=64, warmup_steps=2)
@@ -67,10 +57,10 @@ def job(model: Path, output: Path, mode: str = "exact", **changes: Any) -> dict[
 
 def test_a_family_that_it_does_not_know_is_said() -> None:
     with pytest.raises(ValueError, match="no family 'gpt': take one of qwen2, "):
-        small().recipe("gpt")
+        module_of(FOLDER / "small.py").recipe("gpt")
 
 
-@pytest.mark.parametrize("family", small().FAMILIES)
+@pytest.mark.parametrize("family", module_of(FOLDER / "small.py").FAMILIES)
 def test_its_models_are_as_small_as_the_demos(family: str, models: Any) -> None:
     model, tokenizer = load_model(ModelConfig(path=str(models(family, steps=2))), "cpu")
     assert model.config.model_type == family
@@ -86,7 +76,7 @@ def test_its_models_are_as_small_as_the_demos(family: str, models: Any) -> None:
     "family",
     [
         pytest.param(name, marks=() if name in ("qwen3_moe", "nemotron_h") else pytest.mark.slow)
-        for name in small().FAMILIES
+        for name in module_of(FOLDER / "small.py").FAMILIES
     ],
 )
 def test_sampler_and_trainer_agree_after_updates(family: str, models: Any, tmp_path: Path) -> None:

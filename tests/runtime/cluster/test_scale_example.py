@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 from runtime_jobs import metrics, run
 
+from importing import module_of
 from rollpacker import config
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "scale"
 
 
-def small() -> Any:
-    """The example's module."""
-    spec = importlib.util.spec_from_file_location("small", FOLDER / "small.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_its_reward_is_a_share_of_characters() -> None:
-    assert small().digits(["12a ", "", "7"]) == [0.5, 0.0, 1.0]
-    assert len({row["id"] for row in small().rows(64)}) == 64
+    assert module_of(FOLDER / "small.py").digits(["12a ", "", "7"]) == [0.5, 0.0, 1.0]
+    assert len({row["id"] for row in module_of(FOLDER / "small.py").rows(64)}) == 64
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_two_steps_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    small().write_model(tmp_path / "model")
+    module_of(FOLDER / "small.py").write_model(tmp_path / "model")
     given = [f"model.path={tmp_path / 'model'}", f"output={tmp_path / 'run'}", "steps=2"]
     folder, _ = run(config.load(FOLDER / "cpu-four.yaml", given))
     assert len(metrics(folder)) == 2

@@ -38,7 +38,7 @@ class Sleeping:
 
     def wait(self, seconds: float) -> None:
         try:
-            self.process.wait(seconds)
+            self.process.wait(min(seconds, 0.1))
         except subprocess.TimeoutExpired:
             return
 

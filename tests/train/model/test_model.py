@@ -179,14 +179,13 @@ def test_a_head_of_its_own_that_the_configuration_ties(family, rank, tmp_path, t
         )
 
 
-def test_a_missing_tokenizer_is_named(folder):
-    (folder / "tokenizer.json").unlink()
-    assert "no tokenizer" in _error(folder)
-
-
-def test_missing_weights_are_named(folder):
-    (folder / "model.safetensors").unlink()
-    assert "model.safetensors" in _error(folder)
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("tokenizer.json", "no tokenizer"), ("model.safetensors", "model.safetensors")],
+)
+def test_a_missing_file_is_named(folder, file, words):
+    (folder / file).unlink()
+    assert words in _error(folder)
 
 
 def test_positions_that_change_with_the_longest_sequence_are_refused(folder):

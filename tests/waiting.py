@@ -1,10 +1,11 @@
-"""The one way to wait in tests, and the processes whose end they wait for."""
+"""The one way to wait in tests, with an event loop or without, and who is waited for."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +25,16 @@ async def soon(true: Callable[[], T], within_s: float = 60.0, every_s: float = 0
         while not (found := true()):
             await asyncio.sleep(every_s)
     return found
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, in an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 def alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ from rollpacker.env.agent.server import endpoint as endpoint_module
 from rollpacker.env.agent.server import http
 from rollpacker.env.agent.server.endpoint import Endpoint
 from rollpacker.processes.children import allow_files
+from waiting import in_loop
 
 
 @asynccontextmanager
@@ -60,17 +61,15 @@ async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]
         (b"[]", "the body is no JSON object"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_refused_and_the_session_goes_on(
+@in_loop
+async def test_a_body_that_cannot_be_read_is_refused_and_the_session_goes_on(
     body: bytes, why: str
 ) -> None:
-    async def talk() -> None:
-        async with opened() as (endpoint, _):
-            key, session = endpoint.begin()
-            status, said = await answered(endpoint, key, body)
-            assert (status, session.take()) == (400, None)
-            assert said.startswith(why)
-
-    asyncio.run(talk())
+    async with opened() as (endpoint, _):
+        key, session = endpoint.begin()
+        status, said = await answered(endpoint, key, body)
+        assert (status, session.take()) == (400, None)
+        assert said.startswith(why)
 
 
 def test_nothing_is_read_of_who_has_no_key() -> None:
@@ -93,58 +92,50 @@ async def refused(endpoint: Endpoint) -> str:
     return (await answered(endpoint, key, b"[]"))[1]
 
 
-def test_strangers_keep_no_program_out() -> None:
+@in_loop
+async def test_strangers_keep_no_program_out() -> None:
     allow_files(5000)  # both ends are here
-
-    async def talk() -> None:
-        ends = []
-        async with opened() as (endpoint, port):
-            for number in range(2000):
-                ends.append(await asyncio.open_connection("127.0.0.1", port))
-                if number % 100 == 0:
-                    assert await refused(endpoint) == "the body is no JSON object"
-            async with asyncio.timeout(10.0):
-                with suppress(ConnectionError):
-                    assert await ends[0][0].read() == b""  # it had to make way
-            assert len(endpoint._places) < 100
-            assert await refused(endpoint) == "the body is no JSON object"
-            for _, writer in ends:
-                writer.close()
-
-    asyncio.run(talk())
+    ends = []
+    async with opened() as (endpoint, port):
+        for number in range(2000):
+            ends.append(await asyncio.open_connection("127.0.0.1", port))
+            if number % 100 == 0:
+                assert await refused(endpoint) == "the body is no JSON object"
+        async with asyncio.timeout(10.0):
+            with suppress(ConnectionError):
+                assert await ends[0][0].read() == b""  # it had to make way
+        assert len(endpoint._places) < 100
+        assert await refused(endpoint) == "the body is no JSON object"
+        for _, writer in ends:
+            writer.close()
 
 
-def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_HEAD_S", 0.05)
-
-    async def talk() -> None:
-        async with opened() as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
-            async with asyncio.timeout(10.0):
-                with suppress(ConnectionError):
-                    assert await reader.read() == b""
-            writer.close()
-
-    asyncio.run(talk())
+    async with opened() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        async with asyncio.timeout(10.0):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
 
 
-def test_what_a_program_has_left_ends_with_its_session() -> None:
-    async def talk() -> None:
-        async with opened() as (endpoint, port):
-            key, _ = endpoint.begin()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            head = f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n"
-            writer.write(head.encode())
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            endpoint.end(key)
-            async with asyncio.timeout(10.0):
-                with suppress(ConnectionError):
-                    await reader.read()
-            assert not len(endpoint._places)
-            writer.close()
-
-    asyncio.run(talk())
+@in_loop
+async def test_what_a_program_has_left_ends_with_its_session() -> None:
+    async with opened() as (endpoint, port):
+        key, _ = endpoint.begin()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n"
+        writer.write(head.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        endpoint.end(key)
+        async with asyncio.timeout(10.0):
+            with suppress(ConnectionError):
+                await reader.read()
+        assert not len(endpoint._places)
+        writer.close()
 
 
 def test_what_fails_in_an_answer_ends_that_request_only(

@@ -1,8 +1,5 @@
 """A session's requests, without a program."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -11,18 +8,11 @@ from agent_programs import reply
 from rollpacker.env.agent.server.http import RefusedError
 from rollpacker.env.agent.server.session import Session
 from rollpacker.env.base import Message
+from waiting import in_loop
 
 USER = {"role": "user", "content": "Why?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 OTHER = {"type": "function", "function": {"name": "g", "parameters": {}}}
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def ask(session: Session, *messages: Any, **more: Any) -> Any:

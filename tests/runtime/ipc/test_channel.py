@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.runtime.ipc.link import HEAD, Link, Wire, encode
+from waiting import in_loop
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
@@ -76,28 +77,25 @@ async def ends(pair: Pair) -> AsyncIterator[Ends]:
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_long_messages_in_both_directions_at_once_arrive(pair: Pair) -> None:
+@in_loop
+async def test_long_messages_in_both_directions_at_once_arrive(pair: Pair) -> None:
     long = np.arange(1 << 20)
     said: list[Any] = []
-
-    async def main() -> None:
-        async with ends(pair) as both:
-            sender = Thread(target=lambda: [both.wire.send((n, long)) for n in range(4)])
-            sender.start()
-            for n in range(4):
-                both.link.send((n, long))
-            # The worker reads only when it has said everything.
-            reader = Thread(target=lambda: said.extend(both.wire.recv() for _ in range(4)))
-            await both.until(lambda: len(both.heard) == 4)
-            sender.join(5)
-            reader.start()
-            while reader.is_alive():
-                await asyncio.sleep(0.01)
-            for heard in (said, both.heard):
-                assert [n for n, _ in heard] == [0, 1, 2, 3]
-                assert all((array == long).all() for _, array in heard)
-
-    asyncio.run(main())
+    async with ends(pair) as both:
+        sender = Thread(target=lambda: [both.wire.send((n, long)) for n in range(4)])
+        sender.start()
+        for n in range(4):
+            both.link.send((n, long))
+        # The worker reads only when it has said everything.
+        reader = Thread(target=lambda: said.extend(both.wire.recv() for _ in range(4)))
+        await both.until(lambda: len(both.heard) == 4)
+        sender.join(5)
+        reader.start()
+        while reader.is_alive():
+            await asyncio.sleep(0.01)
+        for heard in (said, both.heard):
+            assert [n for n, _ in heard] == [0, 1, 2, 3]
+            assert all((array == long).all() for _, array in heard)
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,49 +103,44 @@ def test_long_messages_in_both_directions_at_once_arrive(pair: Pair) -> None:
     sizes=st.lists(st.sampled_from([0, 1, 30, 5_000, 65_530, 70_000, 300_000]), max_size=12),
     cuts=st.lists(st.integers(1, 100_000), max_size=12),
 )
-def test_messages_arrive_whole_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
+@in_loop
+async def test_messages_arrive_whole_however_they_are_cut(
+    sizes: list[int], cuts: list[int]
+) -> None:
     messages = [(n, bytes(size)) for n, size in enumerate(sizes)]
     data = b"".join(HEAD.pack(len(e)) + bytes(e) for e in map(encode, messages))
-
-    async def main() -> None:
-        async with ends(socket.socketpair) as both:
-            both.raw.setblocking(False)
-            loop, start = asyncio.get_running_loop(), 0
-            for cut in [*cuts, len(data)]:
-                await loop.sock_sendall(both.raw, data[start : start + cut])
-                start += cut
-                await asyncio.sleep(0)
-            await both.until(lambda: len(both.heard) == len(messages))
-            assert both.heard == messages
-
-    asyncio.run(main())
+    async with ends(socket.socketpair) as both:
+        both.raw.setblocking(False)
+        loop, start = asyncio.get_running_loop(), 0
+        for cut in [*cuts, len(data)]:
+            await loop.sock_sendall(both.raw, data[start : start + cut])
+            start += cut
+            await asyncio.sleep(0)
+        await both.until(lambda: len(both.heard) == len(messages))
+        assert both.heard == messages
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_the_end_of_the_other_side_is_told_once_and_after_what_it_said(pair: Pair) -> None:
-    async def main() -> None:
-        async with ends(pair) as both:
-            both.wire.send("last words")
-            both.wire.close()
-            await both.until(lambda: both.gone)
-            assert both.heard == ["last words"]
-            both.link.send("to nobody")
-            both.link.sever()
-            assert both.gone == 1
-
-    asyncio.run(main())
+@in_loop
+async def test_the_end_of_the_other_side_is_told_once_and_after_what_it_said(pair: Pair) -> None:
+    async with ends(pair) as both:
+        both.wire.send("last words")
+        both.wire.close()
+        await both.until(lambda: both.gone)
+        assert both.heard == ["last words"]
+        both.link.send("to nobody")
+        both.link.sever()
+        assert both.gone == 1
 
 
-def test_an_end_within_a_message_is_an_end() -> None:
-    async def main() -> None:
-        async with ends(socket.socketpair) as both:
-            both.raw.sendall(HEAD.pack(1000) + b"half")
-            both.wire.close()
-            await both.until(lambda: both.gone)
-            assert not both.heard
-            assert both.signs
-
-    asyncio.run(main())
+@in_loop
+async def test_an_end_within_a_message_is_an_end() -> None:
+    async with ends(socket.socketpair) as both:
+        both.raw.sendall(HEAD.pack(1000) + b"half")
+        both.wire.close()
+        await both.until(lambda: both.gone)
+        assert not both.heard
+        assert both.signs
 
 
 def test_a_worker_learns_that_its_driver_has_gone() -> None:
@@ -162,24 +155,22 @@ def test_a_worker_learns_that_its_driver_has_gone() -> None:
     wire.close()
 
 
-def test_a_listener_may_close_the_link_between_two_messages() -> None:
-    async def main() -> None:
-        both = Ends(socket.socketpair)
-        heard: list[int] = []
+@in_loop
+async def test_a_listener_may_close_the_link_between_two_messages() -> None:
+    both = Ends(socket.socketpair)
+    heard: list[int] = []
 
-        def hear(message: int) -> None:
-            heard.append(message)
-            both.link.close()
+    def hear(message: int) -> None:
+        heard.append(message)
+        both.link.close()
 
-        for n in range(3):
-            both.wire.send(n)
-        both.link.open(asyncio.get_running_loop(), hear, both._lose)
-        await asyncio.sleep(0.05)
-        assert heard == [0]
-        assert not both.gone
-        both.wire.close()
-
-    asyncio.run(main())
+    for n in range(3):
+        both.wire.send(n)
+    both.link.open(asyncio.get_running_loop(), hear, both._lose)
+    await asyncio.sleep(0.05)
+    assert heard == [0]
+    assert not both.gone
+    both.wire.close()
 
 
 _FROZEN = """
@@ -191,21 +182,19 @@ while end.recv(1 << 16):
 """
 
 
-def test_a_frozen_reader_keeps_nobody_waiting() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-S", "-c", _FROZEN, str(theirs.fileno())]
-        with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as reader:
-            theirs.close()
-            assert ours.recv(1) == b"!"
-            os.kill(reader.pid, signal.SIGSTOP)
-            link = Link(ours)
-            gone = asyncio.Event()
-            link.open(asyncio.get_running_loop(), lambda _: None, gone.set)
-            for _ in range(8):
-                link.send(bytes(1 << 20))
-            await asyncio.sleep(0)  # not one of them waited
-            reader.kill()
-            await asyncio.wait_for(gone.wait(), 10)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_frozen_reader_keeps_nobody_waiting() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-S", "-c", _FROZEN, str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as reader:
+        theirs.close()
+        assert ours.recv(1) == b"!"
+        os.kill(reader.pid, signal.SIGSTOP)
+        link = Link(ours)
+        gone = asyncio.Event()
+        link.open(asyncio.get_running_loop(), lambda _: None, gone.set)
+        for _ in range(8):
+            link.send(bytes(1 << 20))
+        await asyncio.sleep(0)  # not one of them waited
+        reader.kill()
+        await asyncio.wait_for(gone.wait(), 10)

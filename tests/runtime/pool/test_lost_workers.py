@@ -16,7 +16,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.pool.topology import Loss
-from waiting import soon
+from waiting import in_loop, soon
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 LONG = requests(4, 150, forced=True)
@@ -44,79 +44,71 @@ async def goes_on(heard: Heard, engine: int, first: int) -> None:
 
 
 @pytest.mark.wide
-def test_engines_and_replicas_of_their_own_are_lost_alone(shop: Workshop) -> None:
-    async def main() -> None:
-        async with pool_of(shop, **SEPARATE) as heard:
-            assert told(await heard.lose(0, KILL)) == ((0,), ())
-            decode(heard, 2, LONG)
-            for worker in (1, 2, 4):
-                os.kill(heard.pids[worker], STOP)
-            await heard.until(lambda: len(heard.losses) == 4)
-            frozen = sorted(map(told, heard.losses[1:]))
-            assert frozen == [((), (0,)), ((1,), ()), ((2,), ())]
-            await goes_on(heard, 3, 100)
-            assert heard.pool.replicas == (1,)
-            decode(heard, 3, LONG)
-            assert told(await heard.lose(3, KILL)) == ((3,), ())
-            assert told(await heard.lose(5, KILL)) == ((), (1,))
-            assert [loss.text.partition(": ")[2] for loss in heard.losses] == [
-                "exit code -9",
-                *["it gave no sign of life"] * 3,
-                *["exit code -9"] * 2,
-            ]
-
-    asyncio.run(main())
+@in_loop
+async def test_engines_and_replicas_of_their_own_are_lost_alone(shop: Workshop) -> None:
+    async with pool_of(shop, **SEPARATE) as heard:
+        assert told(await heard.lose(0, KILL)) == ((0,), ())
+        decode(heard, 2, LONG)
+        for worker in (1, 2, 4):
+            os.kill(heard.pids[worker], STOP)
+        await heard.until(lambda: len(heard.losses) == 4)
+        frozen = sorted(map(told, heard.losses[1:]))
+        assert frozen == [((), (0,)), ((1,), ()), ((2,), ())]
+        await goes_on(heard, 3, 100)
+        assert heard.pool.replicas == (1,)
+        decode(heard, 3, LONG)
+        assert told(await heard.lose(3, KILL)) == ((3,), ())
+        assert told(await heard.lose(5, KILL)) == ((), (1,))
+        assert [loss.text.partition(": ")[2] for loss in heard.losses] == [
+            "exit code -9",
+            *["it gave no sign of life"] * 3,
+            *["exit code -9"] * 2,
+        ]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("by", [KILL, pytest.param(STOP, marks=pytest.mark.slow)])
-def test_a_replica_that_shares_is_lost_and_another_one_shares(shop: Workshop, by: int) -> None:
-    async def main() -> None:
-        async with pool_of(shop, **SEPARATE) as heard:
-            os.kill(heard.pids[4], STOP)
-            assert heard.pool.share() == 0
-            assert told(await heard.lose(4, signal.Signals(by))) == ((), (0,))
-            assert heard.pool.share() == 1
-            await heard.until(lambda: heard.count(msg.Shared))
-            ((who, report),) = [pair for pair in heard.said if isinstance(pair[1], msg.Shared)]
-            assert who == 1
-            assert isinstance(report, msg.Shared)
-            assert report.weights is not None
-            heard.pool.load_weights(1, {0: report.weights})
-            await heard.until(lambda: heard.count(msg.WeightsLoaded) == 4)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_replica_that_shares_is_lost_and_another_one_shares(
+    shop: Workshop, by: int
+) -> None:
+    async with pool_of(shop, **SEPARATE) as heard:
+        os.kill(heard.pids[4], STOP)
+        assert heard.pool.share() == 0
+        assert told(await heard.lose(4, signal.Signals(by))) == ((), (0,))
+        assert heard.pool.share() == 1
+        await heard.until(lambda: heard.count(msg.Shared))
+        ((who, report),) = [pair for pair in heard.said if isinstance(pair[1], msg.Shared)]
+        assert who == 1
+        assert isinstance(report, msg.Shared)
+        assert report.weights is not None
+        heard.pool.load_weights(1, {0: report.weights})
+        await heard.until(lambda: heard.count(msg.WeightsLoaded) == 4)
 
 
 @pytest.mark.wide
-def test_a_shard_takes_its_replica_along_and_no_other(shop: Workshop) -> None:
+@in_loop
+async def test_a_shard_takes_its_replica_along_and_no_other(shop: Workshop) -> None:
     settings: dict[str, Any] = FOUR | {
         "devices": CPU | {"per_node": 6, "layout": "separate", "training": 4}
     }
-
-    async def main() -> None:
-        async with pool_of(shop, **settings) as heard:
-            assert told(await heard.lose(3, KILL)) == ((), (0,))
-            assert heard.pool.replicas == (1,)
-            assert told(await heard.lose(4, STOP)) == ((), (1,))
-            await goes_on(heard, 1, 0)
-
-    asyncio.run(main())
+    async with pool_of(shop, **settings) as heard:
+        assert told(await heard.lose(3, KILL)) == ((), (0,))
+        assert heard.pool.replicas == (1,)
+        assert told(await heard.lose(4, STOP)) == ((), (1,))
+        await goes_on(heard, 1, 0)
 
 
-def test_a_frozen_worker_does_not_freeze_who_writes_to_it(shop: Workshop) -> None:
+@in_loop
+async def test_a_frozen_worker_does_not_freeze_who_writes_to_it(shop: Workshop) -> None:
     """More than a pipe holds is written while nobody reads."""
-
-    async def main() -> None:
-        async with pool_of(shop, **SEPARATE) as heard:
-            os.kill(heard.pids[0], STOP)
-            decode(heard, 0, requests(10_000, 20))
-            await heard.until(lambda: heard.losses)
-            assert told(heard.losses[0]) == ((0,), ())
-            assert heard.losses[0].text == "worker 0 died: it gave no sign of life"
-            await goes_on(heard, 1, 0)
-
-    asyncio.run(main())
+    async with pool_of(shop, **SEPARATE) as heard:
+        os.kill(heard.pids[0], STOP)
+        decode(heard, 0, requests(10_000, 20))
+        await heard.until(lambda: heard.losses)
+        assert told(heard.losses[0]) == ((0,), ())
+        assert heard.losses[0].text == "worker 0 died: it gave no sign of life"
+        await goes_on(heard, 1, 0)
 
 
 async def dies_young(shop: Workshop, worker: int, after_s: float, **settings: Any) -> None:
@@ -160,23 +152,22 @@ def test_so_does_one_of_an_engine_of_two(tmp_path: Path, worker: int, after_s: f
 @pytest.mark.alone
 @pytest.mark.parametrize("by", [KILL, STOP])
 @pytest.mark.parametrize("victim", [pytest.param(0, id="lead"), pytest.param(1, id="member")])
-def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim: int) -> None:
+@in_loop
+async def test_an_engine_of_two_ends_as_one(
+    tmp_path: Path, by: signal.Signals, victim: int
+) -> None:
     """In flight the other spins in shared memory: it is killed."""
     shop = Workshop(tmp_path)
     shop.model = write_wide_model(tmp_path / "wide")
-
-    async def main() -> None:
-        engine = VLLM | {"tensor_parallel": 2}
-        async with pool_of(shop, engine=engine, **FOUR) as heard:
-            await in_flight(heard, 0)
-            assert told(await heard.lose(victim, by)) == ((0,), ())
-            assert heard.outputs.keys() == {50}
-            await soon(lambda: not Path(f"/proc/{heard.pids[1 - victim]}").exists())
-            await goes_on(heard, 1, 100)
-            assert told(await heard.lose(2 + victim, by)) == ((1,), ())
-            assert heard.pool.replicas == (0, 1)
-
-    asyncio.run(main())
+    engine = VLLM | {"tensor_parallel": 2}
+    async with pool_of(shop, engine=engine, **FOUR) as heard:
+        await in_flight(heard, 0)
+        assert told(await heard.lose(victim, by)) == ((0,), ())
+        assert heard.outputs.keys() == {50}
+        await soon(lambda: not Path(f"/proc/{heard.pids[1 - victim]}").exists())
+        await goes_on(heard, 1, 100)
+        assert told(await heard.lose(2 + victim, by)) == ((1,), ())
+        assert heard.pool.replicas == (0, 1)
 
 
 # What a planner regroups is lost together in test_apart_faults too.
@@ -192,33 +183,30 @@ def test_an_engine_of_two_ends_as_one(tmp_path: Path, by: signal.Signals, victim
         pytest.param(4, id="lead of the other"),
     ],
 )
-def test_devices_that_were_put_together_are_lost_together(
+@in_loop
+async def test_devices_that_were_put_together_are_lost_together(
     tmp_path: Path, by: signal.Signals, victim: int
 ) -> None:
     shop = Workshop(tmp_path)
     shop.model = write_wide_model(tmp_path / "wide")
-
-    async def main() -> None:
-        async with pool_of(shop, (1, 2), engine=VLLM, **FOUR) as heard:
-            pool = heard.pool
-            for engine in (0, 2):
-                pool.form(EngineId(engine), (EngineId(engine), EngineId(engine + 1)))
-            await heard.until(lambda: heard.count(msg.WeightsLoaded) == 2)
-            for engine in (0, 2):
-                decode(heard, engine, [*LONG])
-            numbers = {0: 0, 3: 5, 4: 6}
-            left = (2, 3) if victim < 4 else (0, 1)
-            gone = (0, 1) if victim < 4 else (2, 3)
-            assert told(await heard.lose(numbers[victim], by)) == (gone, ())
-            await goes_on(heard, left[0], 100)
-            pool.to_engine(EngineId(left[0]), msg.Abort(attempts=[r.attempt for r in LONG]))
-            slept = heard.count(msg.Slept)
-            assert pool.disband() == {left[0]: 2}
-            await heard.until(lambda: heard.count(msg.Slept) > slept)
-            assert pool.engines == left
-            assert pool.replicas == (0, 2)
-
-    asyncio.run(main())
+    async with pool_of(shop, (1, 2), engine=VLLM, **FOUR) as heard:
+        pool = heard.pool
+        for engine in (0, 2):
+            pool.form(EngineId(engine), (EngineId(engine), EngineId(engine + 1)))
+        await heard.until(lambda: heard.count(msg.WeightsLoaded) == 2)
+        for engine in (0, 2):
+            decode(heard, engine, [*LONG])
+        numbers = {0: 0, 3: 5, 4: 6}
+        left = (2, 3) if victim < 4 else (0, 1)
+        gone = (0, 1) if victim < 4 else (2, 3)
+        assert told(await heard.lose(numbers[victim], by)) == (gone, ())
+        await goes_on(heard, left[0], 100)
+        pool.to_engine(EngineId(left[0]), msg.Abort(attempts=[r.attempt for r in LONG]))
+        slept = heard.count(msg.Slept)
+        assert pool.disband() == {left[0]: 2}
+        await heard.until(lambda: heard.count(msg.Slept) > slept)
+        assert pool.engines == left
+        assert pool.replicas == (0, 2)
 
 
 # An engine that sleeps is woken beside a replica: not before its gradients are summed.
@@ -245,19 +233,17 @@ def gradients(heard: Heard, length: int) -> None:
 
 
 @pytest.mark.parametrize("tasks", [0, 3])
-def test_it_wakes_after_the_gradients_beside_it(tmp_path: Path, tasks: int) -> None:
-    async def main() -> None:
-        async with pool_of(Workshop(tmp_path), devices=CPU) as heard:
-            heard.pool.to_engine(ENGINE, msg.Sleep())
-            await heard.until(lambda: heard.count(msg.Slept))
-            for _ in range(tasks):
-                gradients(heard, 150)
-            decode(heard, 0, requests(1, 4, forced=True))
-            decode(heard, 0, requests(1, 4, forced=True, first=1))
-            await heard.until(lambda: {0, 1} <= heard.outputs.keys())
-            kinds = [type(report) for _, report in heard.said]
-            woken = kinds.index(msg.WeightsLoaded)
-            assert kinds[:woken].count(msg.Accumulated) == tasks
-            assert [len(heard.outputs[n].tokens) for n in (0, 1)] == [4, 4]
-
-    asyncio.run(main())
+@in_loop
+async def test_it_wakes_after_the_gradients_beside_it(tmp_path: Path, tasks: int) -> None:
+    async with pool_of(Workshop(tmp_path), devices=CPU) as heard:
+        heard.pool.to_engine(ENGINE, msg.Sleep())
+        await heard.until(lambda: heard.count(msg.Slept))
+        for _ in range(tasks):
+            gradients(heard, 150)
+        decode(heard, 0, requests(1, 4, forced=True))
+        decode(heard, 0, requests(1, 4, forced=True, first=1))
+        await heard.until(lambda: {0, 1} <= heard.outputs.keys())
+        kinds = [type(report) for _, report in heard.said]
+        woken = kinds.index(msg.WeightsLoaded)
+        assert kinds[:woken].count(msg.Accumulated) == tasks
+        assert [len(heard.outputs[n].tokens) for n in (0, 1)] == [4, 4]

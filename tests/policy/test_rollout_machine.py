@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,12 +22,15 @@ from rollpacker.core import events as ev
 from rollpacker.core.journal import JournalWriter, replay
 from rollpacker.core.types import AttemptId, EngineId, RoundKind
 from rollpacker.policy.engines.hardware import RowCosts
+from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.rollout import RolloutPolicy, from_journal
+from rollpacker.policy.rounds.race import Racing
+from rollpacker.policy.rounds.rule import RoundView, TailRule
 
 ENVIRONMENT, ENGINE, REWARD = "environment", "engine", "reward"
 
 ROUNDS = {
-    "mode": st.sampled_from(get_args(TailMode)),
+    "mode": st.sampled_from([*get_args(TailMode), f"{__file__}:Impatient"]),
     "prompts": st.integers(1, 4),
     "responses": st.integers(1, 4),
     "first": st.integers(1, 12),
@@ -49,6 +53,25 @@ ROUNDS = {
     "turns": st.booleans(),
     "talks": st.booleans(),
 }
+
+
+class Impatient(TailRule):
+    """A mode of a user's: it ends short rounds early, and remembers how often it was asked."""
+
+    asked = 0
+
+    def start(self, step: int, lengths: LengthHistory) -> Racing:
+        return Racing(eta_prompts=self.tail.eta_prompts, stops=step % 3 > 0)
+
+    def ends(self, round: RoundView) -> bool:
+        self.asked += 1
+        return round.longest > 60 and (self.asked % 2 > 0 or round.decoding < 3)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.asked = state["asked"]
 
 
 class RolloutMachine(RuleBasedStateMachine):
@@ -81,7 +104,7 @@ class RolloutMachine(RuleBasedStateMachine):
             },
             {"a": one["first"]} | ({"b": one["second"]} if one["second"] else {}),
             stream=one["stream"] and mode != "off" and one["updates"] == 1 and not ordered,
-            asynchronous=one["asynchronous"] or mode in RACED,
+            asynchronous=one["asynchronous"] or mode in RACED or ":" in mode,
             ordered=ordered,
             updates=one["updates"],
             tail_engines=tail if one["layout"] == "colocated" else 0,

@@ -50,10 +50,10 @@ class TailRule:
         return Racing()
 
     def ends(self, round: RoundView) -> bool:
-        """Whether a short round ends now, asked after each event once a group is accepted.
+        """Whether a short round ends now, once a group is accepted.
 
-        Prompts that still decode wait for a long round. Groups whose responses have all ended are
-        graded and trained on.
+        It is asked after each event of an attempt. Prompts that still decode wait for a long
+        round. Groups whose responses have all ended are graded and trained on.
         """
         del round
         return False

@@ -169,6 +169,9 @@ class TailBatching:
             return
         if of is not None:
             yield from self._react(current, of, event)
+            if self._ended_early(current):
+                current.stopped = True
+                yield from self._close(current, [*filter(self._decodes, current.races.values())])
         elif isinstance(event, ev.PromptsDrawn):
             current.waiting_for_prompts = False
             yield from self._start_prompts(current, event.prompts)
@@ -206,9 +209,6 @@ class TailBatching:
             yield from self._grade_all(current)
         if self._config.dynamic_sampling.enabled:
             yield from self._top_up(current)
-        if self._ended_early(current):
-            current.stopped = True
-            yield from self._close(current, [*filter(self._decodes, current.races.values())])
         if self._over(current):
             current.finished = True
             yield do.FinishRollout(step=current.step, round=current.plan.kind)

@@ -44,7 +44,7 @@ ROUNDS = {
     "updates": st.sampled_from([1, 1, 2]),
     "asynchronous": st.booleans(),
     "workers": st.integers(1, 3),
-    "retries": st.integers(0, 2),
+    "retries": st.sampled_from([0, 1, 1, 2]),
     "scaling": st.sampled_from(["consolidate", "paper", "fixed", "off"]),
     "tail": st.integers(0, 1),
     "replica_engines": st.integers(0, 2),
@@ -244,7 +244,7 @@ class RolloutMachine(RuleBasedStateMachine):
         sample, waits = self.world.index[attempt], self.world.index[attempt][0]
         wanted = [sample] if waits in self.world.undecided else []
         event = ev.EpisodeFailed(attempt=attempt, error=ENVIRONMENT, blameless=True)
-        made = self.world.fail(attempt, event, charge=False)
+        made = self.world.fail(attempt, event)
         again = [(m.prompt, m.index) for m in made if isinstance(m, do.StartAttempt)]
         assert [each for each in again if each[0] == waits] == wanted
 
@@ -364,7 +364,7 @@ def replays(path: Path, world: World, state: dict[str, Any], since: int = 0) -> 
 
 
 RolloutMachine.TestCase.settings = settings(
-    max_examples=settings().max_examples,
+    max_examples=2 * settings().max_examples,
     stateful_step_count=80,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -411,13 +411,16 @@ def test_one_that_moves_while_its_environment_acts_goes_on_where_it_is_then() ->
 
 
 def test_failures_that_are_anothers_fault_are_not_counted() -> None:
-    rollout = {"prompts_per_step": 1, "num_generations": 2, "max_retries": 0}
+    rollout = {"prompts_per_step": 1, "num_generations": 2, "max_retries": 1}
     world = World(make_settings(rollout, {"a": 1}), talks=True)
     world.start()
     for _ in range(50):
         attempt = max(world.acting)
         event = ev.EpisodeFailed(attempt=attempt, error=ENVIRONMENT, blameless=True)
-        world.fail(attempt, event, charge=False)
+        world.fail(attempt, event)
+    attempt = max(world.acting)
+    again = world.fail(attempt, ev.AttemptFailed(attempt=attempt, error=ENGINE))
+    assert any(isinstance(made, do.StartAttempt) for made in again)
     world.finish_all()
     assert [len(group) for group in world.accepted.values()] == [2]
 

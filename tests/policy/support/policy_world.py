@@ -180,6 +180,7 @@ class World:
 
     def tell(self, event: ev.Event) -> None:
         self.now += 1.0
+        self._charge(event)
         made = self.policy.handle(self.now, event)
         self.log.append((event, made))
         answers: list[ev.Event] = []
@@ -191,6 +192,14 @@ class World:
             self.tell(answer)
         while self._soon:
             self.tell(self._soon.pop(0))
+
+    def _charge(self, event: ev.Event) -> None:
+        """Failures of a prompt that are its own."""
+        failed = isinstance(event, ev.AttemptFailed | ev.GradingFailed) or (
+            isinstance(event, ev.EpisodeFailed) and not event.blameless
+        )
+        if failed and event.attempt in self.index:
+            self.charged[self.index[event.attempt][0]] += 1
 
     def perform(self, decision: do.Decision) -> ev.Event | None:
         match decision:
@@ -269,7 +278,7 @@ class World:
                 raise AssertionError(decision)
 
     def _drop(self, decision: do.DropGroup) -> None:
-        if self.talks and decision.reason != NO_VARIANCE:
+        if decision.reason != NO_VARIANCE:
             most = self.settings.rollout.max_retries * self.responses
             assert self.charged[decision.prompt] > most, "given up too early"
         self.dropped.add(decision.prompt)
@@ -403,11 +412,8 @@ class World:
         self.tell(ev.EnvironmentReplied(attempt=attempt, turn=turn, tokens=3, seconds=0.5))
         assert attempt not in self.acting, "nobody has told it to go on"
 
-    def fail(
-        self, attempt: AttemptId, event: ev.Event, *, charge: bool = True
-    ) -> list[do.Decision]:
+    def fail(self, attempt: AttemptId, event: ev.Event) -> list[do.Decision]:
         """What is decided of one that has failed."""
-        self.charged[self.index[attempt][0]] += charge
         for holder in (self.running, self.moving, self.acting):
             holder.pop(attempt, None)
         self.grading.discard(attempt)

@@ -14,7 +14,7 @@ import pytest
 
 SCRIPT = """
 import gc, importlib, json, sys, traceback, torch
-from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.cluster.nodes import PRELOADED
 
 def ask(*_, **__):
     raise AssertionError("a fork of this process could not use CUDA")

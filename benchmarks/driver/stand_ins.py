@@ -8,7 +8,7 @@ import itertools
 import math
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,12 @@ from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards
-from rollpacker.runtime.cluster.nodes import Node, Nodes
+from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.ipc.link import encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.placement import ProcessSlot
+from rollpacker.runtime.pool.placement import Placement, ProcessSlot
 from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.supervisor import Supervisor
-from rollpacker.runtime.pool.topology import Topology
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
 
@@ -70,29 +68,14 @@ def alone(number: int) -> ProcessSlot:
     )
 
 
-class Told(Supervisor):
-    """Takes what is sent to workers that are none."""
-
-    def __init__(
-        self, machines: Nodes, count: int, take: Callable[[int, msg.Command], None]
-    ) -> None:
-        hear, lose = (lambda _n, _told: None), (lambda _n, _why: None)
-        super().__init__(machines, 10.0, hear, lose, lambda _text: None)
-        self.live |= {*range(count)}
-        self._take = take
-
-    def send(self, number: int, command: msg.Command) -> None:
-        self._take(number, command)
-
-
 class StandIns(WorkerPool):
     """Workers that only say what real ones would: an agenda of reports in simulated time."""
 
     def __init__(self, config: RunConfig, apart: Apart, clock: Simulated, corpus: Any) -> None:
         super().__init__(config, max_length=CAP, total_updates=1)
         count = config.devices.per_node or 1
-        self._supervisor = Told(self._machines, count, self._told)
-        self._topology = Topology([alone(n) for n in range(count)])
+        self._live = {*range(count)}
+        self._placement = Placement([alone(n) for n in range(count)])
         self._nodes = [Node(number=0, places=(), folder=Path("stand-ins"))]
         self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,
@@ -109,11 +92,12 @@ class StandIns(WorkerPool):
         self._free_s = dict.fromkeys(range(count), 0.0)
         self.responses = self.tokens = self.sent = 0
 
-    def _told(self, number: int, command: msg.Command) -> None:
-        size = len(encode(command))
-        with self._apart:
-            self.sent += size
-            self._take(number, command)
+    def _send(self, workers: Iterable[int], command: msg.Command) -> None:
+        for number in workers:
+            size = len(encode(command))
+            with self._apart:
+                self.sent += size
+                self._take(number, command)
 
     def close(self) -> None:
         self._machines.close()

@@ -39,7 +39,7 @@ LONG = 32768
 STEP = 0
 
 
-def started(folder: Path, engines: int, processes: int) -> Sequence[Host]:
+def started(folder: Path, engines: int, processes: int) -> tuple[Emulation, Sequence[Host]]:
     """Hosts of engines, each beside a replica, whose responses are all very long."""
     config = job(folder, engine={"kind": "mini"}, trainer={"kind": "local"})
     emulation = Emulation(config, WORDS)
@@ -63,18 +63,21 @@ def started(folder: Path, engines: int, processes: int) -> Sequence[Host]:
         )
         for number in range(engines)
     ]
-    return [*emulation.on(ThisMachine(config, emulation.start)).start({0: specs}).values()]
+    return emulation, [*ThisMachine(config, emulation.start).start({0: specs}).values()]
 
 
 class Heard:
     """A host, and what its worker says; None at its end."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, emulation: Emulation) -> None:
         self.host = host
+        self._emulation = emulation
         self.said: asyncio.Queue[object] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         host.link.open(loop, self.said.put_nowait, lambda: self.said.put_nowait(None))
-        self.send = host.link.send
+
+    def send(self, command: msg.Command) -> None:
+        self.host.link.send(self._emulation.outgoing(command))
 
     async def hear(self, kind: type) -> object:
         """The next report of this kind."""
@@ -86,9 +89,9 @@ class Heard:
 
 @asynccontextmanager
 async def running(folder: Path, engines: int, processes: int) -> AsyncIterator[list[Heard]]:
-    hosts = started(folder, engines, processes)
+    emulation, hosts = started(folder, engines, processes)
     try:
-        yield [Heard(host) for host in hosts]
+        yield [Heard(host, emulation) for host in hosts]
     finally:
         for host in hosts:
             host.kill()
@@ -178,7 +181,7 @@ async def end_one(hosts: list[Heard]) -> None:
     first.kill()
     while await asyncio.wait_for(hosts[0].said.get(), 60) is not None:
         pass
-    assert await first.end() == "its connection closed"
+    assert await first.end() == "exit code -9"
     hosts[1].send(msg.LoadWeights(version=STEP))
     await hosts[1].hear(msg.WeightsLoaded)
     for heard in hosts[2:]:

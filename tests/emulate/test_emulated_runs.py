@@ -23,7 +23,7 @@ from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.doctor import look
 from rollpacker.policy.rollout import from_journal
 from rollpacker.report.reading.run_folder import load_run
-from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.cluster.nodes import PRELOADED
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.models import find_model

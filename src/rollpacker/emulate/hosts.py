@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,33 +29,20 @@ class EmulatedWorker:
         self._living = living
         self._number = number
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+        self.pid = process.pid
+        self.sentinel = process.sentinel
+        self.join = process.join
 
     @property
-    def sentinel(self) -> int:
-        """Readable when the process has ended."""
-        return self._process.sentinel
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has, or this one was given up."""
-        return self._number not in self._living or self._process.exitcode is not None
-
-    def wait(self, seconds: float) -> None:
-        """Give the process so long to end."""
-        self._process.join(seconds)
+    def exitcode(self) -> int | None:
+        """The process's own; a worker that was ended alone died of that."""
+        return self._process.exitcode if self._number in self._living else -signal.SIGKILL
 
     def kill(self) -> None:
         """Give it up; the process sees that its socket is closed, and dies with the last one."""
         self._living.discard(self._number)
         if not self._living:
             self._process.kill()
-
-    def exit_code(self) -> int | None:
-        """The process's own, or the signal that it died of, negative; None while it goes on."""
-        return self._process.exitcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

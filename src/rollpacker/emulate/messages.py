@@ -9,11 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollpacker.engine.base import Request
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.sim.world.agenda import Agenda
-
-# --- agenda: The simulator's agenda on the wall clock.
 
 _BINS = 4
 """Of lateness, for each doubling."""
@@ -88,9 +85,6 @@ class WallAgenda(Agenda):
         return self.run_next()
 
 
-# --- messages
-
-
 class Draw(NamedTuple):
     """Which prompt of the workload a prompt stands for.
 
@@ -121,9 +115,3 @@ class Punctual(msg.Beat):
 
     process: int
     lateness: Lateness
-
-
-def forced(command: msg.Submit, draws: tuple[Draw, ...]) -> Forced:
-    """``command`` with what its requests stand for."""
-    requests: list[Request] = list(command.requests)
-    return Forced(requests=requests, draws=draws)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# --- head: The first tokens of an emulated response: its reward, and how long grading it takes.
-
 BASE = 101
 """Token ids that these tokens may have: a vocabulary is to be as large."""
 _REWARDS = 50
@@ -17,6 +15,8 @@ _REWARDS = 50
 _TICK_S = 1e-5
 _TICKS = 3
 """Tokens that hold the seconds, in ticks."""
+_PAUSE_S = 2e-2
+"""Calls closer together than this are a queue that never stood still."""
 
 
 def head_of(reward: float, seconds: float) -> NDArray[np.int32]:
@@ -31,12 +31,6 @@ def read_head(ids: Sequence[int]) -> tuple[float, float]:
     """Reward and seconds, from a response's tokens; what it is too short for is nothing."""
     ticks = sum(digit * BASE**place for place, digit in enumerate(ids[1 : 1 + _TICKS]))
     return ids[0] / _REWARDS - 1.0, ticks * _TICK_S
-
-
-# --- reward
-
-_PAUSE_S = 2e-2
-"""Calls closer together than this are a queue that never stood still."""
 
 
 class Timed:

@@ -20,7 +20,7 @@ from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.in_process import Workers
-from rollpacker.runtime.pool.topology import Listener, Loss
+from rollpacker.runtime.pool.pool import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes
 from rollpacker.runtime.step.grading import Graders, logged_metrics

@@ -22,7 +22,7 @@ from rollpacker.processes.children import OUTSIDE, shielded
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.client.client import MuxClient
 from rollpacker.rollmux.service.client.phase import Phases
-from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.cluster.nodes import PRELOADED
 
 COMMAND = (sys.executable, "-c", "from rollpacker.cli import main; main()")
 SHARING = '{"lifetime": false, "repack": false}'

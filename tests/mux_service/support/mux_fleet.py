@@ -20,7 +20,7 @@ from rollpacker.rollmux.service import serve as serve_module
 from rollpacker.rollmux.service.http.app import App
 from rollpacker.rollmux.service.http.protocol import PatientProtocol
 from rollpacker.rollmux.service.serve import ServeOptions, serve
-from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.cluster.nodes import PRELOADED
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Jobs of the same pytest process are forked off the same server: the first to start it decides.

@@ -15,8 +15,7 @@ from rollpacker.runtime.cluster.nodes import Node, ThisMachine
 from rollpacker.runtime.ipc.link import Link, Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.topology import Listener
+from rollpacker.runtime.pool.pool import Listener, WorkerPool
 
 BEAT_S = 2.0
 

@@ -20,7 +20,7 @@ from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.topology import Listener
+from rollpacker.runtime.pool.pool import Listener
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.runtime.step.rollout import Rollout
 from rollpacker.runtime.step.updates import Updates

@@ -14,8 +14,7 @@ from runtime_jobs import Workshop, write_wide_model
 from rollpacker.core.types import AttemptId, EngineId, Group, GroupPart, PromptId, ReplicaId, Sample
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.topology import Loss
+from rollpacker.runtime.pool.pool import Loss, WorkerPool
 from waiting import in_loop, soon
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP

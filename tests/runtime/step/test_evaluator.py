@@ -27,7 +27,7 @@ from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.topology import Listener, Loss
+from rollpacker.runtime.pool.pool import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
 
 ENGINES, PROBLEMS, EACH = 3, 7, 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.shared_weights import SharedWeights
-from rollpacker.runtime.pool.topology import Loss
+from rollpacker.runtime.pool.pool import Loss
 from rollpacker.runtime.step.publishing import Publishing
 
 VERSION = 7

@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from spanning_runs import decided, entries, happened
 from rollpacker.core import journal
 from rollpacker.policy.rollout import from_journal
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.supervisor import Supervisor
+from rollpacker.runtime.pool.pool import WorkerPool
 
 pytestmark = pytest.mark.cluster
 ROLLOUT: dict[str, Any] = {
@@ -58,15 +58,16 @@ def recorded(
 ) -> list[tuple[int, str]]:
     """What workers are told, of turns and of gradients, in order; ``act`` sees it before them."""
     found: list[tuple[int, str]] = []
-    send = Supervisor.send
+    send = WorkerPool._send
 
-    def heard(self: Supervisor, number: int, command: Any) -> None:
+    def heard(self: WorkerPool, workers: Sequence[int], command: Any) -> None:
         if isinstance(command, (*TURNS, msg.Accumulate, msg.Apply, msg.Share)):
-            found.append((number, type(command).__name__))
-        send(self, number, command)
-        act(number, command)
+            found.extend((number, type(command).__name__) for number in workers)
+        send(self, workers, command)
+        for number in workers:
+            act(number, command)
 
-    monkeypatch.setattr(Supervisor, "send", heard)
+    monkeypatch.setattr(WorkerPool, "_send", heard)
     return found
 
 
@@ -119,14 +120,14 @@ def test_a_death_in_any_state_is_survived(
                 os.kill(pids[number], signal.SIGKILL)
 
     recorded(monkeypatch, strike)
-    start = Supervisor.start
+    launch = WorkerPool._launch
 
-    async def noted(self: Supervisor, specs: Any) -> Any:
-        found = await start(self, specs)
+    async def noted(self: WorkerPool, specs: Any) -> Any:
+        found = await launch(self, specs)
         pids.update({n: host.pid for n, host in self._hosts.items()})
         return found
 
-    monkeypatch.setattr(Supervisor, "start", noted)
+    monkeypatch.setattr(WorkerPool, "_launch", noted)
     again: dict[str, Any] = {"cluster__restarts": 3, "checkpoint__every": 1}
     folder, _ = run(shop.config(f"struck-{turns}-{seed}", **settings(turns), **again))
     assert set(times_trained(folder).values()) == {1}

@@ -22,7 +22,7 @@ from runtime_jobs import Workshop, run
 from rollpacker.config import RunConfig
 from rollpacker.job.plan import build
 from rollpacker.runtime.cluster.cluster import RunNodes
-from rollpacker.runtime.cluster.local import Start, start_processes
+from rollpacker.runtime.cluster.nodes import Start, start_processes
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 BEAT_S = 1.0

@@ -16,8 +16,7 @@ from runtime_jobs import Workshop
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.topology import Listener, Loss
+from rollpacker.runtime.pool.pool import Listener, Loss, WorkerPool
 from rollpacker.runtime.step.publishing import publish
 
 BEAT_S = 1.0

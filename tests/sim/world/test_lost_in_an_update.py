@@ -14,7 +14,7 @@ from rollpacker.core import journal
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
-from rollpacker.runtime.pool.topology import Loss
+from rollpacker.runtime.pool.pool import Loss
 
 JOB = script("exact", updates=2, steps=3)
 

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from tiny_models import MAX_LENGTH, clone, make_tokenizer
 
 from rollpacker.config import ModelConfig, TrainConfig
-from rollpacker.runtime.cluster.local import PRELOADED
+from rollpacker.runtime.cluster.nodes import PRELOADED
 from rollpacker.train.fsdp import FSDPTrainer
 from rollpacker.train.trainer import Trainer
 

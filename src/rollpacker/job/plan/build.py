@@ -38,8 +38,7 @@ from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
-from rollpacker.runtime.cluster.local import Start, start_processes
-from rollpacker.runtime.cluster.nodes import Nodes, ThisMachine
+from rollpacker.runtime.cluster.nodes import Nodes, Start, ThisMachine, start_processes
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.pool.in_process import InProcess
@@ -110,13 +109,17 @@ async def build(
         updates = steps * config.train.updates_per_step
         emulation = emulation_of(config, card)
         problems = problems if emulation is None else emulation.problems(problems)
-        nodes, note = _nodes(config, phases, emulation), progress.note
+        launcher, note = None if phases is None else phases.launcher, progress.note
+        starter = start_processes if emulation is None else emulation.start
+        nodes = nodes_of(config, launcher, starter)
         stack.callback(nodes.close)
         found = decoding_devices(config, await nodes.gather())
         sizes = engine_sizes(config, found, card.heads, card.kv_heads)
         pool = WorkerPool(
             config, max_length=longest, total_updates=updates, sizes=sizes, nodes=nodes, note=note
         )
+        if emulation is not None:
+            pool.outgoing, pool.beat = emulation.outgoing, emulation.beat
         stack.callback(pool.close)
         stack.callback(rewards.close)
         trackers = open_trackers(config.trackers, folder, config.model_dump(mode="json"))
@@ -171,12 +174,6 @@ def rewards_of(
         epochs=config.epochs,
         environment=config.environment,
     )
-
-
-def _nodes(config: RunConfig, phases: PhaseNodes | None, emulation: Emulation | None) -> Nodes:
-    if emulation is None:
-        return nodes_of(config, None if phases is None else phases.launcher)
-    return emulation.on(nodes_of(config, start=emulation.start))
 
 
 def evaluator_of(

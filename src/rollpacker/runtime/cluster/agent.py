@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 
 from rollpacker.processes.children import allow_files, shielded
-from rollpacker.runtime.cluster import node_messages as node
+from rollpacker.runtime.cluster import cluster as node
 from rollpacker.runtime.cluster.devices import worker_devices
-from rollpacker.runtime.cluster.local import StartedWorker
+from rollpacker.runtime.cluster.nodes import StartedWorker
 from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.ipc.rendezvous import enter
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
@@ -81,7 +81,7 @@ class Agent:
             for worker in self._workers.values():
                 worker.kill()
             for worker in self._workers.values():
-                worker.wait(_GONE_S)
+                worker.join(_GONE_S)
             if self._guard is not None:
                 self._guard.dismiss()
             self._belongings.remove()
@@ -116,7 +116,7 @@ class Agent:
             now = time.monotonic()
             # Before others may come in their places.
             for rank in [rank for rank, sentinel in living.items() if sentinel in ready]:
-                code = self._workers.pop(rank).exit_code()
+                code = self._workers.pop(rank).exitcode
                 self._say(node.WorkerEnded(worker=rank, code=code))
             if self._end in ready:
                 heard = now
@@ -132,7 +132,7 @@ class Agent:
             case node.Kill():
                 if (worker := self._workers.get(command.worker)) is not None:
                     worker.kill()
-                    worker.wait(_GONE_S)  # before another may come in its place
+                    worker.join(_GONE_S)  # before another may come in its place
             case node.Until():
                 self._fence(command.stop_at)
             case msg.Stop():
@@ -145,7 +145,7 @@ class Agent:
     def _fence(self, stop_at: float | None) -> None:
         """Let workers run until then, however this process or the driver fares."""
         self._guard = self._guard or Watchdog()
-        self._guard.tell([worker.pid for worker in self._workers.values()], stop_at)
+        self._guard.tell([worker.pid or 0 for worker in self._workers.values()], stop_at)
 
     def _spawn(self, command: node.Spawn) -> None:
         ranks = [spec.rank for spec in command.specs]
@@ -158,7 +158,7 @@ class Agent:
     def _leave(self) -> None:
         until = time.monotonic() + _CLOSE_S
         for worker in self._workers.values():
-            worker.wait(max(0.0, until - time.monotonic()))
+            worker.join(max(0.0, until - time.monotonic()))
 
 
 def _talk_over(address: str) -> None:

@@ -7,17 +7,16 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
 from rollpacker.processes.children import allow_files
-from rollpacker.runtime.cluster import node_messages as messages
-from rollpacker.runtime.cluster.agent_link import AgentLink, RemoteHost
-from rollpacker.runtime.cluster.local import Start, start_processes
-from rollpacker.runtime.cluster.nodes import Node
+from rollpacker.runtime.cluster.devices import Place
+from rollpacker.runtime.cluster.nodes import Node, Start, start_processes
 from rollpacker.runtime.ipc.failure_detector import Silence
-from rollpacker.runtime.ipc.link import Host
+from rollpacker.runtime.ipc.link import Host, Link
 from rollpacker.runtime.ipc.rendezvous import Rendezvous
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError, spawn
@@ -27,6 +26,65 @@ _CLOSE_S = 5.0
 """In which agents should have left, with their workers."""
 _COMING_S = 120.0
 """In which an agent that was started comes."""
+
+
+# What the driver and the agents say, besides ``Stop``, ``Died`` and, of the driver, ``Beat``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """This is the run; ``mark``: a file of its folder that every node has to see, and what it holds
+    (a node's own disk may have another of that name)."""
+
+    config: RunConfig
+    mark: tuple[Path, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """Of an agent: its devices, the run's folder on its node, and the node's address."""
+
+    places: tuple[Place, ...]
+    folder: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentAlive:
+    """Of an agent: a sign of life, with what its clock says, in monotonic seconds."""
+
+    clock: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """Workers may run until then, by the agent's clock; after it they stand still until they may
+    run again. None: as long as they like."""
+
+    stop_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spawn:
+    """Start these workers with ``start``; each comes to the driver's gate."""
+
+    specs: Sequence[WorkerSpec]
+    start: Start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """End a worker at once, stopped or not."""
+
+    worker: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnded:
+    """Of an agent: a worker has ended, with this exit code."""
+
+    worker: int
+    code: int | None
 
 
 class Launcher(Protocol):
@@ -54,6 +112,73 @@ class Launcher(Protocol):
         ...
 
 
+class RemoteHost:
+    """A worker that an agent has started, or will."""
+
+    def __init__(self, number: int, agent: AgentLink) -> None:
+        self.link = Link()
+        self._number = number
+        self._agent = agent
+
+    @property
+    def pid(self) -> int:
+        return 0
+
+    def wait(self, seconds: float) -> None:
+        """Agents wait for their workers."""
+
+    def kill(self) -> None:
+        """Its node may not hear of it, but nobody hears the worker any more."""
+        self._agent.link.send(Kill(worker=self._number))
+        self.link.sever()
+
+    async def end(self, seconds: float = 0.0) -> str:  # noqa: ARG002
+        """How it ended, in words: its agent waits for it before it starts another."""
+        if not self._agent.live:
+            return f"its node {self._agent.name} is gone"
+        code = self._agent.ended.get(self._number)
+        known = "its connection closed" if code is None else f"exit code {code}"
+        return f"{known} on node {self._agent.name}"
+
+
+class AgentLink:
+    """A node's agent, from the driver's side.
+
+    Args:
+        number: the node's.
+        generation: of the agents that were there for this node, one after the other.
+    """
+
+    def __init__(self, number: int, generation: int = 0) -> None:
+        self.number = number
+        self.key = f"node-{number}-{generation}"
+        """The name that it comes by."""
+        self.name = f"{number}"
+        self.link = Link()
+        self.live = False
+        self.ended: dict[int, int | None] = {}
+        self.hosts: dict[int, RemoteHost] = {}
+        self._ahead: float | None = None
+        """Of its clock, at the least: what it said had been on its way."""
+
+    def heard_clock(self, clock: float) -> None:
+        """What it was there when it was told."""
+        ahead = clock - time.monotonic()
+        self._ahead = ahead if self._ahead is None else max(ahead, self._ahead)
+
+    def fence(self, stop_at: float | None) -> None:
+        """Its workers may run until then, by the driver's clock."""
+        if stop_at is not None:
+            stop_at = 0.0 if self._ahead is None else max(0.0, stop_at + self._ahead)
+        self.link.send(Until(stop_at=stop_at))
+
+    def lose(self) -> None:
+        """It is gone, with all that was on it."""
+        self.live = False
+        for host in list(self.hosts.values()):
+            host.link.sever()
+
+
 class RunNodes:
     """A run's nodes.
 
@@ -75,7 +200,7 @@ class RunNodes:
         self._generation = 0
         self._coming: dict[int, asyncio.Task[Node]] = {}
         self._nodes: list[Node] | None = None
-        self._arriving: dict[int, asyncio.Future[messages.Arrived]] = {}
+        self._arriving: dict[int, asyncio.Future[Arrived]] = {}
         self._gate: Rendezvous | None = None
         self._silence = Silence(config.cluster.heartbeat_s)
         self._watching: asyncio.Task[None] | None = None
@@ -160,21 +285,21 @@ class RunNodes:
                 lambda: self._lose(agent),
                 lambda: self._silence.sign(agent.number),
             )
-            agent.link.send(messages.Welcome(config=self._config, mark=self._mark))
+            agent.link.send(Welcome(config=self._config, mark=self._mark))
         else:
             end.close()
 
     def _hear(self, agent: AgentLink, report: Any) -> None:
         arriving = self._arriving[agent.number]
         match report:
-            case messages.Arrived() if not arriving.done():
+            case Arrived() if not arriving.done():
                 agent.name = f"{agent.number} ({report.address})"
                 arriving.set_result(report)
             case msg.Died() if not arriving.done():
                 arriving.set_exception(ValueError(f"node {agent.name}: {report.fault.text}"))
-            case messages.WorkerEnded():
+            case WorkerEnded():
                 agent.ended[report.worker] = report.code
-            case messages.AgentAlive():
+            case AgentAlive():
                 agent.heard_clock(report.clock)
             case _:
                 pass
@@ -212,7 +337,7 @@ class RunNodes:
             agent.hosts.update(mine)
             agent.ended.clear()
             hosts.update(mine)
-            agent.link.send(messages.Spawn(specs=those, start=self._start))
+            agent.link.send(Spawn(specs=those, start=self._start))
         return hosts
 
     def store(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.processes.children import OUTSIDE
-from rollpacker.runtime.cluster.agent_process import start_agent
+from rollpacker.runtime.ipc.rendezvous import start_agent
 from rollpacker.runtime.messages.faults import NoRoomError
 
 _ANSWER_S = 10.0

@@ -13,6 +13,8 @@ import os
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,6 +160,19 @@ def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
             if time.monotonic() > until:
                 raise
             time.sleep(_PAUSE_S)
+
+
+def start_agent(host: str, port: int, key: str, name: str) -> subprocess.Popen[bytes]:
+    """Start an agent that comes to the gate at ``host`` and ``port``, with its key (hex digits).
+
+    It ends when its standard input closes, so also when whoever has started it is gone.
+    """
+    command = [sys.executable, "-m", "rollpacker.runtime.cluster.agent", host, str(port), name]
+    agent = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert agent.stdin is not None
+    agent.stdin.write(f"{key}\n".encode())
+    agent.stdin.flush()
+    return agent
 
 
 def _entered(address: tuple[str, int], key: bytes, name: str) -> socket.socket:

@@ -14,8 +14,7 @@ from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
-from rollpacker.runtime.pool.pool import WorkerPool
-from rollpacker.runtime.pool.topology import Listener, Loss
+from rollpacker.runtime.pool.pool import Listener, Loss, WorkerPool
 from rollpacker.runtime.worker.engine_worker import EngineWorker, NewWeights
 from rollpacker.train.base import Partial, Update
 

@@ -1,13 +1,14 @@
-"""Which processes a run has, on which devices, and what each of them is a part of."""
+"""Which processes a run has, on which devices, what each of them is a part of, and what ends with
+it."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rollpacker.config import RunConfig
-from rollpacker.core.types import Device, EngineId, ReplicaId
+from rollpacker.core.types import Device, EngineId, Phase, ReplicaId
 from rollpacker.engine.base import Span
 from rollpacker.policy.engines.device_split import (
     apart,
@@ -16,6 +17,7 @@ from rollpacker.policy.engines.device_split import (
     split,
     turns,
 )
+from rollpacker.policy.engines.fleet import Fleet, Layout
 from rollpacker.runtime.cluster.devices import Place
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
@@ -33,6 +35,103 @@ class ProcessSlot:
 
 _Seat = tuple[Node, int]
 """A node and the number of one of its devices."""
+_Engine = tuple[int, EngineId]
+"""Devices that it spans, and its number: that of the first of the smallest that it covers."""
+
+
+class Placement:
+    """Workers by what they are a part of; the first of an engine, or a replica, leads it.
+
+    Args:
+        slots: of all workers, by number.
+    """
+
+    def __init__(self, slots: Sequence[ProcessSlot] = ()) -> None:
+        self.slots = slots
+        engines: dict[_Engine, list[int]] = defaultdict(list)
+        replicas: dict[ReplicaId, list[int]] = defaultdict(list)
+        for number, slot in enumerate(slots):
+            if slot.engine is not None:
+                engines[slot.engine.span.size, slot.engine.engine].append(number)
+            if slot.replica is not None:
+                replicas[slot.replica.replica].append(number)
+        self.engines = {key: tuple(part) for key, part in engines.items()}
+        self.replicas = {key: tuple(part) for key, part in replicas.items()}
+        self.size = min((size for size, _ in self.engines), default=1)
+        """Devices of the smallest engines."""
+
+    def engine(self, worker: int) -> EngineId:
+        part = self.slots[worker].engine
+        assert part is not None
+        return part.engine
+
+    def replica(self, worker: int) -> ReplicaId:
+        part = self.slots[worker].replica
+        assert part is not None
+        return part.replica
+
+    def node(self, worker: int) -> int:
+        return self.slots[worker].device.node
+
+    def only(self, phase: Phase) -> list[int]:
+        """Workers that lead an engine and train nothing, or that train and decode nothing."""
+        if phase == "rollout":
+            leads = {part[0] for part in self.engines.values()}
+            return [n for n in sorted(leads) if self.slots[n].replica is None]
+        return [n for n, slot in enumerate(self.slots) if slot.engine is None]
+
+    def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
+        """Replicas all of whose workers live."""
+        return tuple(r for r, part in self.replicas.items() if all(w in live for w in part))
+
+    def decoding(self, live: Collection[int]) -> tuple[EngineId, ...]:
+        """The smallest engines, those all of whose workers live."""
+        return tuple(
+            engine
+            for (size, engine), part in self.engines.items()
+            if size == self.size and all(w in live for w in part)
+        )
+
+    def covered(self, size: int, engine: EngineId) -> tuple[EngineId, ...]:
+        """The smallest engines on the devices of one of ``size``."""
+        return tuple(EngineId(engine + n) for n in range(size // self.size))
+
+    def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
+        """What is live, by devices."""
+        of = [slot.device for slot in self.slots]
+        engines = {e: self.engines[self.size, e] for e in self.decoding(live)}
+        replicas = {r: self.replicas[r] for r in self.whole(live)}
+        return Fleet(
+            layout=layout,
+            engines={e: tuple(of[worker] for worker in part) for e, part in engines.items()},
+            replicas={r: tuple(of[worker] for worker in part) for r, part in replicas.items()},
+        )
+
+    def without(
+        self, worker: int, formed: Collection[_Engine]
+    ) -> tuple[set[int], tuple[EngineId, ...], tuple[ReplicaId, ...]]:
+        """What ends with a worker: workers, the smallest engines, and replicas.
+
+        The others of its engine, or of its replica, would wait for it in vain: what they hold is a
+        part of nothing. An engine's devices decode no more, whatever their size.
+
+        Args:
+            worker: that has died.
+            formed: larger engines that decode now.
+        """
+        workers, replicas = {worker}, set[ReplicaId]()
+        if self.slots[worker].replica is not None:
+            replicas.add(self.replica(worker))
+            workers |= {*self.replicas[self.replica(worker)]}
+        mine = {key for key, part in self.engines.items() if workers & {*part}}
+        engines = {one for key in mine for one in self.covered(*key)}
+        for key in formed:
+            if engines & {*self.covered(*key)}:
+                engines |= {*self.covered(*key)}
+        for key, part in self.engines.items():
+            if engines & {*self.covered(*key)}:
+                workers |= {*part}
+        return workers, tuple(sorted(engines)), tuple(sorted(replicas))
 
 
 def lay_out(
@@ -98,18 +197,25 @@ def in_turns(config: RunConfig, slots: Sequence[ProcessSlot]) -> list[set[int]]:
 
 
 def worker_specs(
-    config: RunConfig, slots: Sequence[ProcessSlot], max_length: int, total_updates: int
+    config: RunConfig,
+    slots: Sequence[ProcessSlot],
+    which: Collection[int],
+    *,
+    max_length: int,
+    total_updates: int,
 ) -> dict[int, list[WorkerSpec]]:
-    """What each process is told that it is, by node.
+    """What some processes are told that they are, by node.
 
     Args:
         config: the run's.
         slots: of all processes, by number.
+        which: of them.
         max_length: longest response in tokens.
         total_updates: of the whole run.
     """
     specs: dict[int, list[WorkerSpec]] = defaultdict(list)
-    for rank, slot in enumerate(slots):
+    for rank in sorted(which):
+        slot = slots[rank]
         spec = WorkerSpec(
             config=config,
             rank=rank,

@@ -1,14 +1,15 @@
-"""The workers of one run: where their messages go, who listens, who has died."""
+"""The workers of one run: who lives, where messages go, who listens, who has died."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, Phase, ReplicaId
@@ -16,13 +17,41 @@ from rollpacker.engine.base import EngineInfo, least
 from rollpacker.policy.engines.device_split import apart, turns
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
-from rollpacker.runtime.ipc.link import encode
+from rollpacker.runtime.ipc.failure_detector import Silence
+from rollpacker.runtime.ipc.link import Host, encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.faults import WorkerError, spawn
+from rollpacker.runtime.messages.faults import Fault, WorkerError, spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
-from rollpacker.runtime.pool.supervisor import Supervisor
-from rollpacker.runtime.pool.topology import Listener, Loss, Topology
+from rollpacker.runtime.pool.placement import Placement, ProcessSlot
+from rollpacker.runtime.worker.worker import WorkerSpec
+
+_CLOSE_S = 3.0
+"""In which workers should have left; what they do then is of no use to anybody."""
+_GONE_S = 60.0
+"""In which one that was killed is gone, and its device's memory with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Devices are gone, with what was on them; ``text`` says how."""
+
+    engines: tuple[EngineId, ...]
+    replicas: tuple[ReplicaId, ...]
+    text: str
+
+    def __str__(self) -> str:
+        gone = [*(f"engine {n}" for n in self.engines), *(f"replica {n}" for n in self.replicas)]
+        return f"{self.text}; lost: {', '.join(gone)}" if gone else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens, and must not wait."""
+
+    engine: Callable[[EngineId, msg.EngineReport], None]
+    replica: Callable[[ReplicaId, msg.ReplicaReport], None]
+    lost: Callable[[Loss], None]
 
 
 class WorkerPool:
@@ -37,7 +66,7 @@ class WorkerPool:
         total_updates: of the whole run.
         sizes: tensor-parallel sizes that engines may have, ascending; default: the configured one.
         nodes: that they run on; default: this machine.
-        note: told what the user should know.
+        note: told what the user should know, once where several workers say the same.
 
     ``infos``, the engines' by size, are known once they have started.
     """
@@ -57,13 +86,34 @@ class WorkerPool:
         self._total_updates = total_updates
         self._sizes = sizes or (config.engine.tensor_parallel,)
         self._machines = nodes or ThisMachine(config)
+        self.outgoing: Callable[[Any], Any] = lambda command: command
+        """Changes what workers are sent, as an emulation does."""
+        self.beat: Callable[[msg.Beat], None] = lambda _sign: None
+        """Hears signs of life."""
+        self._note = note
+        self._noted: set[str] = set()
         self._nodes: list[Node] = []
-        self._supervisor = Supervisor(
-            self._machines, config.cluster.heartbeat_s, self._dispatch, self._lose, note
-        )
+        # Processes, by the numbers of their workers.
+        self._loop = asyncio.get_running_loop()
+        self._silence = Silence(config.cluster.heartbeat_s)
+        self._watching: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+        self._hosts: dict[int, Host] = {}
+        self._live: set[int] = set()
+        """Those that take part."""
+        self._coming: set[int] = set()
+        self._starting: set[int] = set()
         self._newcomers: set[int] = set()
+        self._answers: dict[int, asyncio.Future[msg.Report]] = {}
+        self._reasons: dict[int, str] = {}
+        self._spoiled = ""
+        self._frozen = False
+        """They stand still, and are not expected to give signs of life."""
+        # Engines and replicas.
         self._generation = 0
-        self._topology = Topology()
+        self._placement = Placement()
+        self._parts: dict[int, deque[msg.ReplicaReport]] = defaultdict(deque)
+        """Reports of workers whose replica has others that have not sent theirs."""
         self._formed: dict[EngineId, int] = {}
         self._asleep: set[EngineId] = set()
         self._waking: dict[EngineId, list[msg.EngineCommand]] = {}
@@ -79,17 +129,16 @@ class WorkerPool:
         self.transport = self if apart(config) else None
         self._met: tuple[ReplicaId, ...] = ()
         self._unheard: list[str] = []
-        self._nobody = Listener(
+        self._listener = Listener(
             lambda _engine, _report: None,
             lambda _replica, _report: None,
             lambda loss: self._unheard.append(loss.text),
         )
-        self._listener = self._nobody
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
         """The live ones, of the smallest size."""
-        return self._topology.decoding(self._supervisor.live)
+        return self._placement.decoding(self._live)
 
     @property
     def node_size(self) -> int:
@@ -108,34 +157,43 @@ class WorkerPool:
 
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
-        return self._topology.whole(self._supervisor.live)
+        return self._placement.whole(self._live)
 
     @property
     def fleet(self) -> Fleet:
         """What is live, by devices."""
-        return self._topology.fleet(self._config.devices.layout, self._supervisor.live)
+        return self._placement.fleet(self._config.devices.layout, self._live)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Those of this machine's workers, of those that are being started too."""
-        return self._supervisor.pids
+        pids = (self._hosts[number].pid for number in sorted(self._live | self._coming))
+        return tuple(pid for pid in pids if pid)
 
     def fence(self, stop_at: float | None) -> None:
         """Workers on other nodes may run until then, in monotonic seconds; None: they are idle. A
         time that is over stops them all, as somebody else does here."""
-        self._supervisor.frozen = stop_at is not None and stop_at <= time.monotonic()
+        self._frozen = stop_at is not None and stop_at <= time.monotonic()
         self._machines.fence(stop_at)
 
     async def offload(self, phase: Phase) -> int:
         """Who runs that phase alone leaves the devices; the most bytes that a host has of them."""
         kept = Counter[int]()
-        answers = await self._supervisor.ask(self._topology.only(phase), msg.Offload())
-        for worker, done in answers.items():
-            kept[self._topology.node(worker)] += done.host_bytes
+        for worker, done in (await self._ask(phase, msg.Offload())).items():
+            kept[self._placement.node(worker)] += done.host_bytes
         return max(kept.values(), default=0)
 
     async def onload(self, phase: Phase) -> None:
-        await self._supervisor.ask(self._topology.only(phase), msg.Onload())
+        await self._ask(phase, msg.Onload())
+
+    async def _ask(self, phase: Phase, command: msg.Offload | msg.Onload) -> dict[int, msg.Done]:
+        """Answers of those who run a phase alone and live; of the others the listener is told."""
+        asked = [worker for worker in self._placement.only(phase) if worker in self._live]
+        answers = self._expect(asked)
+        self._send(asked, command)
+        found = await asyncio.gather(*answers, return_exceptions=True)
+        pairs = zip(asked, found, strict=True)
+        return {worker: done for worker, done in pairs if isinstance(done, msg.Done)}
 
     async def start(self) -> None:
         """Start all workers and wait for their models.
@@ -144,35 +202,68 @@ class WorkerPool:
         """
         self._nodes = [*await self._machines.gather()]
         slots = self._slots()
-        self._topology = Topology(slots)
-        await self._begin(slots, self._topology.workers)
-        self._supervisor.admit()
+        self._placement = Placement(slots)
+        await self._begin(slots, range(len(slots)))
+        self.admit()
         self.meet()
 
-    def _slots(self) -> list[placement.ProcessSlot]:
+    def _slots(self) -> list[ProcessSlot]:
         """Who is where; processes of different calls never meet."""
         self._generation += 1
         return placement.lay_out(
             self._config, self._nodes, self._sizes, self._store(), self._generation
         )
 
-    async def _begin(self, slots: Sequence[placement.ProcessSlot], which: Collection[int]) -> None:
+    async def _begin(self, slots: Sequence[ProcessSlot], which: Collection[int]) -> None:
         """Start some workers and wait for their models; engines are taken for what the least of
         them is able to do."""
         for turn in placement.in_turns(self._config, slots):
             specs = placement.worker_specs(
-                self._config, slots, self._max_length, self._total_updates
+                self._config,
+                slots,
+                turn & {*which},
+                max_length=self._max_length,
+                total_updates=self._total_updates,
             )
-            chosen = {
-                node: [spec for spec in those if spec.rank in which and spec.rank in turn]
-                for node, those in specs.items()
-            }
-            some = {node: those for node, those in chosen.items() if those}
-            for ready in await self._supervisor.start(some) if some else ():
+            for ready in await self._launch(specs) if specs else ():
                 assert isinstance(ready, msg.Ready)
                 if (info := ready.info) is not None:
                     size = info.tensor_parallel[0]
                     self.infos[size] = least(self.infos.get(size, info), info)
+
+    async def _launch(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> list[msg.Report]:
+        """Start workers, given by node, and wait for their models; if one fails none is left."""
+        if not self._coming:
+            self._spoiled = ""
+        ranks = [spec.rank for those in specs.values() for spec in those]
+        before = [self._hosts[rank] for rank in ranks if rank in self._hosts]
+        for host in before:  # whatever is left of it
+            host.kill()
+        # Its device's memory goes with it.
+        await asyncio.gather(*(host.end(_GONE_S) for host in before))
+        started = self._machines.start(specs)
+        for number, host in started.items():
+            self._hosts[number] = host
+            self._reasons.pop(number, None)
+            self._silence.begin(number)
+            self._listen_to(number, host)
+        self._coming |= {*started}
+        self._starting |= {*started}
+        if self._watching is None:
+            self._watching = spawn(self._watch())
+        try:
+            return await asyncio.gather(*self._expect([*started]))
+        except BaseException:
+            self._dismiss(self._coming, "another one of those that were started with it has failed")
+            raise
+
+    def _listen_to(self, number: int, host: Host) -> None:
+        host.link.open(
+            self._loop,
+            lambda report: self._dispatch(number, report),
+            lambda: self._gone(number, host),
+            lambda: self._silence.sign(number),
+        )
 
     def regain(self) -> None:
         """Bring back nodes that are gone; those that have come are there for ``start_again``.
@@ -184,9 +275,9 @@ class WorkerPool:
 
     def lost(self) -> set[int]:
         """Workers that are gone and can be started: others wait for a node."""
-        gone = self._topology.workers - self._supervisor.live
-        absent = {n for n in gone if self._topology.node(n) in self._machines.lost}
-        for part in self._topology.replicas.values():
+        gone = {*range(len(self._placement.slots))} - self._live
+        absent = {n for n in gone if self._placement.node(n) in self._machines.lost}
+        for part in self._placement.replicas.values():
             if absent & {*part}:
                 absent |= {*part}
         return gone - absent
@@ -206,13 +297,16 @@ class WorkerPool:
             await self.onload("rollout")
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
-        """Those that were started again take part; the engines and replicas that are back, whose
+        """Those that were started take part; the engines and replicas that are there now, whose
         weights are not those of the others.
 
-        Raises ``WorkerError`` when one has gone meanwhile.
+        Raises ``WorkerError`` when one has gone meanwhile: then none of them is left.
         """
+        if self._spoiled:
+            raise WorkerError(self._spoiled)
         engines, replicas = {*self.engines}, {*self.replicas}
-        self._newcomers = self._supervisor.admit()
+        self._newcomers, self._coming = self._coming, set()
+        self._live |= self._newcomers
         return (
             tuple(engine for engine in self.engines if engine not in engines),
             tuple(replica for replica in self.replicas if replica not in replicas),
@@ -220,8 +314,7 @@ class WorkerPool:
 
     def give_up(self) -> None:
         """Those that were admitted last cannot take part after all."""
-        self._supervisor.dismiss(self._newcomers, "it was given up")
-        self._topology.forget(self._newcomers)
+        self._dismiss(self._newcomers, "it was given up")
         self._newcomers = set()
 
     def _store(self) -> str:
@@ -254,9 +347,9 @@ class WorkerPool:
         self._met = self.replicas
         place = self._meeting()
         for rank, replica in enumerate(self._met):
-            for part, number in enumerate(self._topology.replicas[replica]):
+            for part, number in enumerate(self._placement.replicas[replica]):
                 reform = msg.Reform(rank=rank, world=len(self._met), rendezvous=f"{place}-{part}")
-                self._supervisor.send(number, reform)
+                self._send([number], reform)
 
     def _meeting(self) -> str:
         """A place where workers of any nodes have never met."""
@@ -293,7 +386,7 @@ class WorkerPool:
                     self._lead(size, engine, command)
 
     def _lead(self, size: int, engine: EngineId, command: msg.EngineCommand) -> None:
-        self._supervisor.send(self._topology.engines[size, engine][0], command)
+        self._send(self._placement.engines[size, engine][:1], command)
 
     def share(self) -> ReplicaId:
         """Let a replica share its weights with engines of other processes; which one."""
@@ -305,19 +398,19 @@ class WorkerPool:
 
     def home(self, replica: ReplicaId) -> int:
         """The node of a replica's lead, which shares its weights there."""
-        return self._topology.node(self._topology.replicas[replica][0])
+        return self._placement.node(self._placement.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:
         """That an engine is on."""
-        return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
+        return self._placement.node(self._placement.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
         """Bring weights of so many bytes, that a replica shares, to the other nodes: an engine of
         each receives them."""
-        sender = self._topology.replicas[replica][0]
+        sender = self._placement.replicas[replica][0]
         first = {self.node(engine): engine for engine in reversed(self.engines)}
         receivers = [engine for node, engine in first.items() if node != self.home(replica)]
-        workers = [self._topology.engines[self._sizes[0], engine][0] for engine in receivers]
+        workers = [self._placement.engines[self._sizes[0], engine][0] for engine in receivers]
         if not workers:
             return ()
         if self._carriers != (sender, *workers):
@@ -328,9 +421,9 @@ class WorkerPool:
                 rank=rank,
                 world=len(self._carriers),
                 size=size,
-                name=f"{self._name(self._topology.node(worker))}-weights",
+                name=f"{self._name(self._placement.node(worker))}-weights",
             )
-            self._supervisor.send(worker, command)
+            self._send([worker], command)
         return receivers
 
     def part(self) -> None:
@@ -339,9 +432,10 @@ class WorkerPool:
 
     def abandon(self, kept: Sequence[int], why: str) -> None:
         """Go on with the engines of these nodes only; the others' loss is reported."""
-        for number in sorted(self._supervisor.live):
-            if self._topology.decodes(number) and self._topology.node(number) not in kept:
-                self._supervisor.put_down(number, why)
+        for number in sorted(self._live):
+            slot = self._placement.slots[number]
+            if slot.engine is not None and slot.device.node not in kept:
+                self._put_down(number, why)
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
         """Tell all engines of the smallest size, and any that is formed later, to take these."""
@@ -374,13 +468,20 @@ class WorkerPool:
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
         self._summing[replica] += isinstance(command, msg.Accumulate)
-        lead, *others = self._topology.replicas[replica]
-        if not others:
-            self._supervisor.send(lead, command)
-            return
-        data = encode(command)
-        for number in (lead, *others):
-            self._supervisor.send_encoded(number, data)
+        self._send(self._placement.replicas[replica], command)
+
+    def _send(self, workers: Iterable[int], command: msg.Command) -> None:
+        """To those of them that live."""
+        live = [number for number in workers if number in self._live]
+        data = encode(self.outgoing(command)) if live else memoryview(b"")
+        for number in live:
+            self._hosts[number].link.send_encoded(data)
+
+    def _expect(self, workers: Iterable[int]) -> list[asyncio.Future[msg.Report]]:
+        """The answer of each, ``Ready`` or ``Done``, which it gives once."""
+        answers = {worker: self._loop.create_future() for worker in workers}
+        self._answers.update(answers)
+        return [*answers.values()]
 
     async def ask(self, command: msg.Save | msg.Load, replicas: Sequence[ReplicaId]) -> None:
         """Send a command and wait until it is done.
@@ -389,12 +490,11 @@ class WorkerPool:
         """
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
-        workers = [n for r in replicas for n in self._topology.replicas[r]]
+        workers = [n for r in replicas for n in self._placement.replicas[r]]
         if self._leaves:  # for that its state comes back to the devices
             await self.offload("rollout")
-        answers = self._supervisor.expect(workers)
-        for worker in workers:
-            self._supervisor.send(worker, command)
+        answers = self._expect(workers)
+        self._send(workers, command)
         try:
             answered = await asyncio.gather(*answers)
         finally:
@@ -428,22 +528,46 @@ class WorkerPool:
         else:
             then()
 
+    # What workers say, and how they end ----------------------------------------------------------
+
     def _dispatch(self, number: int, report: msg.Report) -> None:
         match report:
-            case msg.Finished() | msg.Aborted() | msg.Failed() | msg.WeightsLoaded() | msg.Slept():
-                self._listener.engine(self._topology.engine(number), report)
-            case msg.Carried() if self._topology.decodes(number):
-                self._listener.engine(self._topology.engine(number), report)
-            case msg.Carried():
-                self._listener.replica(self._topology.replica(number), report)
+            case msg.Ready() | msg.Done():
+                self._starting.discard(number)
+                answer = self._answers.pop(number, None)
+                if answer is not None and not answer.done():  # cancelled: nobody waits any more
+                    answer.set_result(report)
+            case msg.Died():
+                self._forget(number, report.fault.text, report.fault)
+            case msg.Beat():
+                self._silence.work(number, report.at, report.done, report.longest_s)
+                self.beat(report)
+            case msg.Noted():
+                if report.text not in self._noted:
+                    self._noted.add(report.text)
+                    self._note(report.text)
             case msg.Accumulated() | msg.ScoredSamples() | msg.Applied() | msg.Shared():
-                of_all = self._topology.hear(number, self._timed(number, report))
-                if of_all is not None:
-                    self._heard(self._topology.replica(number), of_all)
+                self._hear_replica(number, self._timed(number, report))
+            case msg.Carried() if self._placement.slots[number].engine is None:
+                self._listener.replica(self._placement.replica(number), report)
             case _:
-                raise AssertionError(report)
+                self._listener.engine(self._placement.engine(number), report)
 
-    def _heard(self, replica: ReplicaId, report: msg.ReplicaReport) -> None:
+    def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
+        """Tell of a replica's report when all of its workers have sent theirs.
+
+        Each of them covers the whole replica, so it is the lead's; it took from the first's start
+        to the last's end.
+        """
+        replica = self._placement.replica(number)
+        part = self._placement.replicas[replica]
+        if len(part) > 1:
+            self._parts[number].append(report)
+            if not all(self._parts[member] for member in part):
+                return
+            sent = [self._parts[member].popleft() for member in part]
+            began, ended = min(each.start_s for each in sent), max(each.end_s for each in sent)
+            report = replace(sent[0], start_s=began, end_s=ended)
         if isinstance(report, msg.Accumulated):
             self._summing[replica] -= 1
             self._wake()
@@ -451,17 +575,65 @@ class WorkerPool:
 
     def _timed(self, number: int, report: msg.ReplicaReport) -> msg.ReplicaReport:
         """With times of the driver's clock: it took as long, and ended when it was heard."""
-        if not self._nodes[self._topology.node(number)].elsewhere:
+        if not self._nodes[self._placement.node(number)].elsewhere:
             return report
         now = time.monotonic()
         return replace(report, start_s=now - (report.end_s - report.start_s), end_s=now)
 
+    async def _watch(self) -> None:
+        """Kill whoever has stopped to give signs of life, or hangs: its link closes, and that is
+        told."""
+        while True:
+            await asyncio.sleep(self._silence.every_s)
+            if self._frozen:
+                for number in self._live | self._coming:
+                    self._silence.begin(number)
+                continue
+            lost = self._silence.look(self._live | self._coming, self._starting)
+            for number, why in lost.items():
+                self._put_down(number, why)
+
+    def _put_down(self, number: int, why: str) -> None:
+        """Its link closes, and that is told."""
+        if number in self._live | self._coming:
+            self._reasons[number] = why
+            self._hosts[number].kill()
+
+    def _gone(self, number: int, host: Host) -> None:
+        """Its link has closed; how it ended may take some seconds to see."""
+        if number in self._reasons:
+            self._forget(number, self._reasons[number])
+            return
+        asking = spawn(self._ask_end(number, host))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def _ask_end(self, number: int, host: Host) -> None:
+        end = await host.end()
+        if self._hosts[number] is host and number in self._live | self._coming:
+            self._forget(number, self._reasons.get(number, end))
+
+    def _forget(self, number: int, why: str, fault: Fault | None = None) -> None:
+        lived = number in self._live
+        self._leave(number)
+        text = f"worker {number} died: {why}"
+        user = fault.error() if fault is not None and fault.kind == "user" else None
+        waiting = self._answers.pop(number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(user or WorkerError(text))
+        if lived and user is not None:
+            raise user  # others in its place would come to the same: whatever is waited for ends
+        if lived:
+            self._lose(number, text)
+        else:
+            self._spoiled = text
+            self._dismiss(self._coming, text)
+
     def _lose(self, number: int, text: str) -> None:
         """A worker is gone, and others are of no use without it."""
         formed = [(size, engine) for engine, size in self._formed.items()]
-        workers, engines, replicas = self._topology.without(number, formed)
-        self._supervisor.dismiss(workers, text)
-        self._topology.forget(workers)
+        workers, engines, replicas = self._placement.without(number, formed)
+        self._dismiss(workers, text)
         if workers & {*self._carriers}:
             self.part()
         if replicas:
@@ -474,7 +646,46 @@ class WorkerPool:
         self._wake()
         self._listener.lost(Loss(engines=engines, replicas=replicas, text=text))
 
+    def _dismiss(self, numbers: Collection[int], why: str) -> None:
+        """End some at once, and with one of those that were started all of these.
+
+        Nobody is told but those who wait for their answers.
+        """
+        chosen = {*numbers}
+        if chosen & self._coming:
+            self._spoiled = why
+            chosen |= self._coming
+        for number in sorted(chosen & (self._live | self._coming)):
+            self._leave(number).kill()
+            answer = self._answers.pop(number, None)
+            if answer is not None and not answer.done():  # cancelled: nobody waits any more
+                answer.set_exception(WorkerError(why))
+
+    def _leave(self, number: int) -> Host:
+        """Listen to a worker no more, and forget its reports that wait for its replica's others."""
+        for some in (self._live, self._coming, self._starting):
+            some.discard(number)
+        self._parts.pop(number, None)
+        host = self._hosts[number]
+        host.link.close()
+        return host
+
     def close(self) -> None:
         """Stop all workers; those that do not listen are killed."""
-        self._supervisor.close()
+        for task in self._asking | ({self._watching} if self._watching else set()):
+            task.cancel()
+        try:
+            for number in self._live | self._coming:
+                self._hosts[number].link.send(msg.Stop())
+                self._hosts[number].link.close()
+            until = time.monotonic() + _CLOSE_S
+            for host in self._hosts.values():
+                host.wait(max(0.0, until - time.monotonic()))
+        finally:
+            for host in self._hosts.values():
+                host.kill()
+            for host in self._hosts.values():
+                host.wait(_GONE_S)
+        self._live.clear()
+        self._coming.clear()
         self._machines.close()

@@ -11,7 +11,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool.in_process import Workers
-from rollpacker.runtime.pool.topology import Listener, Loss
+from rollpacker.runtime.pool.pool import Listener, Loss
 
 _TRIES = 3
 """At bringing weights to other nodes, without a loss that says why it failed."""

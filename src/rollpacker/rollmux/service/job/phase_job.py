@@ -34,8 +34,8 @@ from rollpacker.rollmux.service.client.client import (
 )
 from rollpacker.rollmux.service.client.phase import HeldLease, StateLostError, acquire
 from rollpacker.rollmux.service.job.submission import attach, connect, job_id, job_spec, register
-from rollpacker.runtime.cluster.agent_process import start_agent
 from rollpacker.runtime.cluster.cluster import Launcher
+from rollpacker.runtime.ipc.rendezvous import start_agent
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.step.phase_nodes import DisplacedError, Tenant, WaitStoppedError
 

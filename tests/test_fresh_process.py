@@ -107,9 +107,7 @@ def found(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_what_workers_are_forked_off_asks_for_no_device(found: dict[str, Any]) -> None:
     assert found["preloaded"] is None, found["preloaded"]
-    assert {"rollpacker.runtime.worker.colocated_worker", "numba", "torch"} <= set(
-        found["imported"]
-    )
+    assert {"rollpacker.runtime.worker.worker_process", "numba", "torch"} <= set(found["imported"])
 
 
 def test_nothing_looks_through_it_for_garbage_and_its_workers_look_for_theirs(

@@ -99,15 +99,13 @@ class Draw(NamedTuple):
     domain: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forced(msg.Submit):
+class Forced(msg.Submit, frozen=True, kw_only=True):
     """Sample these, with the lengths of the prompts that they stand for."""
 
     draws: tuple[Draw, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Punctual(msg.Beat):
+class Punctual(msg.Beat, frozen=True, kw_only=True):
     """A sign of life with how late actions of this process ran, since it began.
 
     ``process`` is the number of its first worker.

@@ -29,7 +29,7 @@ from rollpacker.emulate.reward import head_of
 from rollpacker.engine.base import EngineInfo, Output, Request
 from rollpacker.policy.engines.device_split import turns
 from rollpacker.processes.children import shielded
-from rollpacker.runtime.ipc.link import Wire, WorkerChannel
+from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
@@ -446,7 +446,7 @@ def main(ends: Sequence[End], orders: Orders) -> None:
             _die(ends, Fault(kind="crash", text=traceback.format_exc()))
 
 
-def _die(ends: Sequence[WorkerChannel], fault: Fault) -> None:
+def _die(ends: Sequence[Wire], fault: Fault) -> None:
     """None of the workers can go on."""
     for end in ends:
         with contextlib.suppress(OSError):
@@ -518,7 +518,7 @@ class Process:
         specs = orders.specs
         self.responses = EmulatedResponses(orders.emulated, specs[0].max_length, orders.vocabulary)
         self._orders = orders
-        self._ends: dict[int, WorkerChannel] = dict(enumerate(ends))
+        self._ends: dict[int, Wire] = dict(enumerate(ends))
         self._touched: dict[int, SimWorker] = {}
         sizes = [spec.engine.span.size for spec in specs if spec.engine is not None]
         self._size = min(sizes, default=1)

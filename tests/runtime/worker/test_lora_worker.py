@@ -25,8 +25,8 @@ from rollpacker import config
 from rollpacker.core.types import EngineId, Group, GroupPart, PromptId, ReplicaId, Sample
 from rollpacker.engine.base import Output
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.worker.colocated_worker import ColocatedWorker
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, Server, WorkerSpec
+from rollpacker.runtime.worker.worker_process import ColocatedWorker
 
 PROMPT = "012"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

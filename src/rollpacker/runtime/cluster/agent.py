@@ -27,7 +27,7 @@ from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import Belongings
-from rollpacker.runtime.worker.heartbeat import Heartbeat
+from rollpacker.runtime.worker.worker import Heartbeat
 
 _FENCE = 30
 """Heartbeats without a word of the driver after which it is taken for gone, and workers for

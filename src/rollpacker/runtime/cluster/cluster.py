@@ -7,9 +7,10 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from rollpacker.config import RunConfig
 from rollpacker.processes.children import allow_files
@@ -31,8 +32,7 @@ _COMING_S = 120.0
 # What the driver and the agents say, besides ``Stop``, ``Died`` and, of the driver, ``Beat``.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """This is the run; ``mark``: a file of its folder that every node has to see, and what it holds
     (a node's own disk may have another of that name)."""
 
@@ -40,8 +40,7 @@ class Welcome:
     mark: tuple[Path, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """Of an agent: its devices, the run's folder on its node, and the node's address."""
 
     places: tuple[Place, ...]
@@ -49,38 +48,33 @@ class Arrived:
     address: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentAlive:
+class AgentAlive(msgspec.Struct, frozen=True, kw_only=True):
     """Of an agent: a sign of life, with what its clock says, in monotonic seconds."""
 
     clock: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Until:
+class Until(msgspec.Struct, frozen=True, kw_only=True):
     """Workers may run until then, by the agent's clock; after it they stand still until they may
     run again. None: as long as they like."""
 
     stop_at: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True, kw_only=True):
     """Start these workers with ``start``; each comes to the driver's gate."""
 
     specs: Sequence[WorkerSpec]
     start: Start
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """End a worker at once, stopped or not."""
 
     worker: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnded:
+class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True):
     """Of an agent: a worker has ended, with this exit code."""
 
     worker: int

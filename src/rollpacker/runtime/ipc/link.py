@@ -1,4 +1,4 @@
-"""The driver's end of a socket to a worker, wherever that is: it never waits."""
+"""A socket between a driver and a worker: the driver's end never waits, the worker's does."""
 
 from __future__ import annotations
 
@@ -15,79 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.processes.frames import Inbox, Outbox
-
-# --- channel: How a driver and a worker talk, whatever lies between them.
-
-
-class WorkerChannel(Protocol):
-    """A worker's end: whole messages, in order, none lost while both ends live (``Wire``)."""
-
-    def send(self, obj: Any, /) -> None:
-        """Send a message. Raises ``OSError`` when the other end is gone."""
-        ...
-
-    def recv(self) -> Any:
-        """Wait for the next message. Raises ``EOFError`` or ``OSError`` when the other end is
-        gone."""
-        ...
-
-    def close(self) -> None:
-        """Say no more; the other end will see it."""
-        ...
-
-
-class DriverChannel(Protocol):
-    """The driver's end, which never waits (``Link``)."""
-
-    def open(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        hear: Callable[[Any], None],
-        gone: Callable[[], None],
-        sign: Callable[[], None] = ...,
-    ) -> None:
-        """Begin to listen: ``hear`` takes each message, ``gone`` is told once that the other end is
-        gone, ``sign`` that something came."""
-        ...
-
-    def send(self, message: Any) -> None:
-        """Send a message, now or when the other end takes it."""
-        ...
-
-    def send_encoded(self, data: memoryview) -> None:
-        """The same, of a message that goes to several (``encode``)."""
-        ...
-
-    def close(self) -> None:
-        """Say and hear no more; the other end sees it."""
-        ...
-
-
-class Host(Protocol):
-    """What a worker runs in, from the driver's side."""
-
-    @property
-    def link(self) -> DriverChannel: ...
-
-    @property
-    def pid(self) -> int:
-        """Its process, on whatever node that is; 0 when it is not known."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Give it so long to end."""
-        ...
-
-    def kill(self) -> None:
-        """End it, stopped or not; its link sees it, and nobody waits for it."""
-        ...
-
-    async def end(self, seconds: float = 5.0) -> str:
-        """How it ended, in words; it has so many seconds for that."""
-        ...
-
-
-# --- wire: Messages as they go through a socket, and a worker's end of one, which waits.
 
 HEAD = struct.Struct("<Q")
 """Before each message: its length."""
@@ -158,9 +85,6 @@ class Wire:
 
     def close(self) -> None:
         self._end.close()
-
-
-# --- link
 
 
 class Link:
@@ -287,3 +211,27 @@ class Link:
                 while self._end.recv(1 << 16):
                     pass
         self.close()
+
+
+class Host(Protocol):
+    """What a worker runs in, from the driver's side."""
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def pid(self) -> int:
+        """Its process, on whatever node that is; 0 when it is not known."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Give it so long to end."""
+        ...
+
+    def kill(self) -> None:
+        """End it, stopped or not; its link sees it, and nobody waits for it."""
+        ...
+
+    async def end(self, seconds: float = 5.0) -> str:
+        """How it ended, in words; it has so many seconds for that."""
+        ...

@@ -1,13 +1,10 @@
-"""What the driver and its workers say to each other. Order in a channel is order of effect.
-
-Without slots: a frozen class with slots pickles through Python code.
-"""
+"""What the driver and its workers say to each other. Order in a channel is order of effect."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,13 +15,11 @@ from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.train.base import Partial, SampleId, Update
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeginStep:
+class BeginStep(msgspec.Struct, frozen=True, kw_only=True):
     """Count work from now on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadWeights:
+class LoadWeights(msgspec.Struct, frozen=True, kw_only=True):
     """Decode with the newest weights, ``version``; nothing may be running. Answered by
     ``WeightsLoaded``. ``weights``: where they are; None: those of the process's own replica."""
 
@@ -32,74 +27,63 @@ class LoadWeights:
     weights: SharedWeights | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sleep:
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """Give the KV cache's memory back until weights come; nothing may be running. Answered by
     ``Slept``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offload:
+class Offload(msgspec.Struct, frozen=True, kw_only=True):
     """Other jobs take the devices: leave them, and wait in host memory. An engine that is given
     weights meanwhile loads them when it is back. Answered by ``Done``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Onload:
+class Onload(msgspec.Struct, frozen=True, kw_only=True):
     """Come back to the devices. Answered by ``Done``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """Sample these."""
 
     requests: Sequence[Request]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True, kw_only=True):
     """Stop these; answered by ``Aborted`` for those that were still there."""
 
     attempts: Sequence[AttemptId]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeAhead:
+class DecodeAhead(msgspec.Struct, frozen=True, kw_only=True):
     """Decode ahead so, until new weights come."""
 
     how: Speculation
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proceed:
+class Proceed(msgspec.Struct, frozen=True, kw_only=True):
     """In lockstep: what finished has been dealt with, decode on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accumulate:
+class Accumulate(msgspec.Struct, frozen=True, kw_only=True):
     """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
 
     parts: tuple[GroupPart, ...]
     groups: Sequence[Group]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of these under the weights in place; answered by ``ScoredSamples``."""
 
     groups: Sequence[Group]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Apply:
+class Apply(msgspec.Struct, frozen=True, kw_only=True):
     """Reduce, divide, update; answered by ``Applied``, with a checksum if asked for."""
 
     total: Partial
     checksum: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Put the weights to where engines of other processes read them; answered by ``Shared``.
 
     ``name``: of a file that may be needed for it.
@@ -108,8 +92,7 @@ class Share:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reform:
+class Reform(msgspec.Struct, frozen=True, kw_only=True):
     """Join a new process group: ``rank`` of ``world``, meeting at ``rendezvous`` (``Span``)."""
 
     rank: int
@@ -117,27 +100,23 @@ class Reform:
     rendezvous: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Save:
+class Save(msgspec.Struct, frozen=True, kw_only=True):
     """Write model and optimizer under ``folder``; answered by ``Done``."""
 
     folder: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Restore model and optimizer from ``folder``; answered by ``Done``."""
 
     folder: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Leave."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carry:
+class Carry(msgspec.Struct, frozen=True, kw_only=True):
     """Bring shared weights to the other nodes that decode, once each; answered by ``Carried``.
 
     Args:
@@ -161,8 +140,7 @@ ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Car
 Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine and its process have done since ``BeginStep``, or the last report of it.
 
     Args:
@@ -184,7 +162,7 @@ class Work:
     cpu_s: float
     decode_cpu_s: float
     cached_tokens: int = 0
-    decode_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    decode_s: Mapping[int, float] = msgspec.field(default_factory=dict[int, float])
 
     def __add__(self, other: Work) -> Work:
         """Of both, ``other`` being the later one."""
@@ -200,15 +178,13 @@ class Work:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """The worker has its model, and the engine that it leads, if it does, can do this."""
 
     info: EngineInfo | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The process lives.
 
     Args:
@@ -222,15 +198,13 @@ class Beat:
     longest_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noted:
+class Noted(msgspec.Struct, frozen=True, kw_only=True):
     """The user should know."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsLoaded:
+class WeightsLoaded(msgspec.Struct, frozen=True, kw_only=True):
     """The engine has them; ``size``: devices that it spans."""
 
     version: int
@@ -238,38 +212,33 @@ class WeightsLoaded:
     size: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slept:
+class Slept(msgspec.Struct, frozen=True, kw_only=True):
     """The engine of ``size`` devices has no KV cache, and has done this."""
 
     work: Work
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """These attempts are complete."""
 
     outputs: Sequence[Output]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aborted:
+class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     """These attempts have stopped; partial outputs. What had ended before is not among them."""
 
     outputs: Sequence[Output]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """The engine could not take or finish these attempts."""
 
     attempts: Sequence[AttemptId]
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accumulated:
+class Accumulated(msgspec.Struct, frozen=True, kw_only=True):
     """The gradients of these parts are in the sum. Times are of the monotonic clock."""
 
     parts: tuple[GroupPart, ...]
@@ -278,8 +247,7 @@ class Accumulated:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredSamples:
+class ScoredSamples(msgspec.Struct, frozen=True, kw_only=True):
     """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
 
     logprobs: dict[SampleId, NDArray[np.float32]]
@@ -287,8 +255,7 @@ class ScoredSamples:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
 
     update: Update
@@ -297,8 +264,7 @@ class Applied:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """The weights are there; None from those that do not lead their replica."""
 
     weights: SharedWeights | None
@@ -306,8 +272,7 @@ class Shared:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
+class Done(msgspec.Struct, frozen=True, kw_only=True):
     """It has ended; ``fault`` says what went wrong.
 
     Args:
@@ -318,15 +283,13 @@ class Done:
     host_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Died:
+class Died(msgspec.Struct, frozen=True, kw_only=True):
     """The worker cannot go on."""
 
     fault: Fault
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """The weights have come, or have been sent. ``problem``: why not, in words."""
 
     weights: SharedWeights | None

@@ -7,9 +7,11 @@ import contextlib
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
+
+from msgspec.structs import replace
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, Phase, ReplicaId

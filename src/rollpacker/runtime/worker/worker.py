@@ -10,15 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
 from rollpacker.config import RunConfig
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.engine.base import ALONE, Span
-from rollpacker.runtime.ipc.link import WorkerChannel
+from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.worker.heartbeat import Heartbeat
 
 Send = Callable[[msg.Report], None]
 """Takes a report to the driver."""
@@ -126,6 +125,39 @@ def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
     return load_model(spec.config.model, spec.device)
 
 
+class Heartbeat:
+    """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then.
+
+    Args:
+        channel: to the driver.
+        heartbeat_s: seconds between two signs of life.
+        beat: makes them.
+    """
+
+    def __init__(
+        self, channel: Wire, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
+    ) -> None:
+        self._channel = channel
+        self._make = beat
+        self._heartbeat_s = heartbeat_s
+        self._sending = Lock()
+        self.stopped = Event()
+        """Set it where there is no more to say."""
+        Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def send(self, report: Any) -> None:
+        """Tell the driver. Raises ``OSError`` when it is gone."""
+        with self._sending:
+            self._channel.send(report)
+
+    def _beat(self) -> None:
+        try:
+            while not self.stopped.wait(self._heartbeat_s):
+                self.send(self._make())
+        except OSError:
+            return  # the driver is gone; whoever serves it sees that too
+
+
 class Server:
     """Serves a driver: its commands first, then the role's own work.
 
@@ -134,7 +166,7 @@ class Server:
         heartbeat_s: seconds between two signs of life.
     """
 
-    def __init__(self, channel: WorkerChannel, heartbeat_s: float) -> None:
+    def __init__(self, channel: Wire, heartbeat_s: float) -> None:
         self._channel = channel
         self._inbox: SimpleQueue[msg.Command | None] = SimpleQueue()
         self._at = ""

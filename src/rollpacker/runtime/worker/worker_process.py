@@ -1,21 +1,88 @@
-"""The entry point of a worker's process, and what is told of its death."""
+"""A worker's process: its entry point, its role, and what is told of its death."""
 
 from __future__ import annotations
 
+import copy
 import os
 import traceback
+from typing import Any
 
+from rollpacker.config import FSDPTrainerConfig, RunConfig
+from rollpacker.engine.configured import build_engine
 from rollpacker.processes.children import keep_to_itself, shielded
-from rollpacker.runtime.ipc.link import WorkerChannel
+from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
-from rollpacker.runtime.worker.colocated_worker import ColocatedWorker
-from rollpacker.runtime.worker.engine_worker import engine_worker
-from rollpacker.runtime.worker.train_worker import replica_worker
-from rollpacker.runtime.worker.worker import Role, Send, Server, WorkerSpec
+from rollpacker.runtime.worker.engine_worker import EngineWorker, engine_worker, measured
+from rollpacker.runtime.worker.train_worker import (
+    TrainWorker,
+    replica_worker,
+    train_worker,
+    trainer_of,
+)
+from rollpacker.runtime.worker.worker import Commands, Role, Send, Server, WorkerSpec, prepared
 
 
-def main(channel: WorkerChannel, spec: WorkerSpec) -> None:
+class ColocatedWorker:
+    """An engine and a training replica, or a part of one: decodes while it has attempts, sums
+    gradients while it has none.
+
+    They are over the same weights where they can: with LoRA and with sharded weights the engine has
+    a model of its own, which every step fills.
+    """
+
+    def __init__(self, spec: WorkerSpec, send: Send) -> None:
+        config = spec.config
+        model, tokenizer = prepared(spec)
+        decoded = _decoded(config, model)
+        engine = build_engine(config, decoded, tokenizer, spec.device, alone=False)
+        info = measured(engine, send, spec.max_length)
+        trainer = trainer_of(spec, model, tokenizer)
+        shared = trainer.shares_weights
+        self._engine = EngineWorker(
+            engine,
+            send,
+            lambda: None if shared else trainer.weights(),
+            lockstep=config.deterministic,
+        )
+        self._trainer = train_worker(spec, trainer, send)
+        self.commands: Commands = {**self._engine.commands, **self._trainer.commands}
+        send(msg.Ready(info=info))
+
+    @property
+    def _next(self) -> EngineWorker | TrainWorker:
+        """Decode first: whoever waits for the tail waits for all."""
+        return self._engine if self._engine.busy() else self._trainer
+
+    @property
+    def at(self) -> str:
+        return self._next.at
+
+    def busy(self) -> bool:
+        """Whether either has something to do."""
+        return self._next.busy()
+
+    def work(self) -> bool | None:
+        return self._next.work()
+
+    def close(self) -> None:
+        self._engine.close()
+        self._trainer.close()
+
+
+def _decoded(config: RunConfig, model: Any) -> Any:
+    """The model that the engine decodes from: the trained one, or one for its merged adapters or
+    gathered weights."""
+    if isinstance(config.trainer, FSDPTrainerConfig):
+        return copy.deepcopy(model)
+    if config.model.lora_rank == 0:
+        return model
+    from rollpacker.train.model.lora import engine_copy
+
+    return engine_copy(model)
+
+
+def main(channel: Wire, spec: WorkerSpec) -> None:
     """Entry point of the process: serve until told to stop or the driver is gone."""
     environment = spec.config.environment
     if environment is not None and environment.kind == "agent":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rollpacker import job as jobs
 from rollpacker.config import RunConfig
 from rollpacker.core import journal
-from rollpacker.emulate import hosts
+from rollpacker.emulate import worker
 from rollpacker.emulate.paper_job import Paper, paper_job
 from rollpacker.emulate.twin import simulate
 from rollpacker.job.ask.doctor import look
@@ -47,7 +47,7 @@ def imported_once() -> Iterator[None]:
     forked = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("forkserver"))
     multiprocessing.set_forkserver_preload([*PRELOADED])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "multiprocessing", forked)
+        patch.setattr(worker, "multiprocessing", forked)
         yield
 
 

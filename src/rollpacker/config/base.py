@@ -9,15 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
-# --- Names on the hub
-
 
 def only_here(path: str) -> bool:
     """Whether it cannot be a name on the hub, which has one slash at most."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1
 
-
-# --- Names in a model's config.json
 
 ROUTED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token")
 """How many experts a token goes to."""

@@ -64,8 +64,6 @@ def masked_command(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-# --- Keys of TRL, verl, OpenRLHF, ROLL, slime and prime-rl, as hints for unknown ones
-
 _NAMES: Mapping[str, str] = {
     # Responses
     "rollout.num_generations": "n n_samples_per_prompt num_return_sequences "
@@ -164,7 +162,8 @@ _NAMES: Mapping[str, str] = {
     "eval.temperature": "eval_temperature",
     "environment": "multi_turn agent_func_path",
 }
-"""Names by our key; those that say less than they ask (``use_vllm``) too."""
+"""Names of TRL, verl, OpenRLHF, ROLL, slime and prime-rl, by our key; those that say less than they
+ask (``use_vllm``) too."""
 
 KEYS: Mapping[str, str] = {name: key for key, names in _NAMES.items() for name in names.split()}
 """Our key by the last part of another framework's."""
@@ -217,8 +216,6 @@ REASONS: Mapping[str, str] = {
 }
 """Why there is no such key, by the last part of another framework's."""
 
-
-# --- Mistakes, a sentence for each key
 
 _LONGEST = 80
 """Characters of a wrong value that are shown."""
@@ -344,8 +341,6 @@ def _sections(tree: type[Config]) -> list[tuple[str, type[Config]]]:
     below = [(key.path, model) for key in keys(tree) for model in key.sections]
     return [("", tree), *((re.sub(r"\[\w*\]", "", path), model) for path, model in below)]
 
-
-# --- A YAML file plus ``key.sub=value`` overrides
 
 Tree = TypeVar("Tree", bound=Config)
 

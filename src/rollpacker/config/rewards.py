@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
 
-# --- Environments of multi-turn responses
-
 CallFormat = Literal[
     "hermes",
     "llama3",

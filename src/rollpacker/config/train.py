@@ -8,8 +8,6 @@ from pydantic import Field, field_validator
 
 from rollpacker.config.base import Config, Fixed, Free, LastBits, Said, usual_kind
 
-# --- Policy-gradient algorithms
-
 
 class TokenClip(Config):
     """Algorithms with one clipped probability ratio for each token."""

@@ -15,8 +15,6 @@ from rollpacker.config.rewards import EnvironmentConfig, GradingConfig, RewardCo
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
 from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConfig
 
-# --- Samples that a run keeps
-
 
 class SamplesConfig(Config):
     """What ``samples/step-*.parquet`` hold besides numbers: [samples](samples.md)."""

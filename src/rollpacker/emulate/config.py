@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rollpacker.sim.costs import calibration
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import Ahead
 from rollpacker.sim.workload.source import LengthSource, load_source
+from rollpacker.sim.workload.workload import DrawnWorkload
 from rollpacker.sim.world.grading import RewardKind
 
 
@@ -73,6 +75,16 @@ class Emulated:
     def prompt_tokens(self) -> int:
         """Length that every prompt counts with, as in a simulation."""
         return self.source.prompt_tokens or self.calibration.prompt_tokens
+
+    def workload(self, domains: Mapping[str, float]) -> DrawnWorkload:
+        """Lengths of prompts of these domains, of which so much is drawn each."""
+        return DrawnWorkload(
+            self.source.lengths,
+            domains=domains,
+            prompt_tokens=self.prompt_tokens,
+            seed=self.run.seed,
+            recorded=self.source.recorded,
+        )
 
     def kind(self, domain: str) -> RewardKind:
         return self.config.rewards.get(domain, "math")

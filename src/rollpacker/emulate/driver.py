@@ -11,9 +11,9 @@ from typing import Any
 from rollpacker.config import RunConfig
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.emulate.config import Emulated
-from rollpacker.emulate.hosts import StartEmulated
 from rollpacker.emulate.messages import Draw, Forced, Lateness, Punctual
 from rollpacker.emulate.reward import BASE
+from rollpacker.emulate.worker import StartEmulated
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.cluster.nodes import Start
 from rollpacker.runtime.messages import messages as msg

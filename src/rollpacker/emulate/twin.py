@@ -16,7 +16,6 @@ from rollpacker.policy.engines.fleet import Fleet, colocated, grid, separate
 from rollpacker.policy.rollout import from_journal
 from rollpacker.sim.estimate import CostCase, EstimatedJob
 from rollpacker.sim.workload.source import LengthSource
-from rollpacker.sim.workload.workload import DrawnWorkload
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.step import StepResult
 from rollpacker.sim.world.world import World
@@ -39,16 +38,9 @@ def simulate(run: Path) -> list[StepResult]:
         reward_phase=not settings.asynchronous_grading,
     )
     running = getattr(config.engine, "max_running", costs.max_running)
-    workload = DrawnWorkload(
-        emulated.source.lengths,
-        domains=settings.sizes,
-        prompt_tokens=emulated.prompt_tokens,
-        seed=config.seed,
-        recorded=emulated.source.recorded,
-    )
     world = World(
         policy,
-        workload,
+        emulated.workload(settings.sizes),
         replace(costs, max_running=running, ahead=emulated.ahead),
         measure=config.rollout.planner != "off",
     )

@@ -1,4 +1,4 @@
-"""Emulated workers: they are told what real ones are told, and report the same.
+"""Emulated workers, many in a process: they are told what real ones are told, and report the same.
 
 Nothing here knows the driver's policy.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import pickle
 import selectors
+import signal
+import socket
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -35,16 +39,22 @@ from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.worker.worker import Commands, EnginePart, ReplicaPart, Send, WorkerSpec
 from rollpacker.sim.costs.costs import Rule
-from rollpacker.sim.workload.workload import DrawnWorkload, TurnScript, at_most
+from rollpacker.sim.workload.workload import TurnScript, at_most
 from rollpacker.sim.world.machines import SLEEP_S, bare_curve
 from rollpacker.sim.world.worker import GradientWork, SimWorker, StepWork
 from rollpacker.train.base import Partial, Update
 
-# --- responses: Emulated responses: forced lengths, random tokens, and in their first ones what a
-# grader finds.
-
 _CORPUS = 1 << 20
 _MOST_SAMPLES = 1 << 14
+_MAX_RUNNING = 1024
+"""Sequences that an engine without a setting for it decodes together."""
+_SHORT = 1 << 12
+"""Bytes of a message that may be for a worker that carries out none but ``Stop``."""
+_UNREAD = msg.Proceed()
+_ROUNDS = 8
+"""Parts of a heartbeat; in each a part of the workers gives its sign of life."""
+NO_WEIGHTS = SharedWeights(Path(), 0)
+"""There are none, and nobody looks."""
 
 
 class Coming(NamedTuple):
@@ -57,7 +67,8 @@ class Coming(NamedTuple):
 
 
 class EmulatedResponses:
-    """What the engines of one process answer.
+    """What the engines of one process answer: forced lengths, random tokens, and in their first
+    ones what a grader finds.
 
     Args:
         emulated: the devices.
@@ -70,26 +81,17 @@ class EmulatedResponses:
         self._cap = cap
         self._seed = emulated.run.seed
         self._step = -1
-        self._workload = self._drawn()
+        self._workload = emulated.workload({"default": 1.0})
         self._draws: dict[PromptId, Draw] = {}
         self._indices: dict[PromptId, dict[int, int]] = {}
         rng = np.random.default_rng([self._seed, 6])
         self._tokens = rng.integers(0, vocabulary, _CORPUS + cap, dtype=np.int32)
         self._logprobs = -rng.standard_exponential(_CORPUS + cap, dtype=np.float32)
 
-    def _drawn(self) -> DrawnWorkload:
-        return DrawnWorkload(
-            self._emulated.source.lengths,
-            domains={"default": 1.0},
-            prompt_tokens=self._emulated.prompt_tokens,
-            seed=self._seed,
-            recorded=self._emulated.source.recorded,
-        )
-
     def coming(self, step: int, request: Request, draw: Draw) -> Coming:
         """What a request of a step will give."""
         if step != self._step:
-            self._step, self._workload = step, self._drawn()
+            self._step, self._workload = step, self._emulated.workload({"default": 1.0})
             self._draws.clear()
             self._indices.clear()
         prompt, workload = request.group, self._workload
@@ -147,16 +149,6 @@ class EmulatedResponses:
             finish_reason="abort" if aborted else ended,
             weights_version=version,
         )
-
-
-# --- workers: Emulated engines and replicas: they are told what real ones are told, and report the
-# same.
-
-_MAX_RUNNING = 1024
-"""Sequences that an engine without a setting for it decodes together."""
-
-NO_WEIGHTS = SharedWeights(Path(), 0)
-"""There are none, and nobody looks."""
 
 
 class EmulatedEngine:
@@ -411,35 +403,13 @@ def _work(done: StepWork) -> msg.Work:
     )
 
 
-# --- process: The entry point of a process of emulated workers, and its loop.
-
-_SHORT = 1 << 12
-"""Bytes of a message that may be for a worker that carries out none but ``Stop``."""
-_UNREAD = msg.Proceed()
-_ROUNDS = 8
-"""Parts of a heartbeat; in each a part of the workers gives its sign of life."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """What a process of emulated workers is given.
-
-    Args:
-        specs: its workers'.
-        emulated: the devices.
-        vocabulary: token ids that responses may have.
-    """
-
-    specs: Sequence[WorkerSpec]
-    emulated: Emulated
-    vocabulary: int
-
-
-def main(ends: Sequence[End], orders: Orders) -> None:
-    """Serve until all drivers' ends are closed, or told to stop."""
+def main(
+    ends: Sequence[End], specs: Sequence[WorkerSpec], emulated: Emulated, vocabulary: int
+) -> None:
+    """Serve as these workers until all drivers' ends are closed, or told to stop."""
     with shielded():
         try:
-            Process(ends, orders).serve()
+            Process(ends, specs, emulated, vocabulary).serve()
         except ValueError as error:
             _die(ends, Fault(kind="user", text=str(error)))
         except Exception:
@@ -509,15 +479,22 @@ class Process:
 
     Args:
         ends: to the driver.
-        orders: which workers they are.
+        specs: which workers they are.
+        emulated: the devices.
+        vocabulary: token ids that responses may have.
     """
 
-    def __init__(self, ends: Sequence[End], orders: Orders) -> None:
-        self.emulated = orders.emulated
-        self.agenda = WallAgenda(orders.emulated.config.factor)
-        specs = orders.specs
-        self.responses = EmulatedResponses(orders.emulated, specs[0].max_length, orders.vocabulary)
-        self._orders = orders
+    def __init__(
+        self,
+        ends: Sequence[End],
+        specs: Sequence[WorkerSpec],
+        emulated: Emulated,
+        vocabulary: int,
+    ) -> None:
+        self.emulated = emulated
+        self.agenda = WallAgenda(emulated.config.factor)
+        self.responses = EmulatedResponses(emulated, specs[0].max_length, vocabulary)
+        self._number = specs[0].rank
         self._ends: dict[int, Wire] = dict(enumerate(ends))
         self._touched: dict[int, SimWorker] = {}
         sizes = [spec.engine.span.size for spec in specs if spec.engine is not None]
@@ -535,18 +512,18 @@ class Process:
         for worker, spec in enumerate(specs):
             engine = None
             if spec.engine is not None and spec.engine.span.rank == 0:
-                engine = EmulatedEngine(self, spec.engine, self._size, self._sender([worker]))
+                engine = EmulatedEngine(
+                    self, spec.engine, self._size, partial(self._send, [worker])
+                )
                 self._engines.append(engine)
                 self._commands[worker] |= engine.commands
-            if spec.replica is None:
-                info = None if engine is None else engine.info()
-                self._send([worker], msg.Ready(info=info))
-                continue
-            part = members.setdefault(spec.replica.replica, [])
-            part.append(worker)
-            if len(part) == 1:
-                replica = EmulatedReplica(self, spec.replica, self._sender(part), engine)
-                self._commands[worker] |= replica.commands
+            if spec.replica is not None:
+                part = members.setdefault(spec.replica.replica, [])
+                part.append(worker)
+                if len(part) == 1:
+                    send = partial(self._send, part)
+                    replica = EmulatedReplica(self, spec.replica, send, engine)
+                    self._commands[worker] |= replica.commands
             self._send([worker], msg.Ready(info=None if engine is None else engine.info()))
         for worker, commands in enumerate(self._commands):
             if commands:
@@ -556,9 +533,6 @@ class Process:
         """To another node, at once as within one."""
         now = self.agenda.clock_s(self.agenda.now)
         self._send([worker], msg.Carried(weights=NO_WEIGHTS, start_s=now, end_s=now))
-
-    def _sender(self, workers: Sequence[int]) -> Any:
-        return lambda report: self._send(workers, report)
 
     def _send(self, workers: Sequence[int], report: msg.Report) -> None:
         for worker in workers:
@@ -570,7 +544,7 @@ class Process:
                     end.send(report)
 
     def _beat(self, worker: int) -> None:
-        late = Punctual(process=self._orders.specs[0].rank, lateness=self.agenda.lateness)
+        late = Punctual(process=self._number, lateness=self.agenda.lateness)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._ends[worker].send(late)
 
@@ -632,3 +606,94 @@ class Process:
         end = self._ends.pop(worker, None)
         if end is not None:
             end.close()
+
+
+class EmulatedWorker:
+    """One worker, among others in its process, which ends with the last of them.
+
+    Args:
+        process: that it is in.
+        living: workers of this process that have not been ended, this one among them.
+        number: its own.
+    """
+
+    def __init__(self, process: BaseProcess, living: set[int], number: int) -> None:
+        self._process = process
+        self._living = living
+        self._number = number
+
+        self.pid = process.pid
+        self.sentinel = process.sentinel
+        self.join = process.join
+
+    @property
+    def exitcode(self) -> int | None:
+        """The process's own; a worker that was ended alone died of that."""
+        return self._process.exitcode if self._number in self._living else -signal.SIGKILL
+
+    def kill(self) -> None:
+        """Give it up; the process sees that its socket is closed, and dies with the last one."""
+        self._living.discard(self._number)
+        if not self._living:
+            self._process.kill()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEmulated:
+    """Starts emulated workers of one node (``Start``); neighbours share a process.
+
+    Args:
+        emulated: the devices.
+        vocabulary: token ids that responses may have.
+    """
+
+    emulated: Emulated
+    vocabulary: int
+
+    def __call__(
+        self, specs: Sequence[WorkerSpec], ends: Sequence[socket.socket]
+    ) -> list[EmulatedWorker]:
+        """In the order of ``specs``."""
+        parts: dict[int, list[int]] = {}
+        for place, process in enumerate(_shared_out(specs, self.emulated.config.processes)):
+            parts.setdefault(process, []).append(place)
+        started: dict[int, EmulatedWorker] = {}
+        for number, places in sorted(parts.items()):
+            mine = [End(ends[place]) for place in places], [specs[place] for place in places]
+            process = multiprocessing.get_context("spawn").Process(
+                target=main,
+                args=(*mine, self.emulated, self.vocabulary),
+                name=f"emulated-{number}",
+                daemon=True,
+            )
+            with shielded():
+                process.start()
+            living = {*places}
+            started |= {place: EmulatedWorker(process, living, place) for place in places}
+        return [started[place] for place in range(len(specs))]
+
+
+def _shared_out(specs: Sequence[WorkerSpec], processes: int) -> list[int]:
+    """The process of each worker, of so many."""
+    units: dict[bool, list[int]] = {}
+    for spec in specs:
+        units.setdefault(_alone(spec), []).append(_unit(spec))
+    shares: list[int] = []
+    for spec in specs:
+        mine = units[_alone(spec)]
+        first, last = min(mine), max(mine)
+        shares.append((_unit(spec) - first) * processes // (last - first + 1))
+    return shares
+
+
+def _alone(spec: WorkerSpec) -> bool:
+    """Replicas that are separate from engines have numbers of their own."""
+    return spec.engine is None and spec.config.devices.layout == "separate"
+
+
+def _unit(spec: WorkerSpec) -> int:
+    """Workers of one engine, or of one replica, are neighbours."""
+    if spec.engine is not None:
+        return spec.engine.engine
+    assert spec.replica is not None
+    return spec.replica.replica

@@ -218,35 +218,16 @@ class Channel:
         self._sock.close()
 
 
-_SIZES: Final = {
-    0xC4: (1, 0),
-    0xC5: (2, 0),
-    0xC6: (4, 0),  # bytes
-    0xC7: (1, 1),
-    0xC8: (2, 1),
-    0xC9: (4, 1),  # extensions
-    0xD9: (1, 0),
-    0xDA: (2, 0),
-    0xDB: (4, 0),  # texts
-}
+_SIZES: Final = dict(
+    zip(
+        (0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB),  # bytes, extensions, texts
+        ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1), (1, 0), (2, 0), (4, 0)),
+        strict=True,
+    )
+)
 """Of a length, and of what stands behind it."""
-_FIXED: Final = {
-    0xCA: 4,
-    0xCB: 8,
-    0xCC: 1,
-    0xCD: 2,
-    0xCE: 4,
-    0xCF: 8,
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-    0xD4: 2,
-    0xD5: 3,
-    0xD6: 5,
-    0xD7: 9,
-    0xD8: 17,
-}
+_FIXED: Final = dict(enumerate((4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), start=0xCA))
+"""Numbers, and extensions of a fixed size."""
 _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 """The size of a count, and values for each that it counts."""
 

@@ -24,8 +24,6 @@ from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
 
-# --- programs: What became of the programs of a step, as metrics.
-
 
 def program_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
     """Of every response that a code reward graded, kept or not, as ``rewards/<name>/*``.
@@ -67,9 +65,6 @@ def _metrics(runs: Sequence[CodeRun]) -> dict[str, float]:
         "cpu_s": sum(seconds for run in runs for seconds in run.cpu_s),
         "timeout_s": sum(given) / len(given) if given else 0.0,
     }
-
-
-# --- rewards
 
 
 class Rewards:

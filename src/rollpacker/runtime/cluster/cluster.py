@@ -15,7 +15,7 @@ import msgspec
 from rollpacker.config import RunConfig
 from rollpacker.processes.children import allow_files
 from rollpacker.runtime.cluster.devices import Place
-from rollpacker.runtime.cluster.nodes import Node, Start, start_processes
+from rollpacker.runtime.cluster.nodes import Node, Nodes, Start, start_processes
 from rollpacker.runtime.ipc.failure_detector import Silence
 from rollpacker.runtime.ipc.link import Host, Link
 from rollpacker.runtime.ipc.rendezvous import Rendezvous
@@ -173,7 +173,7 @@ class AgentLink:
             host.link.sever()
 
 
-class RunNodes:
+class RunNodes(Nodes):
     """A run's nodes.
 
     Args:

@@ -7,6 +7,7 @@ import multiprocessing
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -111,17 +112,6 @@ def start_processes(
     return processes
 
 
-def start_local(specs: Sequence[WorkerSpec], start: Start = start_processes) -> list[LocalHost]:
-    """Start workers beside their driver."""
-    allow_files(2 * len(specs))
-    pairs = [socket.socketpair() for _ in specs]
-    links = [Link(ours) for ours, _ in pairs]
-    begun = start(specs, [theirs for _, theirs in pairs])
-    for _, theirs in pairs:
-        theirs.close()
-    return [LocalHost(link, started) for link, started in zip(links, begun, strict=True)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A machine of a run.
@@ -140,24 +130,24 @@ class Node:
     elsewhere: bool = False
 
 
-class Nodes(Protocol):
-    """The machines of a run, from the driver's side."""
+class Nodes(ABC):
+    """The machines of a run, from the driver's side; by itself one that the driver is on."""
 
+    @abstractmethod
     async def gather(self) -> Sequence[Node]:
         """Wait for all of them; may be called again, for the same answer.
 
         Raises ``ValueError`` for the user's mistakes, ``WorkerError`` otherwise.
         """
-        ...
 
+    @abstractmethod
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
         """Start workers, given by node; each one's host by its number."""
-        ...
 
     @property
     def lost(self) -> Collection[int]:
         """Those that are gone, by number."""
-        ...
+        return ()
 
     def regain(self) -> Mapping[int, Node]:
         """Begin to bring back those that are gone, and go on with it; which have come since the
@@ -165,23 +155,22 @@ class Nodes(Protocol):
 
         Raises ``ValueError`` or ``WorkerError`` for one that did not; the next call asks anew.
         """
-        ...
+        return {}
 
-    def fence(self, stop_at: float | None) -> None:
+    def fence(self, stop_at: float | None) -> None:  # noqa: B027
         """Workers on other machines may run until then, in monotonic seconds of the driver's; a
         time that is over stops them. None lets them run."""
-        ...
 
     def store(self) -> str:
         """Where processes of different nodes meet: the beginning of such names (``Span``)."""
-        ...
+        return ""
 
+    @abstractmethod
     def close(self) -> None:
         """Nobody is needed any more; may be called again."""
-        ...
 
 
-class ThisMachine:
+class ThisMachine(Nodes):
     """One machine, the driver's own.
 
     Args:
@@ -201,22 +190,14 @@ class ThisMachine:
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
         (mine,) = specs.values()
-        hosts = start_local(mine, self._start)
+        allow_files(2 * len(mine))
+        pairs = [socket.socketpair() for _ in mine]
+        links = [Link(ours) for ours, _ in pairs]
+        started = self._start(mine, [theirs for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        hosts = map(LocalHost, links, started)
         return {spec.rank: host for spec, host in zip(mine, hosts, strict=True)}
-
-    @property
-    def lost(self) -> Collection[int]:
-        """This run would be gone, too."""
-        return ()
-
-    def regain(self) -> Mapping[int, Node]:
-        return {}
-
-    def fence(self, stop_at: float | None) -> None:
-        """There is no other machine."""
-
-    def store(self) -> str:
-        return ""
 
     def close(self) -> None:
         """Remove what the run kept in shared memory."""

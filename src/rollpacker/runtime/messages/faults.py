@@ -56,8 +56,6 @@ class Fault:
                 return WorkerError(self.text)
 
 
-# --- breaker: Work that an error from elsewhere ends, wherever it is.
-
 _T = TypeVar("_T")
 
 

@@ -166,16 +166,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     def __add__(self, other: Work) -> Work:
         """Of both, ``other`` being the later one."""
-        return Work(
-            decode_steps=self.decode_steps + other.decode_steps,
-            generated_tokens=self.generated_tokens + other.generated_tokens,
-            prefill_tokens=self.prefill_tokens + other.prefill_tokens,
-            preemptions=self.preemptions + other.preemptions,
-            cpu_s=self.cpu_s + other.cpu_s,
-            decode_cpu_s=self.decode_cpu_s + other.decode_cpu_s,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            decode_s=other.decode_s,
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTED}
+        return Work(**sums, decode_s=other.decode_s)
+
+
+_COUNTED = [name for name in Work.__struct_fields__ if name != "decode_s"]
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from rollpacker.checkpoint_names import Layout
 
 
-# --- shm janitor: What a run's processes keep in shared memory, and its removal when they were
-# killed.
-
 MEMORY = Path("/dev/shm")
 _PREFIX = "rollpacker-"
 _LOCK = "-lock"
@@ -98,8 +95,6 @@ def clear_dead() -> None:
             finally:
                 os.close(lock)
 
-
-# --- shared weights
 
 _ALIGNED = 64
 

@@ -333,8 +333,6 @@ class Counters:
         }
 
 
-# --- alarms ---------------------------------------------------------------------------------------
-
 _AGAIN = {
     "clipped": "more than half of the completions were cut off",
     "unscored": "no reward function applied to some of the completions",

@@ -46,8 +46,6 @@ from rollpacker.runtime.record.samples import SampleLog
 from rollpacker.runtime.step.grading import logged_metrics
 from rollpacker.runtime.step.step import StepRecord
 
-# --- trackers -------------------------------------------------------------------------------------
-
 _PROJECT = "rollpacker"
 _HINTS = {
     "wandb": "run 'wandb login', or set WANDB_MODE=offline",
@@ -135,8 +133,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             result[prefix + key] = value if plain else str(value)
     return result
 
-
-# --- run log --------------------------------------------------------------------------------------
 
 _FAULTS = 10
 """Faults of one step that are said one by one."""

@@ -24,9 +24,6 @@ from rollpacker.runtime.pool.in_process import Workers
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
 
-# --- draft sources: Responses that engines may take drafts from, and that they have not sampled
-# themselves.
-
 _KEPT = 1 << 22
 """Most tokens of earlier visits: 16 MB."""
 
@@ -69,8 +66,6 @@ class DraftSources:
         """What was said to it in this step, for one that goes on where that is not known."""
         return tuple(self._now.get(prompt, ()))
 
-
-# --- decoding
 
 _AT_ONCE = 1024
 """Requests sent before reports are heard."""

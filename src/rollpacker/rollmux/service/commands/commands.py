@@ -333,8 +333,6 @@ def _over_if_fenced(core: TransactionLog, token: int) -> Lease:
     return _lease(core, token)
 
 
-# --- Node commands
-
 _log = logging.getLogger(__name__)
 _ROUNDED = 0.97
 """A node may report so much of what the inventory says: firmware and kernel take some."""

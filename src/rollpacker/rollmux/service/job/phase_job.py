@@ -39,8 +39,6 @@ from rollpacker.runtime.ipc.rendezvous import start_agent
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.step.phase_nodes import DisplacedError, Tenant, WaitStoppedError
 
-# --- Offload
-
 
 class Residence:
     """Of one job; at first all of it is on its devices.
@@ -90,8 +88,6 @@ class Residence:
                 "phases: raise it"
             )
 
-
-# --- Launcher
 
 _AGAIN_S = 5.0
 """The daemon forgets where a gate is when it starts again."""
@@ -174,8 +170,6 @@ class MuxLauncher:
             self._own.wait()
             self._own = None
 
-
-# --- Phase job
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0

@@ -28,8 +28,6 @@ from rollpacker.rollmux.service.client.client import MuxClient, MuxError, Unreac
 from rollpacker.rollmux.service.client.phase import patiently
 from rollpacker.runtime.record.checkpoint import newest_step
 
-# --- Joining
-
 _NAME = 48
 _PATIENCE_S = 5.0
 
@@ -144,8 +142,6 @@ def attach(
         raise ValueError(f"mux.job={spec.id}: the job is over, so nothing is started in its name")
     return spec.id
 
-
-# --- Submission
 
 _MEMBER = (
     *("{python}", "-m", "rollpacker", "mux", "member", "{job}", "{attempt}", "{rank}"),

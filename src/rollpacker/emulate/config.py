@@ -46,9 +46,6 @@ class EmulationConfig(Config):
 class Emulated:
     """The devices of an emulated run, read from their files.
 
-    Args:
-        run: the run's configuration, with ``devices.emulate``.
-
     Raises ``ValueError`` in one line for what cannot be read, or cannot be emulated.
     """
 

@@ -75,10 +75,6 @@ class Counted(Problems):
 class Emulation:
     """Emulated devices of a run.
 
-    Args:
-        run: the run's configuration.
-        vocabulary: token ids of the run's tokenizer.
-
     Raises ``ValueError`` for what cannot be emulated.
     """
 

@@ -86,13 +86,8 @@ class WallAgenda(Agenda):
 
 
 class Draw(NamedTuple):
-    """Which prompt of the workload a prompt stands for.
-
-    Args:
-        number: of its draw.
-        visits: steps that have sampled it before.
-        domain: its task domain.
-    """
+    """Which prompt of the workload a prompt stands for: the number of its draw, the steps that have
+    sampled it before, and its task domain."""
 
     number: int
     visits: int

@@ -69,11 +69,6 @@ class Coming(NamedTuple):
 class EmulatedResponses:
     """What the engines of one process answer: forced lengths, random tokens, and in their first
     ones what a grader finds.
-
-    Args:
-        emulated: the devices.
-        cap: longest response, tokens.
-        vocabulary: token ids that responses may have.
     """
 
     def __init__(self, emulated: Emulated, cap: int, vocabulary: int) -> None:
@@ -475,14 +470,7 @@ class CommandInbox:
 
 
 class Process:
-    """Emulated workers, one channel each, on one agenda.
-
-    Args:
-        ends: to the driver.
-        specs: which workers they are.
-        emulated: the devices.
-        vocabulary: token ids that responses may have.
-    """
+    """Emulated workers, one channel each, on one agenda."""
 
     def __init__(
         self,
@@ -609,13 +597,7 @@ class Process:
 
 
 class EmulatedWorker:
-    """One worker, among others in its process, which ends with the last of them.
-
-    Args:
-        process: that it is in.
-        living: workers of this process that have not been ended, this one among them.
-        number: its own.
-    """
+    """One worker, among others in its process, which ends with the last of them."""
 
     def __init__(self, process: BaseProcess, living: set[int], number: int) -> None:
         self._process = process
@@ -640,12 +622,7 @@ class EmulatedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEmulated:
-    """Starts emulated workers of one node (``Start``); neighbours share a process.
-
-    Args:
-        emulated: the devices.
-        vocabulary: token ids that responses may have.
-    """
+    """Starts emulated workers of one node (``Start``); neighbours share a process."""
 
     emulated: Emulated
     vocabulary: int

@@ -39,13 +39,7 @@ _GONE_S = 60.0
 
 
 class Agent:
-    """Serves one driver.
-
-    Args:
-        address: the driver's gate.
-        key: the run's.
-        name: this node's for the driver.
-    """
+    """Serves one driver."""
 
     def __init__(self, address: tuple[str, int], key: bytes, name: str) -> None:
         self._address, self._key, self._name = address, key, name

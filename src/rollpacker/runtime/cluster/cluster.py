@@ -174,13 +174,7 @@ class AgentLink:
 
 
 class RunNodes(Nodes):
-    """A run's nodes.
-
-    Args:
-        config: the run's.
-        launcher: starts their agents.
-        start: starts workers on each of them.
-    """
+    """A run's nodes."""
 
     def __init__(
         self, config: RunConfig, launcher: Launcher, start: Start = start_processes

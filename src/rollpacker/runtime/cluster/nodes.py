@@ -58,12 +58,7 @@ a copy. Pickles: an agent may be the one that calls it."""
 
 
 class LocalHost:
-    """A worker beside its driver.
-
-    Args:
-        link: to it.
-        process: what it runs in.
-    """
+    """A worker beside its driver."""
 
     def __init__(self, link: Link, process: StartedWorker) -> None:
         self.link = link
@@ -171,12 +166,7 @@ class Nodes(ABC):
 
 
 class ThisMachine(Nodes):
-    """One machine, the driver's own.
-
-    Args:
-        config: the run's.
-        start: starts its workers.
-    """
+    """One machine, the driver's own."""
 
     def __init__(self, config: RunConfig, start: Start = start_processes) -> None:
         self._config = config

@@ -34,9 +34,6 @@ _LOOK_S = 1.0
 class RayLauncher:
     """A placement group with a bundle for each node, and an actor in each that runs an agent.
 
-    Args:
-        config: the run's.
-
     Raises ``ValueError`` where there is no such cluster, or no Ray.
     """
 

@@ -24,9 +24,6 @@ class Silence:
     """Counts how often somebody looked and there was no sign of life, or the same work at hand.
 
     That and not time, which stands still for neither a driver nor those that it waits for.
-
-    Args:
-        heartbeat_s: seconds between two signs of life.
     """
 
     def __init__(self, heartbeat_s: float) -> None:

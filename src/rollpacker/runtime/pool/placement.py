@@ -40,11 +40,7 @@ _Engine = tuple[int, EngineId]
 
 
 class Placement:
-    """Workers by what they are a part of; the first of an engine, or a replica, leads it.
-
-    Args:
-        slots: of all workers, by number.
-    """
+    """Workers by what they are a part of; the first of an engine, or a replica, leads it."""
 
     def __init__(self, slots: Sequence[ProcessSlot] = ()) -> None:
         self.slots = slots
@@ -204,15 +200,7 @@ def worker_specs(
     max_length: int,
     total_updates: int,
 ) -> dict[int, list[WorkerSpec]]:
-    """What some processes are told that they are, by node.
-
-    Args:
-        config: the run's.
-        slots: of all processes, by number.
-        which: of them.
-        max_length: longest response in tokens.
-        total_updates: of the whole run.
-    """
+    """What some processes are told that they are, by node."""
     specs: dict[int, list[WorkerSpec]] = defaultdict(list)
     for rank in sorted(which):
         slot = slots[rank]

@@ -126,13 +126,7 @@ def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
 
 
 class Heartbeat:
-    """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then.
-
-    Args:
-        channel: to the driver.
-        heartbeat_s: seconds between two signs of life.
-        beat: makes them.
-    """
+    """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then."""
 
     def __init__(
         self, channel: Wire, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
@@ -159,12 +153,7 @@ class Heartbeat:
 
 
 class Server:
-    """Serves a driver: its commands first, then the role's own work.
-
-    Args:
-        channel: to the driver.
-        heartbeat_s: seconds between two signs of life.
-    """
+    """Serves a driver: its commands first, then the role's own work."""
 
     def __init__(self, channel: Wire, heartbeat_s: float) -> None:
         self._channel = channel

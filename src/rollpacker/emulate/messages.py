@@ -50,7 +50,6 @@ class WallAgenda(Agenda):
 
     Args:
         factor: emulated seconds in one of the clock's.
-        clock: monotonic seconds.
     """
 
     def __init__(self, factor: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -150,8 +150,6 @@ class EmulatedEngine:
     """An engine: decodes responses of forced lengths.
 
     Args:
-        place: its process.
-        part: which engine it is.
         size: devices of the smallest engines.
         send: takes its reports.
     """
@@ -297,8 +295,6 @@ class EmulatedReplica:
     """A training replica, or the workers of it that are in one process: sums nothing, on time.
 
     Args:
-        place: its process.
-        part: which replica it is.
         send: takes its reports, one for each of its workers.
         beside: the engine that shares its process, and decodes first.
     """
@@ -433,7 +429,6 @@ class CommandInbox:
     Always reading: two processes that both write into full sockets would wait for ever.
 
     Args:
-        ends: the workers'.
         silent: those that carry out no command: others of their engine or replica do.
     """
 

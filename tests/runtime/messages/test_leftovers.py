@@ -14,12 +14,12 @@ import pytest
 from runtime_jobs import Workshop, kill_group, start_cli
 
 from rollpacker.runtime.messages import shared_weights
-from rollpacker.runtime.messages.shared_weights import MEMORY, Belongings, clear
+from rollpacker.runtime.messages.shared_weights import MEMORY, SharedMemoryOwner, clear
 
 _OWNER = """
 import sys, time
-from rollpacker.runtime.messages.shared_weights import Belongings
-print(Belongings().name, flush=True)
+from rollpacker.runtime.messages.shared_weights import SharedMemoryOwner
+print(SharedMemoryOwner().name, flush=True)
 time.sleep(1000)
 """
 
@@ -41,17 +41,17 @@ def test_names_are_removed_as_they_are_written(
 
 
 def test_a_run_removes_what_the_killed_have_left_and_nothing_of_the_living() -> None:
-    mine = Belongings()
+    mine = SharedMemoryOwner()
     owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
     weights = MEMORY / f"{name}-weights-abc"
     weights.touch()
-    Belongings().remove()
+    SharedMemoryOwner().remove()
     assert weights.exists()
     owner.kill()
     owner.communicate()
-    Belongings().remove()
+    SharedMemoryOwner().remove()
     assert not of(name)
     assert of(mine.name)
     mine.remove()
@@ -76,12 +76,12 @@ def test_two_runs_that_start_at_once_keep_what_is_theirs(
 
     monkeypatch.setattr(shared_weights, "MEMORY", tmp_path)
     monkeypatch.setattr(fcntl, "flock", clear_between)
-    mine = Belongings()
+    mine = SharedMemoryOwner()
     assert not others
     assert [path.name for path in tmp_path.iterdir()] == [f"{mine.name}-lock"]
     weights = tmp_path / f"{mine.name}-weights-a"
     weights.touch()
-    Belongings().remove()
+    SharedMemoryOwner().remove()
     assert weights.exists()
     assert mine.folder.is_dir()
     mine.remove()
@@ -111,7 +111,7 @@ def test_nothing_of_a_killed_driver_stays(
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     # Runs of other tests may have removed them by now; their temporary folder is another one.
-    Belongings().remove()
+    SharedMemoryOwner().remove()
     assert not list(MEMORY.glob(f"{name}*"))
     shutil.rmtree(temporary)
 

@@ -26,7 +26,7 @@ from rollpacker.runtime.ipc.rendezvous import enter
 from rollpacker.runtime.ipc.watchdog_client import Watchdog
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
-from rollpacker.runtime.messages.shared_weights import Belongings
+from rollpacker.runtime.messages.shared_weights import SharedMemoryOwner
 from rollpacker.runtime.worker.worker import Heartbeat
 
 _FENCE = 30
@@ -46,7 +46,7 @@ class Agent:
         self._end = enter(address, key, name)
         self._driver = Wire(self._end)
         self._say: Callable[[Any], None] = self._driver.send
-        self._belongings = Belongings()
+        self._memory = SharedMemoryOwner()
         self._workers: dict[int, StartedWorker] = {}
         self._guard: Watchdog | None = None
 
@@ -78,7 +78,7 @@ class Agent:
                 worker.join(_GONE_S)
             if self._guard is not None:
                 self._guard.dismiss()
-            self._belongings.remove()
+            self._memory.remove()
 
     def _arrive(self, welcome: node.Welcome) -> bool:
         """Say what there is; whether that is enough."""
@@ -93,7 +93,7 @@ class Agent:
         except ValueError as error:
             self._driver.send(msg.Died(fault=Fault(kind="user", text=str(error))))
             return False
-        folder, address = str(self._belongings.folder), self._end.getsockname()[0]
+        folder, address = str(self._memory.folder), self._end.getsockname()[0]
         _talk_over(address)
         self._driver.send(node.Arrived(places=places, folder=folder, address=address))
         self._driver.send(node.AgentAlive(clock=time.monotonic()))

@@ -19,7 +19,7 @@ from rollpacker.config import RunConfig
 from rollpacker.processes.children import allow_files, shielded
 from rollpacker.runtime.cluster.devices import Place, worker_devices
 from rollpacker.runtime.ipc.link import Host, Link, Wire
-from rollpacker.runtime.messages.shared_weights import Belongings
+from rollpacker.runtime.messages.shared_weights import SharedMemoryOwner
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.runtime.worker.worker_process import main
 
@@ -171,12 +171,12 @@ class ThisMachine(Nodes):
     def __init__(self, config: RunConfig, start: Start = start_processes) -> None:
         self._config = config
         self._start = start
-        self._belongings = Belongings()
+        self._memory = SharedMemoryOwner()
 
     async def gather(self) -> Sequence[Node]:
         """At once. Raises ``ValueError`` where there are too few devices."""
         places = tuple(worker_devices(self._config))
-        return [Node(number=0, places=places, folder=self._belongings.folder)]
+        return [Node(number=0, places=places, folder=self._memory.folder)]
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
         (mine,) = specs.values()
@@ -191,4 +191,4 @@ class ThisMachine(Nodes):
 
     def close(self) -> None:
         """Remove what the run kept in shared memory."""
-        self._belongings.remove()
+        self._memory.remove()

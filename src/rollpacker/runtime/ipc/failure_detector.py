@@ -23,7 +23,8 @@ gradients."""
 class Silence:
     """Counts how often somebody looked and there was no sign of life, or the same work at hand.
 
-    That and not time, which stands still for neither a driver nor those that it waits for.
+    It counts looks, not seconds: when the driver itself was suspended, its workers must not look
+    dead.
     """
 
     def __init__(self, heartbeat_s: float) -> None:

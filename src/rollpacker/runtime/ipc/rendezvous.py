@@ -43,9 +43,7 @@ class Rendezvous:
     """Listens on one interface, for those that know the key.
 
     Args:
-        host: address of the interface.
         take: called in ``loop`` with each that has shown that it knows the key.
-        loop: the driver's.
 
     Raises ``OSError`` where it cannot listen.
     """

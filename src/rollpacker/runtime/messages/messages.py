@@ -144,13 +144,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine and its process have done since ``BeginStep``, or the last report of it.
 
     Args:
-        decode_steps: of its engine.
-        generated_tokens: sampled.
         prefill_tokens: of prompts, and of responses that were recomputed.
         cached_tokens: of requests whose last turn's KV was found, and which were not prefilled.
         preemptions: sequences thrown out for lack of KV.
-        cpu_s: CPU seconds of the process.
-        decode_cpu_s: those spent in the engine.
         decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
             does not tell rows.
     """

@@ -30,7 +30,7 @@ _PREFIX = "rollpacker-"
 _LOCK = "-lock"
 
 
-class Belongings:
+class SharedMemoryOwner:
     """A folder for a run's meetings, and a name for all that it keeps in shared memory.
 
     A lock that ends with the driver says that the name is in use, so that the next run removes

@@ -37,7 +37,6 @@ class InProcess:
     when the host has ``trained``.
 
     Args:
-        engine: decodes.
         weights: the host's, by the checkpoint's names; None where the engine reads them in place.
         lockstep: it waits after each report of finished responses until told to proceed.
     """

@@ -140,7 +140,6 @@ def lay_out(
     """All processes; a process's number is its place in the list.
 
     Args:
-        config: the run's.
         nodes: and their devices.
         sizes: tensor-parallel sizes that engines may have, ascending; those of more than the first
             rest until neighbours are put together.

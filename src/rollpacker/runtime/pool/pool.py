@@ -63,7 +63,6 @@ class WorkerPool:
     rest until their devices are put together.
 
     Args:
-        config: the run's.
         max_length: longest response in tokens.
         total_updates: of the whole run.
         sizes: tensor-parallel sizes that engines may have, ascending; default: the configured one.
@@ -276,7 +275,8 @@ class WorkerPool:
             self._nodes[number] = node
 
     def lost(self) -> set[int]:
-        """Workers that are gone and can be started: others wait for a node."""
+        """Dead workers that can start now. Those of a lost node wait, and so does every rank of a
+        replica with such a rank."""
         gone = {*range(len(self._placement.slots))} - self._live
         absent = {n for n in gone if self._placement.node(n) in self._machines.lost}
         for part in self._placement.replicas.values():
@@ -556,10 +556,9 @@ class WorkerPool:
                 self._listener.engine(self._placement.engine(number), report)
 
     def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
-        """Tell of a replica's report when all of its workers have sent theirs.
+        """Tell of a replica's report when all of its ranks have sent theirs.
 
-        Each of them covers the whole replica, so it is the lead's; it took from the first's start
-        to the last's end.
+        All ranks report the same numbers: it is rank 0's, from the first start to the last end.
         """
         replica = self._placement.replica(number)
         part = self._placement.replicas[replica]

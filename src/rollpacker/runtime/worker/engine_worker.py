@@ -29,8 +29,6 @@ class EngineWorker:
     """Decodes while it has attempts.
 
     Args:
-        engine: decodes.
-        send: takes reports.
         weights: where new ones come from that are not sent for.
         size: devices that the engine spans.
         resting: it has no KV cache until it is given weights.

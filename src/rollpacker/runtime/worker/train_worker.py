@@ -15,7 +15,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.messages.shared_weights import WeightsOut
 from rollpacker.runtime.worker.weight_relay import WeightRelay
-from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec, prepared
+from rollpacker.runtime.worker.worker import Commands, Send, WorkerSpec
 from rollpacker.train.configured import build_trainer
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class TrainWorker:
     them hears of a command when it does.
 
     Args:
-        trainer: trains.
-        send: takes reports.
         crowded: devices share a GPU.
         alone: no other process has a part of its replica.
         frees: an engine takes turns with it on its device.
@@ -50,7 +48,7 @@ class TrainWorker:
         alone: bool = True,
         frees: bool = False,
     ) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
         self._send = send
         self._crowded = crowded
         self._frees = frees
@@ -71,14 +69,14 @@ class TrainWorker:
         self.commands |= {msg.Offload: self._offload, msg.Reform: self._reform}
 
     def _offload(self, _command: msg.Offload) -> None:
-        self._trainer.warm.offload()
-        self._send(msg.Done(host_bytes=self._trainer.warm.bytes))
+        self.trainer.warm.offload()
+        self._send(msg.Done(host_bytes=self.trainer.warm.bytes))
 
     def _onloaded(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
         """Whoever is asked for something comes back for it."""
 
         def call(command: Any) -> None:
-            self._trainer.warm.load()
+            self.trainer.warm.load()
             act(command)
 
         return call
@@ -92,12 +90,12 @@ class TrainWorker:
         return bool(self._tasks)
 
     def work(self) -> None:
-        self._trainer.warm.load()
+        self.trainer.warm.load()
         self._accumulate(self._tasks.popleft())
 
     def _accumulate(self, task: msg.Accumulate) -> None:
         start = time.monotonic()
-        partial = self._trainer.accumulate(task.groups)
+        partial = self.trainer.accumulate(task.groups)
         if not self._tasks:
             self._free()
         self._send(
@@ -108,19 +106,19 @@ class TrainWorker:
 
     def _score(self, command: msg.Score) -> None:
         start = time.monotonic()
-        logprobs = self._trainer.score(command.groups)
+        logprobs = self.trainer.score(command.groups)
         self._send(msg.ScoredSamples(logprobs=logprobs, start_s=start, end_s=time.monotonic()))
 
     def _apply(self, command: msg.Apply) -> None:
         start = time.monotonic()
-        update = self._trainer.apply(command.total)
-        checksum = self._trainer.checksum() if command.checksum else 0
+        update = self.trainer.apply(command.total)
+        checksum = self.trainer.checksum() if command.checksum else 0
         self._free()
         end = time.monotonic()
         self._send(msg.Applied(update=update, checksum=checksum, start_s=start, end_s=end))
 
     def _share(self, command: msg.Share) -> None:
-        start, trainer = time.monotonic(), self._trainer
+        start, trainer = time.monotonic(), self.trainer
         shared = None
         if trainer.leads:
             self._out = self._out or WeightsOut(trainer.layout, command.name)
@@ -134,7 +132,7 @@ class TrainWorker:
 
     def _free(self) -> None:
         """Give back what torch keeps of a working set: an engine that wakes takes its memory."""
-        if self._frees and self._trainer.device.type == "cuda":
+        if self._frees and self.trainer.device.type == "cuda":
             from torch.cuda import empty_cache
 
             empty_cache()
@@ -142,18 +140,18 @@ class TrainWorker:
     def _reform(self, command: msg.Reform) -> None:
         from rollpacker.train.mesh import meet
 
-        self._trainer.world = meet(
+        self.trainer.world = meet(
             command.rendezvous,
             command.rank,
             command.world,
             _MEETING,
-            self._trainer.device,
+            self.trainer.device,
             crowded=self._crowded,
         )
 
     def _save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._trainer.save(folder)
+        self.trainer.save(folder)
 
     def _answer(self, action: Callable[[Path], None], folder: str) -> None:
         fault = None
@@ -170,40 +168,23 @@ class TrainWorker:
         self._send(msg.Done(fault=fault))
 
 
-def replica_worker(spec: WorkerSpec, send: Send) -> TrainWorker:
-    """A replica, or a part of one, in a process of its own."""
-    trainer = trainer_of(spec, *prepared(spec))
-    if _turns(spec) == "both":
-        trainer.warm.offload()
-    worker = train_worker(spec, trainer, send)
-    send(msg.Ready())
-    return worker
-
-
-def train_worker(spec: WorkerSpec, trainer: Trainer, send: Send) -> TrainWorker:
-    """The worker's part of its replica, which takes commands."""
+def train_worker(spec: WorkerSpec, model: Any, tokenizer: Any, send: Send) -> TrainWorker:
+    """The worker's part of its replica; it begins in host memory where the two take turns."""
     assert spec.replica is not None
-    crowded, alone = spec.config.devices.per_gpu > 1, spec.replica.span.size == 1
-    frees = _turns(spec) != "off"
-    return TrainWorker(trainer, send, crowded=crowded, alone=alone, frees=frees)
-
-
-def _turns(spec: WorkerSpec) -> str:
-    return turns(spec.config, gpus=spec.device.startswith("cuda"))
-
-
-def trainer_of(spec: WorkerSpec, model: Any, tokenizer: Any) -> Trainer:
-    """The worker's part of its replica."""
-    assert spec.replica is not None
-    span = spec.replica.span
-    return build_trainer(
-        spec.config,
+    config, span = spec.config, spec.replica.span
+    trainer = build_trainer(
+        config,
         model,
         tokenizer,
         # What an environment puts in is context, not sampled.
-        max_length=spec.config.rollout.max_completion_length or spec.max_length,
+        max_length=config.rollout.max_completion_length or spec.max_length,
         total_updates=spec.total_updates,
         rank=span.rank,
         members=span.size,
         meeting=span.meeting,
     )
+    takes_turns = turns(config, gpus=spec.device.startswith("cuda"))
+    if takes_turns == "both" and spec.engine is None:
+        trainer.warm.offload()
+    crowded, alone = config.devices.per_gpu > 1, span.size == 1
+    return TrainWorker(trainer, send, crowded=crowded, alone=alone, frees=takes_turns != "off")

@@ -55,14 +55,8 @@ class WorkerSpec:
     """How to build a worker, which is a part of an engine, of a replica, or of both.
 
     Args:
-        config: the run's.
-        rank: its number.
         cores: CPU cores to stay on; empty for any.
         device: ``cpu`` or ``cuda:N``.
-        max_length: longest response in tokens.
-        total_updates: updates of the whole run.
-        engine: that it is a part of.
-        replica: that it is a part of.
     """
 
     config: RunConfig

@@ -14,12 +14,7 @@ from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault
 from rollpacker.runtime.worker.engine_worker import EngineWorker, engine_worker, measured
-from rollpacker.runtime.worker.train_worker import (
-    TrainWorker,
-    replica_worker,
-    train_worker,
-    trainer_of,
-)
+from rollpacker.runtime.worker.train_worker import TrainWorker, train_worker
 from rollpacker.runtime.worker.worker import Commands, Role, Send, Server, WorkerSpec, prepared
 
 
@@ -37,15 +32,14 @@ class ColocatedWorker:
         decoded = _decoded(config, model)
         engine = build_engine(config, decoded, tokenizer, spec.device, alone=False)
         info = measured(engine, send, spec.max_length)
-        trainer = trainer_of(spec, model, tokenizer)
-        shared = trainer.shares_weights
+        self._trainer = train_worker(spec, model, tokenizer, send)
+        trainer = self._trainer.trainer
         self._engine = EngineWorker(
             engine,
             send,
-            lambda: None if shared else trainer.weights(),
+            lambda: None if trainer.shares_weights else trainer.weights(),
             lockstep=config.deterministic,
         )
-        self._trainer = train_worker(spec, trainer, send)
         self.commands: Commands = {**self._engine.commands, **self._trainer.commands}
         send(msg.Ready(info=info))
 
@@ -104,7 +98,9 @@ def _role(spec: WorkerSpec, send: Send) -> Role:
     if spec.replica is None:
         return engine_worker(spec, send)
     if spec.engine is None:
-        return replica_worker(spec, send)
+        worker = train_worker(spec, *prepared(spec), send)
+        send(msg.Ready())
+        return worker
     return ColocatedWorker(spec, send)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ import pytest
 
 from rollpacker.config import parse
 from rollpacker.core.types import ReplicaId
-from rollpacker.engine.base import EngineInfo
 from rollpacker.runtime.cluster.nodes import LocalHost, Node, Nodes
 from rollpacker.runtime.ipc.link import Host, Link, Wire
 from rollpacker.runtime.messages import messages as msg
@@ -29,38 +28,23 @@ CONFIG = parse(
         "data": {"path": "rows.jsonl"},
         "rewards": [{"function": "math"}],
         "devices": {"kind": "cpu", "per_node": 1},
-        "cluster": {"heartbeat_s": 60.0},
     },
     source="test",
 )
-INFO = EngineInfo(
-    kv_tokens=9,
-    max_length=9,
-    tensor_parallel=(1,),
-    latency={1: 1.0},
-    prefill_token_s=0.0,
-    exact_seeds=True,
-)
 
 
-class Sleeping:
+class Sleeping(subprocess.Popen[bytes]):
     """What a worker runs in (``StartedWorker``): a process that is not in a hurry."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(["sleep", "600"])
-        self.pid = self.process.pid
-        self.sentinel = os.pidfd_open(self.pid)
-        self.kill = self.process.kill
+    sentinel = 0
 
     @property
     def exitcode(self) -> int | None:
-        return self.process.poll()
+        return self.poll()
 
     def join(self, seconds: float) -> None:
-        try:
-            self.process.wait(min(seconds, 0.1))
-        except subprocess.TimeoutExpired:
-            return
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(min(seconds, 0.1))
 
 
 class Machine:
@@ -71,7 +55,7 @@ class Machine:
 
     def start(self, _specs: object) -> Mapping[int, Host]:
         ours, theirs = socket.socketpair()
-        self.end, self.worker = Wire(theirs), Sleeping()
+        self.end, self.worker = Wire(theirs), Sleeping(["sleep", "600"])
         return {0: LocalHost(Link(ours), self.worker)}
 
     def close(self) -> None:
@@ -86,13 +70,8 @@ def with_pool(talk: Talk) -> None:
 
     async def main() -> None:
         machine, heard, lost = Machine(), list[Any](), list[str]()
-        pool = WorkerPool(
-            CONFIG,
-            max_length=9,
-            total_updates=1,
-            nodes=cast(Nodes, machine),
-            note=heard.append,
-        )
+        nodes, note = cast(Nodes, machine), heard.append
+        pool = WorkerPool(CONFIG, max_length=9, total_updates=1, nodes=nodes, note=note)
         listener = Listener(
             lambda _engine, report: heard.append(report),
             lambda _replica, report: heard.append(report),
@@ -102,13 +81,13 @@ def with_pool(talk: Talk) -> None:
             starting = asyncio.create_task(pool.start())
             while not pool.pids:
                 await asyncio.sleep(0)
-            machine.end.send(msg.Ready(info=INFO))
+            machine.end.send(msg.Ready())
             await starting
             with pool.listen(listener):
                 await talk(pool, machine, heard, lost)
         finally:
             pool.close()
-            assert machine.worker.process.poll() is not None
+            assert machine.worker.poll() is not None
 
     async def patient() -> None:
         async with asyncio.timeout(60.0):

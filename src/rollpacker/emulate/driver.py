@@ -91,21 +91,17 @@ class Emulation:
 
     @property
     def factor(self) -> float:
-        """Emulated seconds in one of the clock's."""
         return self.emulated.config.factor
 
     @property
     def lateness(self) -> Lateness:
-        """Of all actions of the emulated devices."""
         return sum(self._late.values(), Lateness())
 
     def problems(self, problems: Problems) -> Problems:
-        """The same, whose draws are counted."""
         return Counted(problems, self._draws)
 
     @property
     def start(self) -> Start:
-        """Starts emulated workers on a machine."""
         return StartEmulated(emulated=self.emulated, vocabulary=self._vocabulary)
 
     def outgoing(self, command: Any) -> Any:
@@ -118,7 +114,6 @@ class Emulation:
         return Forced(requests=command.requests, draws=draws)
 
     def beat(self, sign: msg.Beat) -> None:
-        """Note how late the actions of a process are."""
         if isinstance(sign, Punctual):
             self._late[sign.process] = sign.lateness
 

@@ -25,7 +25,6 @@ class Lateness:
     longest_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """An action ran so late."""
         self.counts[max(0, math.ceil(_BINS * math.log2(max(seconds, _LEAST_S) / _LEAST_S)))] += 1
         self.longest_s = max(self.longest_s, seconds)
 
@@ -74,7 +73,6 @@ class WallAgenda(Agenda):
         return max(0.0, self.clock_s(self.next_at) - self._clock())
 
     def run_due(self) -> bool:
-        """Run the next action if it is due."""
         if self.next_at is None:
             return False
         late = self._clock() - self.clock_s(self.next_at)

@@ -227,7 +227,6 @@ class EmulatedEngine:
             awake.when_asleep(lambda: self._load_weights(command))
 
     def when_asleep(self, act: Callable[[], None]) -> None:
-        """Call this when it may sleep."""
         self._then.append(act)
 
     def _loaded(self) -> None:
@@ -513,7 +512,6 @@ class Process:
                 commands[msg.Carry] = partial(self._carry, worker)
 
     def _carry(self, worker: int, _command: msg.Carry) -> None:
-        """To another node, at once as within one."""
         now = self.agenda.clock_s(self.agenda.now)
         self._send([worker], msg.Carried(weights=NO_WEIGHTS, start_s=now, end_s=now))
 
@@ -543,7 +541,6 @@ class Process:
             worker.settle()
 
     def overlapping(self, engine: EmulatedEngine) -> list[EmulatedEngine]:
-        """Other engines on the same devices."""
         return [
             other
             for other in self._engines
@@ -553,7 +550,6 @@ class Process:
         ]
 
     def serve(self) -> None:
-        """Until every worker has left."""
         while self._ends:
             self._take(min(self.agenda.wait_s(), self._next_beat - time.monotonic()))
             self.agenda.run_due()

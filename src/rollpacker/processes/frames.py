@@ -161,12 +161,10 @@ class Channel:
         self._outbox = Outbox()
 
     def fileno(self) -> int:
-        """File descriptor, for event loops."""
         return self._sock.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether ``flush`` has something to write."""
         return bool(self._outbox.parts)
 
     def send(self, data: bytes) -> bool:

@@ -167,7 +167,6 @@ class AgentLink:
         self.link.send(Until(stop_at=stop_at))
 
     def lose(self) -> None:
-        """It is gone, with all that was on it."""
         self.live = False
         for host in list(self.hosts.values()):
             host.link.sever()
@@ -195,7 +194,6 @@ class RunNodes(Nodes):
         self._store: Any = None
 
     async def gather(self) -> Sequence[Node]:
-        """Start an agent on each node and wait for it."""
         if self._nodes is not None:
             return self._nodes
         file, held = self._mark
@@ -293,7 +291,6 @@ class RunNodes(Nodes):
                 pass
 
     def _lose(self, agent: AgentLink) -> None:
-        """A node is gone, with all that was on it."""
         arriving = self._arriving[agent.number]
         if not arriving.done():
             arriving.set_exception(WorkerError(f"node {agent.name} went before it had begun"))

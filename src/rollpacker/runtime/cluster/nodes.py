@@ -190,5 +190,4 @@ class ThisMachine(Nodes):
         return {spec.rank: host for spec, host in zip(mine, hosts, strict=True)}
 
     def close(self) -> None:
-        """Remove what the run kept in shared memory."""
         self._memory.remove()

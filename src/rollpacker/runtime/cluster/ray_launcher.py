@@ -55,7 +55,6 @@ class RayLauncher:
 
     @property
     def host(self) -> str:
-        """This machine's address in the cluster."""
         return self._ray.util.get_node_ip_address()
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:

@@ -176,7 +176,6 @@ class Link:
             self._hear(message)
 
     def sever(self) -> None:
-        """Take the other end for gone."""
         if not self._closed:
             self.close()
             if self._loop is not None:

@@ -56,12 +56,10 @@ class InProcess:
 
     @property
     def fleet(self) -> Fleet:
-        """One device that decodes and trains."""
         return by_number("colocated", self.engines, self.replicas)
 
     @contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
-        """Tell this one while the context lasts."""
         before, self._listener = self._listener, listener
         try:
             yield
@@ -78,7 +76,6 @@ class InProcess:
             self._decoding = spawn(self._decode())
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
-        """Decode with what the host's weights are now."""
         assert weights is None
         self.to_engine(_ENGINE, msg.LoadWeights(version=version))
 
@@ -111,12 +108,10 @@ class InProcess:
         self._answer()
 
     def begin(self) -> None:
-        """A round begins, which the host has not trained on."""
         self._trained = None
         self._waiting.clear()
 
     def trained(self, update: HostUpdate) -> None:
-        """The host has trained on the round."""
         self._trained = update
         self._answer()
 
@@ -137,7 +132,6 @@ class InProcess:
         """There is one replica."""
 
     def unheard(self) -> list[str]:
-        """Nothing is lost while nobody listens."""
         return []
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:

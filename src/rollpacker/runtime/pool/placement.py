@@ -93,7 +93,6 @@ class Placement:
         return tuple(EngineId(engine + n) for n in range(size // self.size))
 
     def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
-        """What is live, by devices."""
         of = [slot.device for slot in self.slots]
         engines = {e: self.engines[self.size, e] for e in self.decoding(live)}
         replicas = {r: self.replicas[r] for r in self.whole(live)}

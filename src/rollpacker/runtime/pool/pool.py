@@ -148,7 +148,6 @@ class WorkerPool:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether its devices are GPUs, of this machine or others."""
         return placement.on_gpus(self._nodes)
 
     @property
@@ -162,7 +161,6 @@ class WorkerPool:
 
     @property
     def fleet(self) -> Fleet:
-        """What is live, by devices."""
         return self._placement.fleet(self._config.devices.layout, self._live)
 
     @property
@@ -324,7 +322,6 @@ class WorkerPool:
         return self._machines.store() if len(self._nodes) > 1 else ""
 
     def _name(self, node: int) -> str:
-        """Of what the run has on a node."""
         return self._nodes[node].folder.name
 
     @contextlib.contextmanager

@@ -80,7 +80,6 @@ class EngineWorker:
         self._engine.close()
 
     def busy(self) -> bool:
-        """Whether there is something to decode, and leave to do so."""
         return self._engine.busy() and not self._held
 
     def work(self) -> bool:

@@ -86,7 +86,6 @@ class TrainWorker:
             self._out.shared.remove()
 
     def busy(self) -> bool:
-        """Whether there are gradients to sum."""
         return bool(self._tasks)
 
     def work(self) -> None:

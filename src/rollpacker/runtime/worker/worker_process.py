@@ -53,7 +53,6 @@ class ColocatedWorker:
         return self._next.at
 
     def busy(self) -> bool:
-        """Whether either has something to do."""
         return self._next.busy()
 
     def work(self) -> bool | None:

@@ -291,12 +291,14 @@ def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -
 
 
 @pytest.mark.wide
-def test_a_job_whose_node_starts_nothing_is_named(tmp_path: Path) -> None:
+def test_a_job_waits_for_an_agent_that_starts_programs(tmp_path: Path) -> None:
     idle = Cluster(tmp_path)
     try:
         idle.submit("still", "echo", "up")
-        said = idle.mux("status")
-        assert "not started: still; roll-0 has no agent: rollpacker mux agent --node roll-0" in said
+        wanted = "roll-0, roll-1: rollpacker mux agent --node roll-0 --programs FOLDER"
+        for words in (("status",), ("show", "still")):
+            said = " ".join(idle.mux(*words).replace("│", "").split())
+            assert wanted in said, said
         words = [*COMMAND, "mux", "logs", "still", "--follow", "--url", idle.daemon.url]
         follows = subprocess.Popen([*words, "--state", str(tmp_path)], stdout=subprocess.PIPE)
         idle.agent("roll-0")

@@ -112,6 +112,7 @@ def checked(tmp_path: Path) -> Iterator[Checked]:
 def test_answers_are_what_is_described(checked: Checked) -> None:
     get, post = "GET", "POST"
     program = {"program": {"command": ["true"], "environment": {"A": "1"}}}
+    checked.ask(post, "/v1/nodes/{node}/heartbeat", {"attempts": []}, node="h20-0")
     for name, more in (("a", program), ("b", {}), ("c", {})):
         checked.ask(post, "/v1/jobs", SPEC | {"id": name, "team": "math"} | more)
     permits, asks = "/v1/jobs/{job}/permits", {"phase": "rollout"}

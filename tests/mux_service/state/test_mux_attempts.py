@@ -30,6 +30,7 @@ PROGRAM = {"command": ["train"], "restarts": 0}
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, replace(SHARED, nodes="named"), MACHINES)
+    made.agents_everywhere()
     yield made
     made.store.close()
 
@@ -130,6 +131,7 @@ def gang(tmp_path: Path) -> Iterator[World]:
     """Three nodes of each kind, and a job that needs two of each; its driver is begun."""
     third = [Machine(name=f"{pool}-2", pool=pool) for pool in ("rollout", "train")]
     world = World(tmp_path, replace(SHARED, nodes="named"), [*MACHINES, *third])
+    world.agents_everywhere()
     assert world.submit("a", rollout_nodes=2, train_nodes=2, program=GANG)[0] == 201
     for node in world.core.leased.gang("a")[1:]:
         assert told(world, node) == []
@@ -250,6 +252,7 @@ def test_texts_from_before_are_told_as_they_are(world: World) -> None:
 def test_a_job_that_breaks_its_nodes_one_after_the_other_ends(tmp_path: Path) -> None:
     many = [Machine(name=f"rollout-{number}", pool="rollout") for number in range(2, 6)]
     world = World(tmp_path, replace(SHARED, nodes="named"), [*MACHINES, *many])
+    world.agents_everywhere()
     assert world.submit("a", program=PROGRAM | {"restarts": 9})[0] == 201
     for _ in range(MOST_NODES_LOST):
         node = world.core.leased.lead("a")

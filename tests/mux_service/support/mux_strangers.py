@@ -42,6 +42,7 @@ class Place:
             "command": ["true", "rewards.0.options.api_key=hunter2"],
             "environment": {"SECRET": "hunter2"},
         }
+        self.ask("node", "POST", "/v1/nodes/r0/heartbeat", {"attempts": []})
         self.ask(
             "math", "POST", "/v1/jobs", SPEC | {"id": "mine", "team": "math", "program": program}
         )

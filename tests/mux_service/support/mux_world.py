@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rollpacker.core.codec import read_record
+from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Machine
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.service.api import bodies
@@ -35,6 +36,12 @@ class World:
         self.core = TransactionLog(
             self.store, self.settings, TTL, lambda: self.time, machines=self.machines
         )
+
+    def agents_everywhere(self) -> None:
+        """Every node has had an agent that starts programs; none of them has to be heard again."""
+        for name in self.core.leased.slots:
+            self.core.record(ev.AgentHeard(node=name, programs=True))
+        self.core.commit()
 
     def restart(self, down_s: float = 0.0) -> None:
         """Killed and started again: nothing but the database survives."""

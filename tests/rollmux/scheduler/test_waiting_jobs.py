@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rollpacker.rollmux.model.inventory import FLAPS, Fixed, Machine, Needs
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.trace import Philly, philly
+from rollpacker.rollmux.scheduler.queue import why_it_waits
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
 
@@ -386,3 +388,60 @@ def test_only_who_is_sure_to_be_over_in_time_overtakes(about: str, waits: bool) 
     arrive(to, 0.0, spec("a", iterations=40), spec("wide", 2, iterations=20))
     arrive(to, 5.0, spec("late", **{about: 1}))
     assert ("late" in to.queue.jobs) == waits
+
+
+def programs(to: Scheduler, name: str, *members: bool) -> list[do.Decision]:
+    """A job whose driver agents start, and with ``members`` processes on its other nodes."""
+    return to.handle(0.0, ev.JobArrived(spec=spec(name), programs=(True, any(members))))
+
+
+def heard(on: Scheduler, node: str, starts: bool = True) -> list[do.Decision]:
+    return on.handle(1.0, ev.AgentHeard(node=node, programs=starts))
+
+
+def test_programs_come_to_nodes_whose_agents_start_some() -> None:
+    on = scheduler(3, 1)
+    assert programs(on, "a") == [do.Wait(job="a")]
+    text = why_it_waits(on.cluster, on.cluster.jobs["a"])
+    assert text == (
+        "it needs 1 rollout node (0 free, 3 without an agent) of its own; no agent that starts "
+        "programs was heard on rollout0, rollout1, rollout2: rollpacker mux agent --node "
+        "rollout0 --programs FOLDER"
+    )
+    assert heard(on, "rollout1", starts=False) == []
+    assert placed(heard(on, "rollout2")) == ["a"]
+    home = on.cluster.jobs["a"].home
+    assert home is not None
+    assert home.nodes == (("rollout2",), ("train3",))
+
+
+def test_what_no_agent_starts_needs_none_and_prefers_nodes_that_were_heard() -> None:
+    on = scheduler(2, 1)
+    heard(on, "rollout1", starts=False)
+    assert placed(arrive(on, 0.0, spec("driven"))) == ["driven"]
+    home = on.cluster.jobs["driven"].home
+    assert home is not None
+    assert home.nodes[0] == ("rollout1",)
+
+
+def test_processes_on_every_node_need_an_agent_on_every_node() -> None:
+    on = scheduler(1, 1)
+    heard(on, "rollout0")
+    assert programs(on, "a", True) == [do.Wait(job="a")]
+    assert "was heard on train1:" in why_it_waits(on.cluster, on.cluster.jobs["a"])
+    assert placed(heard(on, "train1")) == ["a"]
+
+
+@pytest.mark.parametrize("how", ["failure", "drain"])
+def test_nobody_is_sent_from_an_agent_to_a_node_without_one(how: str) -> None:
+    on = scheduler(2, 1)
+    heard(on, "rollout0")
+    programs(on, "a")
+    event = ev.NodeFailed if how == "failure" else partial(ev.NodeClosed, status="draining")
+    made = on.handle(2.0, event(node="rollout0"))
+    job = on.cluster.jobs["a"]
+    assert not any(isinstance(each, do.Move) for each in made)
+    # A drained job goes on where it is, a job whose node failed waits.
+    assert (job.waits_since is None) == (how == "drain")
+    (move,) = [each for each in heard(on, "rollout1") if isinstance(each, do.Move)]
+    assert (move.reason, move.rollout) == (how, ("rollout1",))

@@ -87,6 +87,9 @@ class World:
             assert {name for name, slot in slots.items() if slot.used} == set(cluster.nodes)
             for node in cluster.nodes.values():
                 assert slots[node.name].machine.pool == POOL_NAMES[node.pool]
+                for pin in node.pins:
+                    needs = cluster.jobs[pin].programs[node.pool]
+                    assert slots[node.name].agent == "programs" or not needs
         for group in cluster.groups.values():
             assert group.seats or any(
                 cluster.nodes[name].pins for pool in group.nodes for name in pool
@@ -108,7 +111,9 @@ class World:
             priority=data.draw(st.integers(0, 2)),
             too_large="wait",
         )
-        self.post(ev.JobArrived(spec=spec))
+        programs = data.draw(st.booleans())
+        alone = not programs or data.draw(st.booleans())
+        self.post(ev.JobArrived(spec=spec, programs=(programs, not alone)))
         self.idle[spec.id] = "rollout"
 
     def ask(self, name: str) -> None:
@@ -153,6 +158,7 @@ class World:
         can: list[ev.Event] = [ev.NodeOpened(node=name)]
         can += [ev.NodeClosed(node=name, status=how) for how in ("cordoned", "draining")]
         can += [ev.NodeJoined(machine=slot.machine)] * 3
+        can += [ev.AgentHeard(node=name, programs=True)] * 2
         if not slot.used:
             can.append(ev.NodeRemoved(node=name))
         event = data.draw(st.sampled_from(can))

@@ -202,8 +202,11 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
         found.append(f"its turn to {job['next']}")
     if job["move"] is not None:
         found.append("its own move: " + " ".join((*job["move"]["rollout"], *job["move"]["train"])))
-    program = job["program"]
-    for node in (*job["rollout_nodes"], *job["train_nodes"]) if program is not None else ():
+    nodes = [*job["rollout_nodes"], *job["train_nodes"]]
+    started = job["program"]
+    if started is None or not started["program"]["members"]:
+        nodes = [] if started is None or started["lead"] is None else [started["lead"]]
+    for node in nodes:
         if daemon.get(f"/v1/nodes/{_quoted(node)}")["reported_s"] is None:
             found.append(
                 f"an agent on {node}: rollpacker mux agent --node {node} --programs FOLDER"

@@ -64,6 +64,7 @@ class Job:
         token: of the permit it holds; -1 for none.
         tail_reached: whether about 80% of the responses of its running rollout are there.
         leaves_tails: whether it said so of any rollout: plans count on it then.
+        programs: of either pool: whether agents start its programs there.
     """
 
     spec: JobSpec
@@ -89,6 +90,7 @@ class Job:
     token: int = -1
     tail_reached: bool = False
     leaves_tails: bool = False
+    programs: tuple[bool, bool] = (False, False)
 
     @property
     def admitted(self) -> bool:
@@ -128,6 +130,7 @@ class Job:
             memory_gb=self.memory_gb(pool),
             devices=self.spec.node_devices,
             labels=self.spec.rollout_labels if pool == ROLLOUT else self.spec.train_labels,
+            programs=self.programs[pool],
         )
 
     def remaining(self) -> int:

@@ -11,9 +11,14 @@ from rollpacker.rollmux.model.jobs import JobSpec
 
 
 class JobArrived(Tagged, frozen=True, kw_only=True):
-    """A job asks to be placed."""
+    """A job asks to be placed.
+
+    Args:
+        programs: of either pool: whether agents start its programs there.
+    """
 
     spec: JobSpec
+    programs: tuple[bool, bool] = (False, False)
 
 
 class PermitRequested(Tagged, frozen=True, kw_only=True):
@@ -74,6 +79,13 @@ class NodeJoined(Tagged, frozen=True, kw_only=True):
     machine: Machine
 
 
+class AgentHeard(Tagged, frozen=True, kw_only=True):
+    """A named node's agent reports for the first time, or starts programs for the first time."""
+
+    node: str
+    programs: bool
+
+
 class NodeClosed(Tagged, frozen=True, kw_only=True):
     """Nothing new comes to a node; ``draining`` also moves its jobs elsewhere.
 
@@ -112,6 +124,7 @@ Event = (
     | JobEnded
     | NodeFailed
     | NodeJoined
+    | AgentHeard
     | NodeClosed
     | NodeOpened
     | NodeRemoved

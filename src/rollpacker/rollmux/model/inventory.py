@@ -22,6 +22,9 @@ Labels = Mapping[str, str]
 Status = Literal["open", "cordoned", "draining", "set_aside", "down"]
 """Of a node. ``set_aside``: it failed too often, or is not what it was said to be."""
 
+Agent = Literal["", "heard", "programs"]
+"""Of a node, as far as anybody knows: none, one, or one that starts programs."""
+
 FLAPS: Final = 3
 """Failures within ``FLAPPING_S`` after which a node that comes back is set aside."""
 FLAPPING_S: Final = 3600.0
@@ -35,11 +38,13 @@ class Needs:
         memory_gb: host memory, for what the job keeps there.
         devices: at least so many.
         labels: these, with these values.
+        programs: an agent that starts programs.
     """
 
     memory_gb: float
     devices: int = 1
     labels: Labels = field(default_factory=dict[str, str])
+    programs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +213,7 @@ class Slot:
         why: of a status other than open, for people.
         failures: when it failed lately.
         closed: status and why, to be had again by one that is down.
+        agent: whether one was ever heard there, and whether it started programs.
     """
 
     machine: Machine
@@ -216,13 +222,19 @@ class Slot:
     why: str = ""
     failures: list[float] = field(default_factory=list[float])
     closed: tuple[Status, str] = ("open", "")
+    agent: Agent = ""
+
+    def takes(self, needs: Needs) -> bool:
+        """Whether it is open, and has the agent that is needed."""
+        return self.status == "open" and (self.agent == "programs" or not needs.programs)
 
 
-_Wanted = tuple[int, float, int, tuple[tuple[str, str], ...]]
+_Wanted = tuple[int, float, int, tuple[tuple[str, str], ...], bool]
 
 
 def _wanted(pool: int, needs: Needs) -> _Wanted:
-    return pool, needs.memory_gb, needs.devices, tuple(needs.labels.items())
+    labels = tuple(needs.labels.items())
+    return pool, needs.memory_gb, needs.devices, labels, needs.programs
 
 
 class Fixed(Inventory):
@@ -268,7 +280,7 @@ class Fixed(Inventory):
         wanted = _wanted(pool, needs)
         if wanted not in self._free:
             suitable = self._suitable(pool, needs)
-            self._free[wanted] = sum(s.status == "open" and not s.used for s in suitable)
+            self._free[wanted] = sum(s.takes(needs) and not s.used for s in suitable)
         return self._free[wanted]
 
     def ever(self, pool: int, needs: Needs) -> float:
@@ -279,7 +291,7 @@ class Fixed(Inventory):
         """Of the rack with the fewest free nodes that has enough, else of those with the most."""
         racks: dict[str, list[Slot]] = {}
         for slot in self._suitable(pool, needs):
-            if slot.status == "open" and not slot.used:
+            if slot.takes(needs) and not slot.used:
                 racks.setdefault(slot.machine.rack, []).append(slot)
         enough = [rack for rack, slots in racks.items() if len(slots) >= count]
         order = sorted(racks, key=lambda rack: (-len(racks[rack]), rack))
@@ -307,7 +319,7 @@ class Fixed(Inventory):
     def takes(self, name: str, needs: Needs) -> bool:
         """Whether it is open and suits."""
         slot = self.slots[name]
-        return slot.status == "open" and slot.machine.suits(needs)
+        return slot.takes(needs) and slot.machine.suits(needs)
 
     def memory_gb(self, name: str) -> float:
         return self.slots[name].machine.memory_gb
@@ -338,6 +350,11 @@ class Fixed(Inventory):
             if flaps and slot.status == "open":
                 slot.status, slot.why = "set_aside", f"failed {len(recent)} times within an hour"
         return slot
+
+    def hear(self, name: str, agent: Agent) -> None:
+        """A node's agent reports. Raises ``KeyError`` for an unknown one."""
+        self.slots[name].agent = agent
+        self._changed()
 
     def close(self, name: str, status: Status, why: str) -> None:
         """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
@@ -371,10 +388,12 @@ class Fixed(Inventory):
 
 
 def _plainest_first(slots: Iterable[Slot]) -> list[Slot]:
-    """Those with much memory, many devices or labels are left for who needs them."""
+    """Those that an agent has reported, since others may be off. Those with much memory, many
+    devices or labels are left for who needs them."""
     return sorted(
         slots,
         key=lambda slot: (
+            not slot.agent,
             len(slot.machine.labels),
             slot.machine.memory_gb,
             slot.machine.devices,

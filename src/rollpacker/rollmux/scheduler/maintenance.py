@@ -37,6 +37,11 @@ class Maintenance:
     def joined(self, now: float, event: ev.NodeJoined) -> None:
         self._fixed(event.machine.name).join(event.machine, now)
 
+    def heard(self, event: ev.AgentHeard) -> None:
+        """A node has an agent."""
+        agent = "programs" if event.programs else "heard"
+        self._known(event.node).hear(event.node, agent)
+
     def closed(self, event: ev.NodeClosed) -> None:
         """Nothing new comes to a node."""
         self._known(event.node).close(event.node, event.status, event.why)

@@ -22,6 +22,8 @@ MOST_OF_A_TEAM = 500
 """Jobs of one team that may wait: each event looks at all that do."""
 TRIED = 20
 """Jobs that are tried at once."""
+_NAMED = 3
+"""Nodes without an agent that a reason names."""
 RETRY_S = 600.0
 """Seconds after which those who wait are tried again though nothing happened: slack grows."""
 
@@ -175,6 +177,7 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
     if never is not None:
         return never
     lacks: list[str] = []
+    agentless: list[str] = []
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
         needs = job.needs(pool)
         free = cluster.inventory.free(pool, needs)
@@ -182,9 +185,18 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
             closed = _closed(cluster.inventory, pool, needs)
             shut = f", {closed} closed" if closed else ""
             nodes = f"{POOL_NAMES[pool]} node{'s' if gang > 1 else ''}"
+            mute = _without_agents(cluster.inventory, pool, needs)
+            shut += f", {len(mute)} without an agent" if mute else ""
             lacks.append(f"{gang} {nodes} ({free:g} free{shut})")
+            agentless += mute
     if lacks:
         own = f"it needs {' and '.join(lacks)} of its own"
+        if agentless:
+            more = f" and {len(agentless) - _NAMED} others" if len(agentless) > _NAMED else ""
+            own += (
+                f"; no agent that starts programs was heard on {', '.join(agentless[:_NAMED])}"
+                f"{more}: rollpacker mux agent --node {agentless[0]} --programs FOLDER"
+            )
         if not cluster.groups:
             return own
         return f"no group can take it ({_why_no_group(cluster, job)}), and {own}"
@@ -222,6 +234,17 @@ def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
         and slot.machine.suits(needs)
         for slot in slots
     )
+
+
+def _without_agents(inventory: Inventory, pool: int, needs: Needs) -> list[str]:
+    """Free nodes that would do if an agent started programs there."""
+    slots = inventory.slots if isinstance(inventory, Fixed) else {}
+    return [
+        name
+        for name, slot in slots.items()
+        if slot.machine.pool == POOL_NAMES[pool] and slot.machine.suits(needs)
+        if slot.status == "open" and not (slot.used or slot.takes(needs))
+    ]
 
 
 def why_never(inventory: Inventory, job: Job) -> str | None:

@@ -134,7 +134,7 @@ class Scheduler:
         spec = event.spec
         if spec.id in self.cluster.jobs:
             raise ValueError(f"job {spec.id}: there is one of this id already")
-        job = Job(spec, now, submitted=now, looked_at=now)
+        job = Job(spec, now, submitted=now, looked_at=now, programs=event.programs)
         why = why_never(self.cluster.inventory, job)
         if why is not None and spec.too_large == "refuse":
             raise ValueError(f"job {spec.id}: {why}")
@@ -324,6 +324,11 @@ class Scheduler:
         self._serve(now)
         self._rearrange(now)
 
+    def _heard(self, now: float, event: ev.AgentHeard) -> None:
+        self._maintenance.heard(event)
+        self._serve(now)
+        self._rearrange(now)
+
     def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
         self._maintenance.closed(event)
         for job in self._maintenance.bound_for(event.node):
@@ -349,6 +354,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     ev.JobEnded: Scheduler._ended,
     ev.NodeFailed: Scheduler._failed,
     ev.NodeJoined: Scheduler._node_joined,
+    ev.AgentHeard: Scheduler._heard,
     ev.NodeClosed: Scheduler._node_closed,
     ev.NodeOpened: Scheduler._node_opened,
     ev.NodeRemoved: Scheduler._node_removed,

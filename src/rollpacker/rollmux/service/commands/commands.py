@@ -83,6 +83,8 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
         text = f"{MOST_OF_A_TEAM} jobs {whose} wait for nodes: submit it when some have them"
         raise Refused(409, text, code="too_many")
     seq = core.leased.seq + 1
+    program = body.program
+    programs = (program is not None, program is not None and bool(program.members))
     never = why_never(core.leased.scheduler.cluster.inventory, Job(spec, core.now()))
     if never is not None and spec.too_large == "refuse":
         raise Refused(409, f"job {spec.id}: {never}", code="too_large")
@@ -90,9 +92,10 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
     def told() -> answers.Submitted:
         return {"id": spec.id, "seq": seq, "state": core.leased.state(spec.id)}
 
-    answer = recorded(core, request, ev.JobArrived(spec=spec), told, status=201)
-    if body.program is not None:
-        core.record(daemon_events.ProgramGiven(job=spec.id, program=body.program))
+    arrived = ev.JobArrived(spec=spec, programs=programs)
+    answer = recorded(core, request, arrived, told, status=201)
+    if program is not None:
+        core.record(daemon_events.ProgramGiven(job=spec.id, program=program))
     return answer
 
 
@@ -356,9 +359,17 @@ def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outco
         slot = core.leased.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
+    _heard(core, machine.name, programs=False)
     answer = answers.Registered(status=core.leased.status(machine.name), ttl_s=core.ttl)
     note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
     return recorded(core, request, note, lambda: answer)
+
+
+def _heard(core: TransactionLog, node: str, *, programs: bool) -> None:
+    """From now on jobs whose programs agents start may come to a named node."""
+    slot = core.leased.slots.get(node)
+    if slot is not None and slot.agent != "programs" and (programs or not slot.agent):
+        core.record(ev.AgentHeard(node=node, programs=programs))
 
 
 def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
@@ -436,6 +447,7 @@ def node_heartbeat(
     """
     _node(core, node)
     _only_agent(core, node, body.agent)
+    _heard(core, node, programs=body.attempts is not None)
     told: answers.AliveAnswer = {"ttl_s": core.ttl}
     if body.attempts is not None:
         told["attempts"] = settled(core, node, body.attempts)

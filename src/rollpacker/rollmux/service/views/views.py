@@ -15,7 +15,6 @@ from rollpacker.core.codec import plain
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.cluster import Job
 from rollpacker.rollmux.model.inventory import POOL_NAMES
-from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import ROLLOUT, TRAIN
 from rollpacker.rollmux.placement.admission import expected
 from rollpacker.rollmux.scheduler.queue import why_it_waits
@@ -68,16 +67,17 @@ class QueueView:
 
     def _reason(self, job: Job) -> str:
         """Jobs that ask for the same wait for the same."""
-        wanted = _wanted(job.spec)
+        wanted = _wanted(job)
         if wanted not in self._reasons:
             self._reasons[wanted] = why_it_waits(self._core.leased.scheduler.cluster, job)
         return self._reasons[wanted]
 
 
-def _wanted(spec: JobSpec) -> tuple[object, ...]:
+def _wanted(job: Job) -> tuple[object, ...]:
+    spec = job.spec
     memory = spec.rollout_memory_gb, spec.train_memory_gb
     labels = tuple(spec.rollout_labels.items()), tuple(spec.train_labels.items())
-    return spec.gangs, memory, spec.node_devices, labels
+    return spec.gangs, memory, spec.node_devices, labels, job.programs
 
 
 def job(core: TransactionLog, name: str) -> answers.JobView:

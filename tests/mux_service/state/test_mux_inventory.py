@@ -167,6 +167,30 @@ def test_a_silent_agent_is_a_failure_and_its_job_waits_for_another_node(world: W
     assert violations(world) == []
 
 
+@pytest.mark.parametrize("permit", [False, True])
+def test_a_node_says_why_it_is_down_and_since_when(world: World, permit: bool) -> None:
+    assert views.node(world.core, "roll-0")["status_s"] is None
+    world.post(commands.node_heartbeat, "roll-0")
+    alone(world, "a")
+    if permit:
+        assert world.ask("a", "rollout")[0] == 200
+    world.post(commands.node_failed, "roll-0", {"reason": "nvidia-smi ended with 9"})
+    world.restart()
+    world.wait(TTL + 1.0)
+    world.wait(5.0)
+    shown = views.node(world.core, "roll-0")
+    assert (shown["status"], shown["why"]) == ("down", "nvidia-smi ended with 9")
+    assert shown["status_s"] == pytest.approx(5.0 if permit else TTL + 6.0)
+    world.post(commands.register, None, {"name": "roll-0", "pool": "rollout"})
+    world.wait(2.0)
+    shown = views.node(world.core, "roll-0")
+    assert (shown["status"], shown["why"], shown["status_s"]) == ("open", "", 2.0)
+    world.wait(TTL)
+    assert views.node(world.core, "roll-0")["why"] == "its agent was silent for 10 s"
+    world.post(commands.node_failed, "train-0", {})
+    assert views.node(world.core, "train-0")["why"] == "operator reported its failure"
+
+
 def test_drain_uncordon_and_remove(world: World) -> None:
     world.post(commands.register, None, {"name": "roll-1", "pool": "rollout"})
     alone(world, "a")

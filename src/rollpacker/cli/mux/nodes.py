@@ -33,7 +33,8 @@ def list_nodes(daemon: Daemon) -> Shown:
     )
     for node in nodes:
         status, machine = node.get("status", ""), node.get("machine", {})
-        why = f" ({node['why']})" if node.get("why") else ""
+        since = "" if node.get("status_s") is None else f" for {duration(node['status_s'])}"
+        why = since + (f": {node['why']}" if node.get("why") else "")
         jobs = " ".join(node["memory_gb"])
         heard = node["reported_s"]
         view.add_row(

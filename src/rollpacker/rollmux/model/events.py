@@ -68,9 +68,14 @@ class JobEnded(Tagged, frozen=True, kw_only=True):
 
 
 class NodeFailed(Tagged, frozen=True, kw_only=True):
-    """A node is gone with all that was on it."""
+    """A node is gone with all that was on it.
+
+    Args:
+        why: for people.
+    """
 
     node: str
+    why: str = ""
 
 
 class NodeJoined(Tagged, frozen=True, kw_only=True):

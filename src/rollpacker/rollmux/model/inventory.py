@@ -116,7 +116,7 @@ class Inventory(ABC):
         """Host memory of a node."""
 
     @abstractmethod
-    def fail(self, name: str, now: float) -> None:
+    def fail(self, name: str, now: float, why: str) -> None:
         """A node is gone."""
 
     @property
@@ -191,8 +191,8 @@ class Cloud(Inventory):
         del name
         return self._machine.memory_gb
 
-    def fail(self, name: str, now: float) -> None:
-        del now
+    def fail(self, name: str, now: float, why: str) -> None:
+        del now, why
         self._used.discard(name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,6 +211,7 @@ class Slot:
     Args:
         used: whether a group has it.
         why: of a status other than open, for people.
+        since: when its status last changed; None for never.
         failures: when it failed lately.
         closed: status and why, to be had again by one that is down.
         agent: whether one was ever heard there, and whether it started programs.
@@ -223,6 +224,12 @@ class Slot:
     failures: list[float] = field(default_factory=list[float])
     closed: tuple[Status, str] = ("open", "")
     agent: Agent = ""
+    since: float | None = None
+
+    def become(self, status: Status, why: str, now: float) -> None:
+        if status != self.status:
+            self.since = now
+        self.status, self.why = status, why
 
     def takes(self, needs: Needs) -> bool:
         """Whether it is open, and has the agent that is needed."""
@@ -324,13 +331,14 @@ class Fixed(Inventory):
     def memory_gb(self, name: str) -> float:
         return self.slots[name].machine.memory_gb
 
-    def fail(self, name: str, now: float) -> None:
+    def fail(self, name: str, now: float, why: str) -> None:
         """Down until somebody says that it is back."""
         slot = self.slots[name]
         slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
         if slot.status != "down":
             slot.closed = slot.status, slot.why
-        slot.status, slot.used, slot.why = "down", False, "failed"
+        slot.become("down", why or "failed", now)
+        slot.used = False
         self._changed()
 
     def join(self, machine: Machine, now: float) -> Slot:
@@ -345,10 +353,10 @@ class Fixed(Inventory):
         slot.machine = machine
         if slot.status == "down":
             recent = [at for at in slot.failures if at > now - FLAPPING_S]
-            flaps = len(recent) >= FLAPS
-            slot.status, slot.why = slot.closed
-            if flaps and slot.status == "open":
-                slot.status, slot.why = "set_aside", f"failed {len(recent)} times within an hour"
+            status, why = slot.closed
+            if len(recent) >= FLAPS and status == "open":
+                status, why = "set_aside", f"failed {len(recent)} times within an hour"
+            slot.become(status, why, now)
         return slot
 
     def hear(self, name: str, agent: Agent) -> None:
@@ -356,19 +364,20 @@ class Fixed(Inventory):
         self.slots[name].agent = agent
         self._changed()
 
-    def close(self, name: str, status: Status, why: str) -> None:
+    def close(self, name: str, status: Status, why: str, now: float) -> None:
         """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
         slot = self.slots[name]
         if slot.status == "down":
             slot.closed = status, why
         else:
-            slot.status, slot.why = status, why
+            slot.become(status, why, now)
         self._changed()
 
-    def open(self, name: str) -> None:
+    def open(self, name: str, now: float) -> None:
         """A node may be used again; its failures are forgotten. Raises ``KeyError``."""
         slot = self.slots[name]
-        slot.status, slot.why, slot.failures = "open", "", []
+        slot.become("open", "", now)
+        slot.failures = []
         self._changed()
 
     def remove(self, name: str) -> None:

@@ -42,22 +42,22 @@ class Maintenance:
         agent = "programs" if event.programs else "heard"
         self._known(event.node).hear(event.node, agent)
 
-    def closed(self, event: ev.NodeClosed) -> None:
+    def closed(self, now: float, event: ev.NodeClosed) -> None:
         """Nothing new comes to a node."""
-        self._known(event.node).close(event.node, event.status, event.why)
+        self._known(event.node).close(event.node, event.status, event.why, now)
 
-    def opened(self, event: ev.NodeOpened) -> None:
+    def opened(self, now: float, event: ev.NodeOpened) -> None:
         """A node is used again."""
-        self._known(event.node).open(event.node)
+        self._known(event.node).open(event.node, now)
 
     def removed(self, event: ev.NodeRemoved) -> None:
         """A node is not ours any more."""
         self._known(event.node).remove(event.node)
 
-    def failed(self, node: str, now: float) -> None:
+    def failed(self, now: float, event: ev.NodeFailed) -> None:
         inventory = self._cluster.inventory
-        if not isinstance(inventory, Fixed) or node in inventory.slots:
-            inventory.fail(node, now)
+        if not isinstance(inventory, Fixed) or event.node in inventory.slots:
+            inventory.fail(event.node, now, event.why)
 
     def bound_for(self, node: str) -> list[Job]:
         """Jobs that have a place on a node where they are not yet, and have not set out for it."""

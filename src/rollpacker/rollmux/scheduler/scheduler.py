@@ -299,7 +299,7 @@ class Scheduler:
 
     def _failed(self, now: float, event: ev.NodeFailed) -> None:
         node = self.cluster.nodes.get(event.node)
-        self._maintenance.failed(event.node, now)
+        self._maintenance.failed(now, event)
         if node is None:
             return
         node.held = False
@@ -330,13 +330,13 @@ class Scheduler:
         self._rearrange(now)
 
     def _node_closed(self, now: float, event: ev.NodeClosed) -> None:
-        self._maintenance.closed(event)
+        self._maintenance.closed(now, event)
         for job in self._maintenance.bound_for(event.node):
             self._assignments.cancel(job)
         self._rearrange(now)
 
     def _node_opened(self, now: float, event: ev.NodeOpened) -> None:
-        self._maintenance.opened(event)
+        self._maintenance.opened(now, event)
         self._serve(now)
         self._rearrange(now)
 

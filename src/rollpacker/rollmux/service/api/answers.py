@@ -194,7 +194,10 @@ class NodeView(TypedDict):
     agent: Annotated[bool, says("Whether its agent's silence is a failure.")]
     reported_s: Annotated[float | None, says("Seconds since its agent reported.")]
     status: NotRequired[Annotated[NodeStatus, says("Of named nodes, as the following.")]]
-    why: NotRequired[str]
+    why: NotRequired[Annotated[str, says("Why it is not open; empty where it is.")]]
+    status_s: NotRequired[
+        Annotated[float | None, says("Seconds since its status changed; null for never.")]
+    ]
     machine: NotRequired[_Machine]
 
 

@@ -542,7 +542,10 @@ def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
         core.record(the_end(record))
 
 
-def node_failed(core: TransactionLog, request: Post, node: str, _: bodies.FailedBody) -> Outcome:
+_LONGEST_WHY = 200
+
+
+def node_failed(core: TransactionLog, request: Post, node: str, body: bodies.FailedBody) -> Outcome:
     """The node is gone with all that was on it."""
     if node in core.leased.failed:
         return Answer(200, answers.NodeGone(state="failed", jobs=[]))
@@ -553,7 +556,8 @@ def node_failed(core: TransactionLog, request: Post, node: str, _: bodies.Failed
         state = "failed" if node in core.leased.failed else "failing"
         return {"state": state, "jobs": jobs}
 
-    entry = core.fail_node(node, **request.known(), answer=answer)
+    why = body.reason[:_LONGEST_WHY] or f"{request.by.name} reported its failure"
+    entry = core.fail_node(node, why, **request.known(), answer=answer)
     if entry is None:
         return Answer(202, answer())
     return Answer(entry.status, loads(entry.answer or "{}"))

@@ -33,10 +33,12 @@ class NodeFenced(Tagged, frozen=True, kw_only=True):
 
     Args:
         tokens: of those permits; no heartbeat extends them any more.
+        why: for people.
     """
 
     node: str
     tokens: tuple[int, ...]
+    why: str = ""
 
 
 class EndFenced(Tagged, frozen=True, kw_only=True):

@@ -348,7 +348,7 @@ class LeasedScheduler:
                     self.identities[note.node] = note.agent
             case daemon_events.NodeFenced():
                 self.forget_agent(note.node)
-                self._fence(Fence(set(note.tokens), node=note.node))
+                self._fence(Fence(set(note.tokens), node=note.node, why=note.why))
             case daemon_events.EndFenced():
                 self.jobs[note.job].ending = True
                 self.touched.add(note.job)

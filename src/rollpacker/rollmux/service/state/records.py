@@ -114,12 +114,14 @@ class Fence:
 
     Args:
         tokens: of those that are not over.
+        why: of a node's failure.
         fenced: all tokens that it began with.
     """
 
     tokens: set[int]
     job: str | None = None
     node: str | None = None
+    why: str = ""
     fenced: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ class SavedFence:
     tokens: list[int]
     job: str | None
     node: str | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def state_of(leased: LeasedScheduler) -> LeasedState:
 def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
     """A permit that ran out is out of ``tokens`` before there is an entry of it."""
     tokens = sorted(fence.fenced & leased.leases.keys())
-    return SavedFence(tokens=tokens, job=fence.job, node=fence.node)
+    return SavedFence(tokens=tokens, job=fence.job, node=fence.node, why=fence.why)
 
 
 def encode(state: LeasedState) -> dict[str, bytes]:
@@ -129,7 +130,7 @@ def restored(
     leased.jobs = {record.spec.id: record for record in records}
     for lease in state.leases:
         leased.leases[lease.token] = replace(lease, deadline=lease.granted + ttl)
-    leased.fences = [Fence(set(f.tokens), job=f.job, node=f.node) for f in state.fences]
+    leased.fences = [Fence(set(f.tokens), f.job, f.node, f.why) for f in state.fences]
     leased.agents = dict.fromkeys(state.agents, state.now)
     leased.identities = dict(state.identities)
     leased.failed = set(state.failed)

@@ -224,8 +224,9 @@ class TransactionLog:
             self._be_heard()
         for lease in [each for each in leased.leases.values() if each.deadline <= now]:
             self._try(due, now, ("permit", lease.token), partial(self._run_out, lease))
+        silent = f"its agent was silent for {self.ttl:g} s"
         for node in [n for n, seen in leased.agents.items() if seen + self.ttl <= now]:
-            self._try(due, now, ("node", node), partial(self.fail_node, node))
+            self._try(due, now, ("node", node), partial(self.fail_node, node, silent))
         while fence := next((f for f in leased.fences if f.ready and _name(f) not in due), None):
             self._try(due, now, _name(fence), partial(self._release, fence))
         if leased.scheduler.next_look() <= now:
@@ -291,11 +292,11 @@ class TransactionLog:
 
     def _release(self, fence: Fence) -> None:
         if fence.node is not None:
-            self.record(ev.NodeFailed(node=fence.node))
+            self.record(ev.NodeFailed(node=fence.node, why=fence.why))
         elif fence.job is not None:
             self.record(ev.JobEnded(job=fence.job))
 
-    def fail_node(self, node: str, **request: Any) -> Entry | None:
+    def fail_node(self, node: str, why: str, **request: Any) -> Entry | None:
         """A node is gone. None where this is known already, or the node was given back."""
         slot = self.leased.slots.get(node)
         down = slot is not None and slot.status == "down"
@@ -306,8 +307,9 @@ class TransactionLog:
         jobs = self.leased.hit_by(node)
         tokens = [token for job in jobs if (token := self.leased.jobs[job].token) is not None]
         if tokens:
-            return self.record(daemon_events.NodeFenced(node=node, tokens=tuple(tokens)), **request)
-        return self.record(ev.NodeFailed(node=node), **request)
+            fenced = daemon_events.NodeFenced(node=node, tokens=tuple(tokens), why=why)
+            return self.record(fenced, **request)
+        return self.record(ev.NodeFailed(node=node, why=why), **request)
 
     def next_deadline(self) -> float | None:
         """Seconds from now until something runs out or is to be looked at; None for never."""

@@ -340,6 +340,7 @@ def _node(core: TransactionLog, name: str) -> answers.NodeView:
     if slot is not None:
         machine = plain(slot.machine)
         told.update({"status": leased.status(name), "why": slot.why, "machine": machine})
+        told["status_s"] = None if slot.since is None else max(core.now() - slot.since, 0.0)
     return told
 
 

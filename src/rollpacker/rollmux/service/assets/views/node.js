@@ -1,7 +1,7 @@
 // One node: what it is, who is on it, what ran there.
 
 import { at, rows, tiles } from "./dom.js";
-import { NONE, jobLink } from "./format.js";
+import { NONE, jobLink, seconds } from "./format.js";
 import { Gantt } from "./gantt.js";
 import { memoryBar, reported, statusPart, usedGb } from "./nodes.js";
 
@@ -14,6 +14,7 @@ function show(node, timeline) {
     ["pool", node.pool ?? NONE],
     ["state", node.state],
     ["status", status.text, status.className.replace("badge", "")],
+    ...(node.status_s == null ? [] : [["since", `${seconds(node.status_s)} ago`]]),
     ...(node.why ? [["reason", node.why]] : []),
     ["memory used", `${usedGb(node).toFixed(0)} of ${node.total_gb.toFixed(0)} GB`],
     ["agent", reported(node)],

@@ -136,6 +136,14 @@ def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
     assert '"phases": []' in daemon.mux("show", "one", "--json")
     rows = json.loads(daemon.mux("history", "--json"))["team"]
     assert (rows["art"]["jobs"], rows["music"]["ended"]) == (2, 0)
+    assert (
+        json.loads(daemon.mux("history", "--by", "user", "--json"))["user"]["operator"]["jobs"] == 3
+    )
+    assert daemon.mux("hold", "one", "two") == "job one: held\njob two: held\n"
+    assert "its release: rollpacker mux release one" in daemon.mux("show", "one")
+    assert daemon.mux("release", "one") == "job one: moving\n"
+    assert daemon.mux("priority", "two", "7") == "job two: held, priority 7\n"
+    assert "art, 7" in daemon.mux("show", "two")
     assert daemon.mux("end", "--all", "--team", "art") == "job one: ended\njob two: ended\n"
     assert daemon.mux("end", "three") == "job three: ended\n"
     assert json.loads(daemon.mux("history", "--json"))["team"]["art"]["ended"] == 2

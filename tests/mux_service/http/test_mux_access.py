@@ -58,6 +58,7 @@ MAY = {
     "POST /v1/tokens/revoke": ".....#",
     "POST /v1/drain": ".....#",
     "POST /v1/jobs/{job}/end": "...###",
+    "POST /v1/jobs/{job}/change": "...###",
 }
 BODIES: dict[str, Any] = {
     # Refused for what they ask where they are let in, so that all find the same.
@@ -70,6 +71,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/permits/{token}/finish": {"seconds": 0},
     "POST /v1/permits/{token}/abandon": {"no": "field"},
     "POST /v1/jobs/{job}/end": {"no": "field"},
+    "POST /v1/jobs/{job}/change": {"no": "field"},
     "POST /v1/nodes": {"name": "-", "pool": "train"},
     "POST /v1/nodes/{node}/failed": {"no": "field"},
     "POST /v1/nodes/{node}/close": {"status": "none"},
@@ -83,6 +85,7 @@ MEANT: dict[str, Any] = {
     "POST /v1/permits/{token}/finish": {"seconds": 1.0},
     "POST /v1/permits/{token}/abandon": {},
     "POST /v1/jobs/{job}/end": {},
+    "POST /v1/jobs/{job}/change": {"held": True},
 }
 
 

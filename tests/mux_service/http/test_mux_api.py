@@ -163,8 +163,12 @@ def test_answers_are_what_is_described(checked: Checked) -> None:
     move = checked.ask(post, permits, asks, job="a")["move"]
     look(checked)
     checked.ask(post, "/v1/jobs/{job}/moved", {"move": move["id"]}, job="a")
+    for held in (True, False):
+        checked.ask(post, "/v1/jobs/{job}/change", {"held": held, "priority": 1}, job="a")
+        look(checked)
     for name in ("a", "c"):
         checked.ask(post, "/v1/jobs/{job}/end", {}, job=name)
+    checked.ask(post, "/v1/jobs/{job}/change", {}, job="a")
     checked.ask(post, "/v1/nodes/{node}/remove", {}, node="h800-3")
     token = {"name": "alice", "role": "submit", "team": "math"}
     checked.ask(post, "/v1/tokens", token)

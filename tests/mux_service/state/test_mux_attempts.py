@@ -267,3 +267,34 @@ def test_a_job_that_breaks_its_nodes_one_after_the_other_ends(tmp_path: Path) ->
     assert found["program"] is not None
     assert found["program"]["nodes_lost"] == MOST_NODES_LOST
     world.store.close()
+
+
+def test_the_program_of_a_held_job_ends_when_its_iteration_is_over_and_goes_on_when_it_is_released(
+    world: World,
+) -> None:
+    here = started(world)
+    status, permit = world.ask("a", "rollout")
+    assert status == 200
+    assert world.post(commands.change, "a", {"held": True}) == (
+        200,
+        {"state": "running", "held": True, "priority": 0},
+    )
+    assert [each["stop"] for each in told(world, here)] == [False]
+    assert world.finish(permit["token"])[0] == 200
+    world.run("a", "train")
+    world.restart()
+    shown = views.job(world.core, "a")
+    assert (shown["state"], shown["done"], shown["queue"], shown["held"]) == ("held", 1, None, True)
+    assert views.status(world.core)["counts"] == {"held": 1}
+    (wanted,) = told(world, here)
+    assert wanted["stop"]
+    assert told(world, here, {"job": "a", "number": 1, "code": 143, "stopped": True}) == []
+    world.wait(TTL / 2)
+    assert world.post(commands.change, "a", {"held": False})[1]["state"] == "moving"
+    started_again = [told(world, node) for node in ("rollout-0", "rollout-1")]
+    assert [each["number"] for found in started_again for each in found] == [2]
+    record = world.core.leased.jobs["a"]
+    assert record.program is not None
+    assert (record.program.used, record.program.outcome) == (0, "")
+    assert world.post(commands.end, "a")[0] == 200
+    assert world.post(commands.change, "a", {"held": True})[1]["code"] == "ended"

@@ -124,6 +124,15 @@ class ServiceMachine(RuleBasedStateMachine):
     def end(self, pick: int) -> None:
         assert self.once(commands.end, self.job(pick), {})[0] in (200, 202)
 
+    @precondition(lambda self: self.jobs)
+    @rule(pick=PICK, held=st.booleans())
+    def hold(self, pick: int, held: bool) -> None:
+        job = self.job(pick)
+        status, told = self.once(commands.change, job, {"held": held})
+        ended = self.world.core.leased.state(job) in ("ending", "ended")
+        assert status == (409 if ended else 200)
+        assert ended or told["held"] == held
+
     @rule(pick=PICK)
     def fail_node(self, pick: int) -> None:
         nodes = sorted(self.world.core.leased.scheduler.cluster.nodes)

@@ -445,3 +445,69 @@ def test_nobody_is_sent_from_an_agent_to_a_node_without_one(how: str) -> None:
     assert (job.waits_since is None) == (how == "drain")
     (move,) = [each for each in heard(on, "rollout1") if isinstance(each, do.Move)]
     assert (move.reason, move.rollout) == (how, ("rollout1",))
+
+
+def iterate(on: Scheduler, now: float, name: str) -> list[do.Decision]:
+    """A whole iteration; what its end leads to."""
+    made: list[do.Decision] = []
+    for phase in ("rollout", "train"):
+        asked = on.handle(now, ev.PermitRequested(job=name, phase=phase))
+        (permit,) = [each for each in asked if isinstance(each, do.Permit)]
+        over = ev.PhaseFinished(job=name, phase=phase, seconds=9.0, token=permit.token)
+        made = on.handle(now, over)
+    return made
+
+
+def test_a_held_job_finishes_its_iteration_and_others_have_its_nodes() -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"), spec("b"), spec("c"))
+    on.handle(1.0, ev.PermitRequested(job="a", phase="rollout"))
+    token = on.cluster.jobs["a"].token
+    for name in ("a", "b"):
+        assert on.handle(2.0, ev.JobChanged(job=name, held=True)) == []
+    on.handle(3.0, ev.PhaseFinished(job="a", phase="rollout", seconds=2.0, token=token))
+    on.handle(4.0, ev.PermitRequested(job="a", phase="train"))
+    token = on.cluster.jobs["a"].token
+    made = on.handle(5.0, ev.PhaseFinished(job="a", phase="train", seconds=1.0, token=token))
+    assert [each.job for each in made if isinstance(each, do.Suspend)] == ["a"]
+    # b came first, and is held.
+    assert placed(made) == ["c"]
+    assert on.cluster.jobs["a"].done == 1
+    on.handle(6.0, ev.JobEnded(job="c"))
+    made = on.handle(106.0, ev.JobChanged(job="a", held=False))
+    (move,) = [each for each in made if isinstance(each, do.Move)]
+    assert (move.job, move.reason) == ("a", "resume")
+    # Its promise does not count the time for which it was held.
+    assert on.cluster.jobs["a"].started == pytest.approx(101.0)
+
+
+def test_a_job_that_is_released_in_time_keeps_its_nodes() -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"))
+    on.handle(1.0, ev.PermitRequested(job="a", phase="rollout"))
+    on.handle(2.0, ev.JobChanged(job="a", held=True))
+    on.handle(3.0, ev.JobChanged(job="a", held=False))
+    on.handle(4.0, ev.PermitLost(job="a", token=on.cluster.jobs["a"].token))
+    assert not any(isinstance(each, do.Suspend) for each in iterate(on, 5.0, "a"))
+
+
+def test_an_idle_job_is_held_at_once_and_one_that_moves_when_it_is_there() -> None:
+    on = scheduler(2, 2)
+    arrive(on, 0.0, spec("idle"), spec("mover"))
+    made = on.handle(1.0, ev.JobChanged(job="idle", held=True))
+    assert any(isinstance(each, do.Suspend) for each in made)
+    home = on.cluster.jobs["mover"].home
+    assert home is not None
+    on.handle(2.0, ev.NodeClosed(node=home.nodes[0][0], status="draining"))
+    assert on.cluster.jobs["mover"].going
+    assert on.handle(3.0, ev.JobChanged(job="mover", held=True)) == []
+    made = on.handle(4.0, ev.MoveFinished(job="mover"))
+    assert [each.job for each in made if isinstance(each, do.Suspend)] == ["mover"]
+    assert not on.cluster.groups
+
+
+def test_priority_changes_who_is_next_of_a_team() -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"), spec("b", priority=1), spec("c"))
+    on.handle(1.0, ev.JobChanged(job="c", priority=2))
+    assert [job.spec.id for job in on.queue.waiting(2.0)] == ["c", "b"]

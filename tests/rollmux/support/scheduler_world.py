@@ -29,6 +29,8 @@ class World:
     def post(self, event: ev.Event) -> None:
         self.now += 7.0
         for made in self.scheduler.handle(self.now, event):
+            placed = isinstance(made, do.Place | do.Move)
+            assert not (placed and self.scheduler.cluster.jobs[made.job].held)
             self.perform(made)
         self.check()
 
@@ -141,6 +143,10 @@ class World:
         self.tails.discard(name)
         self.post(ev.PermitLost(job=name, token=permit.token))
 
+    def change(self, name: str, data: st.DataObject) -> None:
+        held, priority = data.draw(st.sampled_from([(True, None), (False, None), (None, 3)]))
+        self.post(ev.JobChanged(job=name, held=held, priority=priority))
+
     def end(self, name: str) -> None:
         for where in (self.permits, self.idle):
             where.pop(name, None)
@@ -184,6 +190,7 @@ class World:
             2: [("lose", name) for name in self.permits],
             3: [("wait", "")] if self.scheduler.next_look() < 1e9 else [],
         }
+        rare[6] = [("change", name) for name in self.scheduler.cluster.jobs]
         if isinstance(self.scheduler.cluster.inventory, Fixed):
             rare |= {4: [("node", "")], 5: [("node", "")]}
         return rare
@@ -201,6 +208,7 @@ class World:
             "wait": self.wait,
             "fail": lambda: self.fail(name),
             "node": lambda: self.node_event(data),
+            "change": lambda: self.change(name, data),
             "ask": lambda: self.ask(name),
             "arrived": lambda: self.arrived(name),
             "lose": lambda: self.lose(name),

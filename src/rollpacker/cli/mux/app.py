@@ -12,7 +12,17 @@ from rich.table import Table
 
 from rollpacker.cli.mux.agent import agent, member
 from rollpacker.cli.mux.demo import demo
-from rollpacker.cli.mux.jobs import end, history, logs, show, submit, wait
+from rollpacker.cli.mux.jobs import (
+    end,
+    history,
+    hold,
+    logs,
+    priority,
+    release,
+    show,
+    submit,
+    wait,
+)
 from rollpacker.cli.mux.nodes import node_app, token_app
 from rollpacker.cli.mux.service import backup, drain, restore, serve, status
 from rollpacker.cli.output import Shown, shown
@@ -21,8 +31,8 @@ mux_app = typer.Typer(help="Many RL jobs on shared pools.", no_args_is_help=True
 mux_app.add_typer(node_app, name="node")
 mux_app.add_typer(token_app, name="token")
 for command in (
-    *(demo, serve, agent, member, submit, status, show, logs, wait, end, history),
-    *(drain, backup, restore),
+    *(demo, serve, agent, member, submit, status, show, logs, wait, hold, release, priority),
+    *(end, history, drain, backup, restore),
 ):
     mux_app.command()(command)
 

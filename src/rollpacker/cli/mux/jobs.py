@@ -152,6 +152,54 @@ def end(
     return Shown(one, told or ["there are no such jobs"])
 
 
+Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their ids.")]
+
+
+@shown
+@of_daemon
+def hold(daemon: Daemon, jobs: Jobs) -> Shown:
+    """Take jobs off their nodes when their iterations are over, and give them none.
+
+    Example: rollpacker mux hold my-job
+    """
+    return _changed(daemon, jobs, {"held": True})
+
+
+@shown
+@of_daemon
+def release(daemon: Daemon, jobs: Jobs) -> Shown:
+    """Let held jobs have nodes again.
+
+    Example: rollpacker mux release my-job
+    """
+    return _changed(daemon, jobs, {"held": False})
+
+
+@shown
+@of_daemon
+def priority(
+    daemon: Daemon,
+    job: Job,
+    number: Annotated[int, typer.Argument(help="Jobs of the same team with less wait longer.")],
+) -> Shown:
+    """Change a job's priority inside its team.
+
+    Example: rollpacker mux priority my-job 2
+    """
+    return _changed(daemon, [job], {"priority": number})
+
+
+def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
+    found = {job: daemon.post(f"/v1/jobs/{_quoted(job)}/change", what) for job in jobs}
+    told: list[str] = []
+    for job, each in found.items():
+        rest = f", priority {each['priority']}" if "priority" in what else ""
+        if each["held"] and each["state"] != "held":
+            rest += ", held when its iteration is over"
+        told.append(f"job {job}: {each['state']}{rest}")
+    return Shown({"jobs": found}, told)
+
+
 @shown
 @of_daemon
 def show(daemon: Daemon, job: Job) -> Shown:
@@ -170,7 +218,7 @@ def _all_of(daemon: Daemon, found: dict[str, Any], recent: list[dict[str, Any]])
     rows = [
         ("state", ", ".join(filter(None, (found["state"], found["outcome"])))),
         ("team, priority", f"{spec['team'] or 'none'}, {spec['priority']}"),
-        ("submitted", f"{duration(found['elapsed_s'])} ago" if found["ended_s"] is None else ""),
+        ("submitted", _submission(found)),
         ("iterations", f"{found['done']}{f' of {wanted}' if wanted else ''}"),
         ("SLO", f"{spec['slo']:g}, {found['slo_state']}, {found['slo_slack_s']:.0f} s left"),
         ("nodes", " ".join((*found["rollout_nodes"], *found["train_nodes"]))),
@@ -193,11 +241,20 @@ def _all_of(daemon: Daemon, found: dict[str, Any], recent: list[dict[str, Any]])
     yield view
 
 
+def _submission(job: dict[str, Any]) -> str:
+    by = f"by {job['by']}" if job["by"] else ""
+    ago = f"{duration(job['elapsed_s'])} ago" if job["ended_s"] is None else ""
+    return " ".join(filter(None, (ago, by)))
+
+
 def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
     """Nodes, its turn, a move of its own, or an agent."""
     found: list[str] = []
     if (queue := job["queue"]) is not None:
         found.append(f"nodes, {queue['position']} of {queue['of']}: {queue['reason']}")
+    if job["held"]:
+        off = "" if job["state"] == "held" else "the end of its iteration; then "
+        found.append(f"{off}its release: {daemon.command('release', job['id'])}")
     if job["state"] == "waiting":
         found.append(f"its turn to {job['next']}")
     if job["move"] is not None:
@@ -218,7 +275,9 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
 @of_daemon
 def history(
     daemon: Daemon,
-    by: Annotated[Literal["team", "day", "job"], typer.Option(help="What a row is.")] = "team",
+    by: Annotated[
+        Literal["user", "team", "day", "job"], typer.Option(help="What a row is.")
+    ] = "team",
 ) -> Shown:
     """Show what jobs have had: how many, iterations, node hours of phases alone, missed promises.
 
@@ -229,7 +288,8 @@ def history(
     for job in jobs:
         spec = job["spec"]
         day = time.strftime("%Y-%m-%d", time.localtime(job["arrived_s"]))
-        row = {"team": spec["team"] or "none", "day": day, "job": job["id"]}[by]
+        user, team = job["by"] or "unknown", spec["team"] or "none"
+        row = {"user": user, "team": team, "day": day, "job": job["id"]}[by]
         told = rows.setdefault(row, dict.fromkeys(_HISTORY, 0.0))
         hours = job["solo_s"] * max(spec["rollout_nodes"], spec["train_nodes"]) / 3600
         ended = job["ended_s"] is not None

@@ -65,6 +65,7 @@ class Job:
         tail_reached: whether about 80% of the responses of its running rollout are there.
         leaves_tails: whether it said so of any rollout: plans count on it then.
         programs: of either pool: whether agents start its programs there.
+        held: whether somebody has said that it is to have no nodes.
     """
 
     spec: JobSpec
@@ -91,6 +92,7 @@ class Job:
     tail_reached: bool = False
     leaves_tails: bool = False
     programs: tuple[bool, bool] = (False, False)
+    held: bool = False
 
     @property
     def admitted(self) -> bool:

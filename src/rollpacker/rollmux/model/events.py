@@ -15,10 +15,25 @@ class JobArrived(Tagged, frozen=True, kw_only=True):
 
     Args:
         programs: of either pool: whether agents start its programs there.
+        by: whose token submitted it.
     """
 
     spec: JobSpec
     programs: tuple[bool, bool] = (False, False)
+    by: str = ""
+
+
+class JobChanged(Tagged, frozen=True, kw_only=True):
+    """Somebody wants a job to be treated otherwise; None for as it was.
+
+    Args:
+        held: a held job gives its nodes back when its iteration is over, and gets none.
+        priority: inside its team, in place of its specification's.
+    """
+
+    job: str
+    held: bool | None = None
+    priority: int | None = None
 
 
 class PermitRequested(Tagged, frozen=True, kw_only=True):
@@ -121,6 +136,7 @@ class TimePassed(Tagged, frozen=True, kw_only=True):
 
 Event = (
     JobArrived
+    | JobChanged
     | PermitRequested
     | TailReached
     | PhaseFinished

@@ -85,6 +85,11 @@ class Assignments:
         assert job.home is not None
         self._permits.rebase(self._cluster.groups[job.home.group], now)
 
+    def suspend_if_idle(self, job: Job, now: float) -> None:
+        """The same for who is between two iterations; others do when theirs is over."""
+        if between_iterations(job) and not job.going:
+            self.suspend(job, now)
+
     def suspend(self, job: Job, now: float) -> None:
         """A job between two iterations gives up its nodes and waits; its clock stands still."""
         assert job.home is not None

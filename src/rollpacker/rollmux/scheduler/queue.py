@@ -77,7 +77,8 @@ class Queue:
         self.retry_at = retry_at
 
     def waiting(self, now: float) -> list[Job]:
-        jobs = list(self.jobs.values())
+        """Those that may get nodes, the next one first."""
+        jobs = [job for job in self.jobs.values() if not job.held]
         if len(jobs) < 2:
             return jobs
         shares = Shares(self._cluster, self._settings.teams)

@@ -227,7 +227,7 @@ class Repack:
 
     def _worth(self, job: Job, now: float) -> bool:
         """Whether a move pays and the job can afford it."""
-        if job.destination is not None or job.home is None or job.over:
+        if job.destination is not None or job.home is None or job.over or job.held:
             return False
         rest = job.remaining() * sum(expected(job))
         cold = self._settings.cold_s

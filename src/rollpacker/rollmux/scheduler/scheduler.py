@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
+from msgspec.structs import replace
+
 from rollpacker.core.codec import load, plain
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
@@ -16,7 +18,7 @@ from rollpacker.rollmux.model.seat import IDLE, Seat
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, expected
 from rollpacker.rollmux.placement.placement import Placement, Site
-from rollpacker.rollmux.scheduler.assignments import Assignments, between_iterations
+from rollpacker.rollmux.scheduler.assignments import Assignments
 from rollpacker.rollmux.scheduler.maintenance import Maintenance
 from rollpacker.rollmux.scheduler.permits import Permits
 from rollpacker.rollmux.scheduler.queue import Choose, Queue, why_never
@@ -144,6 +146,22 @@ class Scheduler:
         if job.waits_since is not None:
             self._made.append(do.Wait(job=spec.id))
 
+    def _changed(self, now: float, event: ev.JobChanged) -> None:
+        job = self.cluster.jobs.get(event.job)
+        if job is None:
+            return
+        if event.priority is not None:
+            job.spec = replace(job.spec, priority=event.priority)
+        if event.held is not None:
+            job.held = job.leaves = event.held
+        if job.held and job.waits_since is None:
+            self.queue.urge(job, urgent=False)
+            if job.destination is not None and not job.going:
+                self._assignments.cancel(job)
+            self._assignments.suspend_if_idle(job, now)
+        self._serve(now)
+        self._rearrange(now)
+
     def _serve(self, now: float) -> None:
         """Nodes may have become free: jobs that wait get some, and others may have to leave."""
         for name in sorted(self.queue.urgent):
@@ -160,8 +178,8 @@ class Scheduler:
             self._assignments.admit(job, site, now)
         for job in self.queue.to_reclaim():
             job.leaves = True
-            if between_iterations(job) and job.destination is None:
-                self._assignments.suspend(job, now)
+            if job.destination is None:
+                self._assignments.suspend_if_idle(job, now)
 
     def _time_passed(self, now: float, _: ev.TimePassed) -> None:
         self._permits.time_passed(now)
@@ -263,6 +281,8 @@ class Scheduler:
             return
         old = job.home
         self._assignments.arrive(job, now)
+        if job.held:
+            self._assignments.suspend_if_idle(job, now)
         if old is not None and old.group in self.cluster.groups:
             self._repack.suggest(old.group)
         self._serve(now)
@@ -346,6 +366,7 @@ class Scheduler:
 
 _HANDLERS: dict[type, Callable[..., None]] = {
     ev.JobArrived: Scheduler._arrived,
+    ev.JobChanged: Scheduler._changed,
     ev.PermitRequested: Scheduler._requested,
     ev.TailReached: Scheduler._tail,
     ev.PhaseFinished: Scheduler._finished,

@@ -162,7 +162,7 @@ class _Ahead(ClusterSimulation):
         waiting = {
             name: each
             for name, each in queue.jobs.items()
-            if why_never(cluster.inventory, each) is None
+            if not each.held and why_never(cluster.inventory, each) is None
         }
         for _ in range(events):
             done = not waiting if job is None else job not in waiting

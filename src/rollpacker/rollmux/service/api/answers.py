@@ -100,6 +100,14 @@ class EndedAnswer(TypedDict):
     state: Literal["ended", "ending"]
 
 
+class Changed(TypedDict):
+    """A job that is treated otherwise."""
+
+    state: Annotated[JobState, says("`held` once it has given its nodes back.")]
+    held: bool
+    priority: int
+
+
 class Queued(TypedDict):
     """A job that waits for nodes."""
 
@@ -149,6 +157,8 @@ class JobView(TypedDict):
     number: Annotated[int, says("0, 1, 2, ... by arrival.")]
     state: JobState
     spec: _Spec
+    by: Annotated[str, says("Whose token submitted it; empty where nobody wrote it down.")]
+    held: Annotated[bool, says("It gets no nodes, and gives back those that it has.")]
     arrived_s: float
     ended_s: float | None
     outcome: Annotated[JobOutcome, says("Empty: not yet; `ended`: its driver said no more.")]

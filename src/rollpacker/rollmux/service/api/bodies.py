@@ -51,6 +51,16 @@ class Closed(Struct, frozen=True):
     reason: Annotated[str, says("for people", max_length=200)] = ""
 
 
+class Change(Struct, frozen=True):
+    """How a job is to be treated; null leaves it as it is."""
+
+    held: Annotated[
+        bool | None,
+        says("it gives its nodes back when its iteration is over, and gets none."),
+    ] = None
+    priority: Annotated[int | None, says("the higher ones of a team go first.")] = None
+
+
 class Ask(Struct, frozen=True):
     """Of a permit."""
 

@@ -92,7 +92,7 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
     def told() -> answers.Submitted:
         return {"id": spec.id, "seq": seq, "state": core.leased.state(spec.id)}
 
-    arrived = ev.JobArrived(spec=spec, programs=programs)
+    arrived = ev.JobArrived(spec=spec, programs=programs, by=request.by.name)
     answer = recorded(core, request, arrived, told, status=201)
     if program is not None:
         core.record(daemon_events.ProgramGiven(job=spec.id, program=program))
@@ -267,6 +267,25 @@ def the_end(record: JobRecord) -> daemon_events.Recorded:
     if record.token is None:
         return ev.JobEnded(job=record.spec.id)
     return daemon_events.EndFenced(job=record.spec.id, token=record.token)
+
+
+def change(core: TransactionLog, request: Post, job: str, body: bodies.Change) -> Outcome:
+    """Hold the job, let it go on, or give it another priority inside its team.
+
+    A held job loses nothing: it finishes its iteration, then its program is asked to end, as where
+    its nodes go to another team. It gets nodes again when it is not held any more.
+    """
+    record = job_record(core, job)
+    if record.ended is not None or record.ending:
+        raise Refused(409, f"job {job} is {core.leased.state(job)}", code="ended")
+    live = core.leased.scheduler.cluster.jobs[job]
+
+    def answer() -> answers.Changed:
+        state, priority = core.leased.state(job), live.spec.priority
+        return {"state": state, "held": live.held, "priority": priority}
+
+    event = ev.JobChanged(job=job, held=body.held, priority=body.priority)
+    return recorded(core, request, event, answer)
 
 
 def drain(core: TransactionLog, request: Post, body: bodies.Drain) -> Outcome:

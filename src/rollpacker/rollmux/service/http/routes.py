@@ -347,6 +347,10 @@ ROUTES: Final[Mapping[str, Route]] = {
         _once(commands.end), _JOBS, "job", Empty, to.EndedAnswer,
         {202: ("while a permit is out", to.EndedAnswer), 404: _NO_JOB}, audited=True,
     ),
+    "POST /v1/jobs/{job}/change": Route(
+        _once(commands.change), _JOBS, "job", bodies.Change, to.Changed,
+        {404: _NO_JOB, 409: "`ended`: the job is ending or ended"}, audited=True,
+    ),
     "POST /v1/jobs/{job}/gate": Route(
         _open_gate, _AGENTS, "", bodies.GateBody, Empty, {404: _NO_RUN}
     ),

@@ -210,12 +210,13 @@ class LeasedScheduler:
         return any(fence.node in live.home.names for fence in self.fences)
 
     def state(self, job: str) -> JobState:
-        """One word: queued, idle, waiting, running, moving, ending, failing, ended."""
-        record = self.jobs[job]
+        """One word: queued, held, idle, waiting, running, moving, ending, failing, ended."""
+        record, queued = self.jobs[job], self.scheduler.queue.jobs.get(job)
         flags: tuple[tuple[bool, JobState], ...] = (
             (record.ended is not None, "ended"),
             (record.ending, "ending"),
-            (job in self.scheduler.queue.jobs, "queued"),
+            (queued is not None and queued.held, "held"),
+            (queued is not None, "queued"),
             (self.failing(job), "failing"),
             (record.move is not None, "moving"),
             (record.token is not None, "running"),
@@ -234,7 +235,11 @@ class LeasedScheduler:
             fence.tokens.discard(token)
 
     def _arrived(self, event: ev.JobArrived, _: Effects) -> None:
-        self.jobs[event.spec.id] = JobRecord(len(self.jobs), event.spec, self.now)
+        record = JobRecord(len(self.jobs), event.spec, self.now, by=event.by)
+        self.jobs[event.spec.id] = record
+
+    def _changed(self, event: ev.JobChanged, _: Effects) -> None:
+        self.jobs[event.job].spec = self.scheduler.cluster.jobs[event.job].spec
 
     def _finished(self, event: ev.PhaseFinished, effects: Effects) -> None:
         self._close(event.token, "done", effects)
@@ -392,6 +397,7 @@ class LeasedScheduler:
 
 _EVENTS: dict[type, Callable[..., None]] = {
     ev.JobArrived: LeasedScheduler._arrived,
+    ev.JobChanged: LeasedScheduler._changed,
     ev.PhaseFinished: LeasedScheduler._finished,
     ev.PermitLost: LeasedScheduler._lost,
     ev.MoveFinished: LeasedScheduler._moved,

@@ -11,7 +11,9 @@ from rollpacker.rollmux.model.inventory import Status
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.service.state.attempts import ProgramRun, ProgramRuns
 
-JobState = Literal["queued", "idle", "waiting", "running", "moving", "failing", "ending", "ended"]
+JobState = Literal[
+    "queued", "held", "idle", "waiting", "running", "moving", "failing", "ending", "ended"
+]
 JobOutcome = Literal["", "done", "failed", "stopped", "ended"]
 PhaseOutcome = Literal["running", "done", "lost"]
 NodeStatus = Status | Literal["drained"]
@@ -77,6 +79,7 @@ class JobRecord:
         ending: it was told to end while a permit is out.
         uncounted_s: of its life so far, what its promise does not count: waiting for nodes.
         program: that agents start; None where they start nothing.
+        by: whose token submitted it.
     """
 
     number: int
@@ -91,6 +94,7 @@ class JobRecord:
     solo_s: float = 0.0
     uncounted_s: float = 0.0
     program: ProgramRuns | None = None
+    by: str = ""
 
     @property
     def running(self) -> ProgramRun | None:

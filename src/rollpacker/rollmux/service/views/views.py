@@ -52,8 +52,8 @@ class QueueView:
         return self._core.forecast()
 
     def of(self, job: Job | None) -> answers.Queued | None:
-        """Place, reason and forecast; None of a job that does not wait."""
-        if job is None or job.waits_since is None:
+        """Place, reason and forecast; None of a job that does not wait, or is held."""
+        if job is None or job.waits_since is None or job.held:
             return None
         start = self._forecast.get(job.spec.id)
         return {
@@ -112,6 +112,8 @@ def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -
         "number": record.number,
         "state": leased.state(name),
         "spec": plain(record.spec),
+        "by": record.by,
+        "held": live is not None and live.held,
         "arrived_s": record.arrived,
         "ended_s": record.ended,
         "outcome": record.outcome,
@@ -273,7 +275,7 @@ def _team(name: str, jobs: Iterable[Job], shares: Shares) -> answers.TeamView:
     used, guaranteed = shares.used(name), shares.guaranteed(name)
     borrowed = [max(have - own, 0.0) for have, own in zip(used, guaranteed, strict=True)]
     placed = [job for job in jobs if job.waits_since is None]
-    waiting = [job for job in jobs if job.waits_since is not None]
+    waiting = [job for job in jobs if job.waits_since is not None and not job.held]
     return {
         "name": name,
         "guaranteed": _by_pool(guaranteed),

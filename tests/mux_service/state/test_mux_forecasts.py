@@ -184,6 +184,11 @@ def test_runs_from_before_a_node_was_closed_have_no_say(
     world.wait(6.0)
     assert told_of(world, "b") == pytest.approx(488.0, abs=5.0), "as it was before"
     assert runs.numbers == [0, 1]
+    # A job that waits for an agent may start where one was heard.
+    world.agents_everywhere()
+    world.wait(6.0)
+    told_of(world, "b")
+    assert runs.numbers == [0, 1, 2]
 
 
 def test_who_has_just_come_is_looked_for_sooner(

@@ -150,7 +150,8 @@ class Forecaster:
 
 
 def _open_nodes(scheduler: Scheduler) -> frozenset[str]:
-    """By name; none of a cloud, whose nodes are all alike."""
+    """By name and agent; none of a cloud, whose nodes are all alike."""
     inventory = scheduler.cluster.inventory
     slots = inventory.slots if isinstance(inventory, Fixed) else {}
-    return frozenset(name for name, slot in slots.items() if slot.status == "open")
+    open_ones = {name: slot for name, slot in slots.items() if slot.status == "open"}
+    return frozenset(f"{name} {slot.agent}" for name, slot in open_ones.items())

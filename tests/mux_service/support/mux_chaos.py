@@ -193,6 +193,9 @@ class Chaos:
         for name in self.leased.slots:
             if self.leased.slots[name].status != "down":
                 self.world.post(commands.node_opened, name)
+        for name in list(self.leased.scheduler.cluster.jobs):
+            if not self.leased.jobs[name].ending:
+                self.world.post(commands.change, name, {"held": False})
         deadline = self.world.time + 3600.0
         while self.leased.scheduler.cluster.jobs or self.leased.programs.jobs:
             self.step(False)
@@ -304,6 +307,17 @@ def _ended(chaos: Chaos) -> bool:
     return True
 
 
+def _held(chaos: Chaos) -> bool:
+    """Half of the time it lets a job go that is held already."""
+    live = chaos.leased.scheduler.cluster.jobs
+    held = [name for name, job in live.items() if job.held]
+    hold = not held or chaos.rng.random() < 0.5
+    name = chaos.rng.choice(list(live) if hold else held) if live else None
+    if name is None or chaos.leased.jobs[name].ending:
+        return False
+    return chaos.wire.post(commands.change, name, {"held": hold})[0] == 200
+
+
 FAULTS: dict[str, Callable[[Chaos], bool]] = {
     "daemon killed": _kill_daemon,
     "daemon away": _daemon_away,
@@ -319,4 +333,5 @@ FAULTS: dict[str, Callable[[Chaos], bool]] = {
     "program killed": _killed,
     "program stopped": _stopped,
     "job ended": _ended,
+    "job held or released": _held,
 }

@@ -39,6 +39,7 @@ class _Job:
     stopped_at: float | None = None
     """Since when its promise counts no time."""
     uncounted_s: float = 0.0
+    held: bool = False
 
     def solo_s(self, count: int) -> float:
         return sum(self.spec["solo_s"][:count])
@@ -126,13 +127,18 @@ class Checker:
         name = event["job"]
         if job.running is not None or job.permit is not None or job.next_phase != "rollout":
             self._bad("move_mid_iteration", f"{name} is suspended inside an iteration")
-        if not self._nodes.borrows(job.spec.get("team", ""), self._team):
+        if not job.held and not self._nodes.borrows(job.spec.get("team", ""), self._team):
             self._bad("reclaim", f"{name} loses nodes that are its team's own")
         self._nodes.unpin(name, job.nodes | job.old_nodes)
         job.nodes, job.old_nodes = set(), set()
         job.stopped_at = self._now
 
+    def _change(self, job: _Job, event: dict[str, Any]) -> None:
+        job.held = job.held if event["held"] is None else event["held"]
+
     def _take(self, job: _Job, event: dict[str, Any]) -> None:
+        if job.held:
+            self._bad("held", f"{event['job']} gets nodes")
         self._nodes.pin(event["job"], job.spec, event, job.nodes)
         job.nodes = set(event["nodes"])
 
@@ -277,6 +283,7 @@ _OF_JOBS: dict[str, Callable[[Checker, _Job, dict[str, Any]], None]] = {
     "end": Checker._end,
     "wait": Checker._wait,
     "suspend": Checker._suspend,
+    "change": Checker._change,
     "depart": Checker._depart,
 }
 _OF_NODES: dict[str, Callable[[Checker, dict[str, Any]], None]] = {

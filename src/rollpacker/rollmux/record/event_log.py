@@ -42,7 +42,9 @@ def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
 
 
 def lines_of(now: float, what: object) -> list[Line]:
-    """What is told of a decision, or of an event that is a node's coming or going."""
+    """What is told of a decision, of a node's coming or going, and of what people want of jobs."""
+    if isinstance(what, ev.JobChanged):
+        return [line(now, "change", what.job, held=what.held, priority=what.priority)]
     return _of_node(now, what) or _of_decision(now, what)
 
 

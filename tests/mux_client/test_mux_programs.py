@@ -303,6 +303,15 @@ def test_a_job_waits_for_an_agent_that_starts_programs(tmp_path: Path) -> None:
         follows = subprocess.Popen([*words, "--state", str(tmp_path)], stdout=subprocess.PIPE)
         idle.agent("roll-0")
         assert follows.communicate(timeout=60)[0] == b"up\n"
+        idle.submit("stays", "sleep", "1000")
+        until(lambda: idle.program("stays")["attempts"])
+        idle.mux("node", "drain", "roll-0")
+        said = " ".join(idle.mux("show", "stays").replace("│", "").split())
+        assert "another node with an agent that starts programs: roll-0 is draining" in said
+        assert idle.program("stays")["lead"] == "roll-0"
+        idle.agent("roll-1")
+        until(lambda: idle.program("stays")["attempts"][-1]["node"] == "roll-1")
+        idle.mux("end", "stays")
     finally:
         idle.close()
 

@@ -248,7 +248,7 @@ def _submission(job: dict[str, Any]) -> str:
 
 
 def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
-    """Nodes, its turn, a move of its own, or an agent."""
+    """Nodes, its release, its turn, a move of its own, or an agent."""
     found: list[str] = []
     if (queue := job["queue"]) is not None:
         found.append(f"nodes, {queue['position']} of {queue['of']}: {queue['reason']}")
@@ -259,12 +259,16 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
         found.append(f"its turn to {job['next']}")
     if job["move"] is not None:
         found.append("its own move: " + " ".join((*job["move"]["rollout"], *job["move"]["train"])))
-    nodes = [*job["rollout_nodes"], *job["train_nodes"]]
-    started = job["program"]
+    known = {node["name"]: node for node in daemon.get("/v1/status")["nodes"]}
+    started, names = job["program"], {*job["rollout_nodes"], *job["train_nodes"]} & known.keys()
+    agents = "" if started is None else " with an agent that starts programs"
+    for node in sorted(names):
+        if known[node].get("status") == "draining":
+            found.append(f"another node{agents}: {node} is draining")
     if started is None or not started["program"]["members"]:
-        nodes = [] if started is None or started["lead"] is None else [started["lead"]]
-    for node in nodes:
-        if daemon.get(f"/v1/nodes/{_quoted(node)}")["reported_s"] is None:
+        names &= set() if started is None else {started["lead"]}
+    for node in sorted(names):
+        if known[node]["reported_s"] is None:
             found.append(
                 f"an agent on {node}: rollpacker mux agent --node {node} --programs FOLDER"
             )

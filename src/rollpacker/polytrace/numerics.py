@@ -50,3 +50,8 @@ def least_squares(
         miss, np.asarray(start), bounds=bounds, diff_step=1e-3, max_nfev=40
     )
     return np.asarray(found.x)
+
+
+def non_negative(design: Floats, wanted: Floats) -> Floats:
+    """Solution of least squares without negative values."""
+    return np.asarray(optimize.nnls(design, wanted)[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -140,6 +141,44 @@ ReplicaCommand = Accumulate | Score | Apply | Share | Reform | Save | Load | Car
 Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 
 
+class StepSums(NamedTuple):
+    """Sums over decode steps of about as many sequences.
+
+    Args:
+        tokens: of one sequence; more than one a step where the engine decodes ahead.
+        sequences: that the step decoded, for each of these tokens.
+        context: tokens of all of them, likewise.
+        prefill_tokens: that the steps ran besides.
+        ended: sequences that left the engine in them.
+        seconds: from the end of the step before, where the engine had work all the while.
+    """
+
+    tokens: float = 0.0
+    sequences: float = 0.0
+    context: float = 0.0
+    prefill_tokens: float = 0.0
+    ended: float = 0.0
+    seconds: float = 0.0
+
+    def plus(self, other: StepSums) -> StepSums:
+        return StepSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+StepKind = tuple[bool, bool, int]
+"""Whether the engine was told to decode ahead, whether it prefilled, and the bits of the number of
+sequences less one."""
+StepTimes = Mapping[StepKind, StepSums]
+
+
+def joined(parts: Iterable[StepTimes]) -> StepTimes:
+    """Those of several engines, or of one after the other."""
+    found: dict[StepKind, StepSums] = {}
+    for part in parts:
+        for key, sums in part.items():
+            found[key] = found.get(key, StepSums()).plus(sums)
+    return found
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine and its process have done since ``BeginStep``, or the last report of it.
 
@@ -149,6 +188,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         preemptions: sequences thrown out for lack of KV.
         decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
             does not tell rows.
+        step_times: sums over all decode steps.
+        start_s: seconds from ``BeginStep`` to the first decode step.
     """
 
     decode_steps: int
@@ -159,14 +200,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     decode_cpu_s: float
     cached_tokens: int = 0
     decode_s: Mapping[int, float] = msgspec.field(default_factory=dict[int, float])
+    step_times: StepTimes = msgspec.field(default_factory=dict[StepKind, StepSums])
+    start_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         """Of both, ``other`` being the later one."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTED}
-        return Work(**sums, decode_s=other.decode_s)
+        times = joined((self.step_times, other.step_times))
+        return Work(**sums, decode_s=other.decode_s, step_times=times)
 
 
-_COUNTED = [name for name in Work.__struct_fields__ if name != "decode_s"]
+_COUNTED = [name for name in Work.__struct_fields__ if name not in ("decode_s", "step_times")]
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):

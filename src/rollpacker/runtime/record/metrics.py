@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from rollpacker.runtime.step.step import StepRecord
 
 
-Metrics = dict[str, float | str]
-"""One step: numbers by name, and ``tail/round_kind``. ``step`` is always there."""
+Metrics = dict[str, Any]
+"""One step: numbers by name, ``tail/round_kind``, and lists of ``engine/step_times``. ``step`` is
+always there."""
 
 OFTEN = 0.1
 """Share of steps that teach nothing from which on that is said."""
@@ -172,6 +173,8 @@ def step_metrics(
         "tail/kept_vs_true_len": bias.kept_vs_true_len,
         "policy_version_max_lag": lag,
         "grading/resampled": record.resampled(),
+        "engine/step_times": record.step_times(),
+        "engine/start_s": _mean([w.start_s for w in record.work.values() if w.decode_steps]),
         **{f"tail/audited_kept_vs_true_{name}": value for name, value in bias.audited.items()},
         **{f"{part}/{name}": v for part, values in parts.items() for name, v in values.items()},
     }
@@ -194,14 +197,14 @@ def numbers(metrics: Metrics) -> dict[str, float]:
         if isinstance(value, str):
             if value in _KINDS:
                 result[name] = float(_KINDS.index(value))
-        elif math.isfinite(value):
+        elif isinstance(value, int | float) and math.isfinite(value):
             result[name] = float(value)
     return result
 
 
 def encoded(metrics: Metrics) -> bytes:
     """A line of JSON, where a number that is not finite is null."""
-    plain = {n: v if isinstance(v, str | int) else float(v) for n, v in metrics.items()}
+    plain = {n: v if isinstance(v, str | int | list) else float(v) for n, v in metrics.items()}
     return dumps_finite(plain) + b"\n"
 
 

@@ -12,7 +12,7 @@ from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, Repl
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.runtime.attempts.attempts import Trajectory, TrajectoryStage
-from rollpacker.runtime.messages.messages import Work
+from rollpacker.runtime.messages.messages import Work, joined
 from rollpacker.runtime.step.bubble import Span, bubble, union
 from rollpacker.train.base import Update
 
@@ -166,6 +166,14 @@ class StepRecord:
             "cached_tokens": sum(w.cached_tokens for w in work),
             "preemptions": sum(w.preemptions for w in work),
         }
+
+    def step_times(self) -> list[list[float]]:
+        """Of all engines, by decoding ahead (0, 1) and number of sequences: ``StepSums``."""
+        times = joined(work.step_times for work in self.work.values())
+        return [
+            [float(ahead), *(round(each, 6) for each in sums)]
+            for (ahead, *_), sums in sorted(times.items())
+        ]
 
     def filtered(self) -> dict[str, float]:
         """Dynamic sampling: mean reward of all that was sampled for it, of what it dropped, and the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.config import MiniEngineConfig
@@ -19,7 +19,8 @@ from rollpacker.runtime.worker.worker import Commands, Role, Send, WorkerSpec, p
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from rollpacker.engine.base import Engine, EngineInfo
+    from rollpacker.core.types import AttemptId
+    from rollpacker.engine.base import Engine, EngineInfo, EngineStats, Output
 
 NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
 """The newest weights by the checkpoint's names; None where the engine shares them."""
@@ -59,6 +60,13 @@ class EngineWorker:
         self._carrier = WeightRelay()
         self._times = StepTimes()
         self._tokens = 0
+        self._below = 0
+        self._prompts: dict[AttemptId, int] = {}
+        """Tokens of the prompts of what the engine holds."""
+        self._context = 0
+        """Tokens of all that it holds."""
+        self._last_s: float | None = None
+        """When the last step ended, if the engine has had work since."""
         self.commands: Commands = {
             msg.BeginStep: self._begin_step,
             msg.LoadWeights: self._load_weights,
@@ -67,7 +75,7 @@ class EngineWorker:
             msg.Onload: self._onload,
             msg.Submit: self._submit,
             msg.Abort: self._abort,
-            msg.DecodeAhead: lambda command: engine.speculate(command.how),
+            msg.DecodeAhead: self._decode_ahead,
             msg.Proceed: self._proceed,
             msg.Carry: lambda command: send(self._carrier.receive(command)),
         }
@@ -85,6 +93,7 @@ class EngineWorker:
     def work(self) -> bool:
         """One decode step. Whether it gave a token, or an end."""
         cpu, start = time.process_time(), time.perf_counter()
+        before = self._engine.stats()
         outputs = self._engine.step()
         seconds = time.perf_counter() - start
         self._decode_cpu_s += time.process_time() - cpu
@@ -92,14 +101,54 @@ class EngineWorker:
         if stats.rows > self._rows:
             self._times.add(stats.rows - self._rows, seconds)
             self._rows = stats.rows
+        self._add_step(before, stats, outputs, self._last_s or start)
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
         tokens, self._tokens = self._tokens, stats.generated_tokens + stats.prefill_tokens
         return bool(outputs) or tokens != self._tokens
 
-    def _begin_step(self, _command: msg.BeginStep | None = None) -> None:
+    def _add_step(
+        self, before: EngineStats, now: EngineStats, outputs: Sequence[Output], since: float
+    ) -> None:
+        """Count a step that began at ``since``."""
+        if self._begun_s is not None:
+            self._start_s, self._begun_s = since - self._begun_s, None
+        generated = now.generated_tokens - before.generated_tokens
+        batch = max(1, now.running + len(outputs))
+        context = self._context * batch / max(batch, len(self._prompts))
+        self._context += generated
+        self._forget(outputs)
+        end = time.perf_counter()
+        tokens = max(1.0, generated / batch)
+        prefilled = now.prefill_tokens - before.prefill_tokens
+        step = msg.StepSums(
+            tokens,
+            tokens * batch,
+            tokens * (context + generated / 2),
+            prefilled,
+            len(outputs),
+            end - since,
+        )
+        key = batch <= self._below, prefilled > 0, (batch - 1).bit_length()
+        self._step_times[key] = self._step_times.get(key, msg.StepSums()).plus(step)
+        self._last_s = end if self._engine.busy() and not self._lockstep else None
+
+    def _forget(self, outputs: Iterable[Output]) -> None:
+        """They have left the engine."""
+        for each in outputs:
+            self._context -= self._prompts.pop(each.attempt, 0) + len(each.tokens)
+
+    def _decode_ahead(self, command: msg.DecodeAhead) -> None:
+        self._engine.speculate(command.how)
+        self._below = command.how.below
+
+    def _begin_step(self, command: msg.BeginStep | None = None) -> None:
         self._before = self._engine.stats()
+        self._step_times: dict[msg.StepKind, msg.StepSums] = {}
+        self._below = 0
+        self._begun_s = None if command is None else time.perf_counter()
+        self._start_s = 0.0
         self._rows = self._before.rows
         self._cpu_before = time.process_time()
         self._decode_cpu_s = 0.0
@@ -145,11 +194,17 @@ class EngineWorker:
         for request in command.requests:
             try:
                 self._engine.submit([request])
+                self._prompts[request.attempt] = len(request.prompt)
+                self._context += len(request.prompt) + len(request.generated)
             except ValueError as error:
                 self._send(msg.Failed(attempts=[request.attempt], error=str(error)))
 
     def _abort(self, command: msg.Abort) -> None:
-        self._send(msg.Aborted(outputs=self._engine.abort(command.attempts)))
+        outputs = self._engine.abort(command.attempts)
+        self._forget(outputs)
+        if not self._engine.busy():  # the next step must not count the time until work comes
+            self._last_s = None
+        self._send(msg.Aborted(outputs=outputs))
 
     def _proceed(self, _command: msg.Proceed) -> None:
         self._held = False
@@ -166,6 +221,8 @@ class EngineWorker:
             cpu_s=time.process_time() - self._cpu_before,
             decode_cpu_s=self._decode_cpu_s,
             decode_s=self._times.latency(),
+            step_times=self._step_times,
+            start_s=self._start_s,
         )
         self._begin_step()
         return work

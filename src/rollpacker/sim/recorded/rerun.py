@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from rollpacker.core.attempts import RecordedAttempt
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.policy.engines.fleet import colocated, grid
 from rollpacker.policy.rollout import from_journal
 from rollpacker.polytrace.compare import METRICS, STEP, Comparison, TimedSteps, compare
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.recorded.fit_costs import calibrate, timed
-from rollpacker.sim.recorded.run_reader import RunStep, Tried
-from rollpacker.sim.recorded.run_record import RunRecord
+from rollpacker.sim.recorded.run_record import RunRecord, RunStep
 from rollpacker.sim.workload.workload import ScriptedTurn, Turns
 from rollpacker.sim.world.machines import WorldCosts
 from rollpacker.sim.world.step import StepResult, mean
 from rollpacker.sim.world.world import World
+
+
+class Tried(NamedTuple):
+    """What is known of an attempt.
+
+    Args:
+        turns: those that its environment has had, begun with its beginning; none where it has none.
+        tokens: sampled; a lower bound until it has ended.
+        waited_s: how long its environment had been at work when it was stopped; None where it was
+            not.
+    """
+
+    turns: Turns = ()
+    tokens: int = 0
+    waited_s: float | None = None
+    reward: float | None = None
+    ended: bool = False
+
+
+def tried(attempt: RecordedAttempt, *, acts: bool) -> Tried:
+    """Of the run's reader; ``acts``: the run has environments."""
+    ended = attempt.finish_reason is not None
+    # One that was stopped while it decoded has a part of a turn.
+    told = [turn for turn in attempt.turns if ended or turn.latency_s is not None]
+    turns = [ScriptedTurn(turn.tokens, turn.wait_s, turn.added) for turn in told]
+    if attempt.acts:
+        turns.insert(0, ScriptedTurn(0, attempt.opening_s))
+    waited_s = None
+    if not ended and attempt.end_s is not None and (attempt.acting or acts > attempt.acts):
+        waited_s = attempt.end_s - (attempt.since_s or 0.0)
+    tokens = max(attempt.tokens, sum(turn.tokens for turn in told))
+    return Tried(tuple(turns), tokens, waited_s, attempt.reward, ended)
 
 
 class RunWorkload:
@@ -31,11 +64,15 @@ class RunWorkload:
         self._tried: dict[tuple[int, PromptId, int], Tried] = {}
         self._ended: dict[int, list[Tried]] = {}
         self._all_ended: list[Tried] = []
+        acts = any(each.acts for step in run.steps for each in step.attempts)
         for step in run.steps:
-            for tried in step.attempts.values():
-                self._tried[(step.number, tried.prompt, tried.index)] = tried
-            ended = [tried for tried in step.attempts.values() if tried.end_s is not None]
-            self._ended[step.number] = sorted(ended, key=lambda tried: tried.tokens)
+            known = {
+                (step.number, PromptId(each.prompt), each.index): tried(each, acts=acts)
+                for each in step.attempts
+            }
+            self._tried |= known
+            ended = [one for one in known.values() if one.ended]
+            self._ended[step.number] = sorted(ended, key=lambda one: one.tokens)
             self._all_ended += ended
         self.prompt_tokens = round(mean(run.prompt_tokens.values()))
         self._seed: int = run.settings["seed"]
@@ -65,19 +102,16 @@ class RunWorkload:
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
         """As recorded, or of a longer one than was seen."""
-        tried = self._tried.get((step, prompt, index))
-        if tried is None:
-            tried = Tried(prompt, index, engine=0)
-        if tried.end_s is not None:
-            return whole(tried)
+        known = self._tried.get((step, prompt, index), Tried())
+        if known.ended:
+            return whole(known)
         of_step = self._ended[step]
-        rng = np.random.default_rng([self._seed, step, index, len(of_step), tried.tokens])
-        return gone_on(tried, (of_step, self._all_ended), self._cap, rng)
+        rng = np.random.default_rng([self._seed, step, index, len(of_step), known.tokens])
+        return gone_on(known, (of_step, self._all_ended), self._cap, rng)
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
         """As recorded; 0 where the run has none."""
-        tried = self._tried.get((step, prompt, index))
-        return 0.0 if tried is None or tried.reward is None else tried.reward
+        return self._tried.get((step, prompt, index), Tried()).reward or 0.0
 
     def domain(self, prompt: PromptId) -> str:
         """Of a prompt that was drawn."""
@@ -92,7 +126,7 @@ class RunWorkload:
 
 
 def gone_on(
-    tried: Tried, ended: Sequence[Sequence[Tried]], cap: int, rng: np.random.Generator
+    one: Tried, ended: Sequence[Sequence[Tried]], cap: int, rng: np.random.Generator
 ) -> Turns:
     """As far as it came, and from there as another one that went on for longer.
 
@@ -100,44 +134,44 @@ def gone_on(
     there: what loses a race by its tools is not short of tokens.
 
     Args:
-        tried: the attempt.
+        one: the attempt.
         ended: responses that ended, those that are most like it first.
         cap: tokens of one that no other tells of.
         rng: chooses among them.
     """
-    if tried.waited_s is None:
-        known, current = tried.turns, tried.tokens - sum(turn.tokens for turn in tried.turns)
+    if one.waited_s is None:
+        known, current = one.turns, one.tokens - sum(turn.tokens for turn in one.turns)
     else:
-        known, current = tried.turns[:-1], 0
+        known, current = one.turns[:-1], 0
     for some in ended:
-        longer = [turns for each in some if (turns := _longer(tried, len(known), each))]
+        longer = [turns for each in some if (turns := _longer(one, len(known), each))]
         if longer:
             turn, *rest = longer[rng.choice(len(longer))]
-            if tried.waited_s is not None and tried.turns:
-                turn = turn._replace(tokens=tried.turns[-1].tokens)
+            if one.waited_s is not None and one.turns:
+                turn = turn._replace(tokens=one.turns[-1].tokens)
             return (*known, turn, *rest)
-    if tried.waited_s is None:
-        return (*known, ScriptedTurn(max(1, current, cap - tried.tokens + current)))
-    last = tried.turns[-1] if tried.turns else ScriptedTurn(0)
-    return (*known, last._replace(tool_s=tried.waited_s), ScriptedTurn(1))
+    if one.waited_s is None:
+        return (*known, ScriptedTurn(max(1, current, cap - one.tokens + current)))
+    last = one.turns[-1] if one.turns else ScriptedTurn(0)
+    return (*known, last._replace(tool_s=one.waited_s), ScriptedTurn(1))
 
 
-def whole(tried: Tried) -> Turns:
+def whole(one: Tried) -> Turns:
     """Of a response that ended."""
-    return tuple(tried.turns) or (ScriptedTurn(max(1, tried.tokens)),)
+    return tuple(one.turns) or (ScriptedTurn(max(1, one.tokens)),)
 
 
-def _longer(tried: Tried, number: int, other: Tried) -> Turns:
+def _longer(one: Tried, number: int, other: Tried) -> Turns:
     """Another one's turns from this one's present one on; none where it was no longer there."""
     turns = whole(other)
     if len(turns) <= number:
         return ()
     rest = turns[number:]
-    if tried.waited_s is not None:
-        return rest if rest[0].tool_s > tried.waited_s else ()
-    if not tried.turns and not tried.tokens:  # nothing is known of it
+    if one.waited_s is not None:
+        return rest if rest[0].tool_s > one.waited_s else ()
+    if not one.turns and not one.tokens:  # nothing is known of it
         return rest
-    current = tried.tokens - sum(turn.tokens for turn in tried.turns)
+    current = one.tokens - sum(turn.tokens for turn in one.turns)
     return rest if rest[0].tokens > current else ()
 
 

@@ -3,17 +3,83 @@
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 
 from rollpacker.core import journal
-from rollpacker.core.types import PromptId
+from rollpacker.core.attempts import JournalReader, RecordedAttempt, RecordedStep
+from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
 from rollpacker.polytrace.compare import METRICS
-from rollpacker.sim.recorded.run_reader import Reader, RunStep
+
+
+class StepSums(NamedTuple):
+    """Sums over an engine's decode steps of about as many sequences, as its worker measured them.
+
+    ``tokens`` of one sequence, which is one a step unless the engine decodes ``ahead``; sequences
+    and tokens of context for each of these; tokens of prefill, sequences that ended, seconds.
+    """
+
+    ahead: float
+    tokens: float
+    sequences: float
+    context: float
+    prefill: float
+    ended: float
+    seconds: float
+
+
+class GradientTask(NamedTuple):
+    """Gradients of responses with these lengths in tokens, prompts included."""
+
+    lengths: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class RunStep:
+    """One step of a run; times are seconds of its clock."""
+
+    told: RecordedStep
+    engines: tuple[int, ...]
+    remaining: dict[str, int]
+    drawn: list[Prompt] = field(default_factory=list[Prompt])
+    kept: dict[PromptId, tuple[list[int], bool]] = field(
+        default_factory=dict[PromptId, tuple[list[int], bool]]
+    )
+    """Attempts of each group, and whether it has gradients."""
+    tasks: list[GradientTask] = field(default_factory=list[GradientTask])
+    drafts: Drafted = NO_DRAFTS
+    """What decoding ahead brought."""
+    last_gradient_s: float | None = None
+    end_s: float | None = None
+    measured: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each phase, by the run's own metrics."""
+    times: list[StepSums] = field(default_factory=list[StepSums])
+    start_s: float = 0.0
+    """From the beginning to an engine's first decode step, mean of the engines."""
+
+    @property
+    def number(self) -> int:
+        return self.told.number
+
+    @property
+    def attempts(self) -> list[RecordedAttempt]:
+        return [*self.told.attempts.values()]
+
+    @property
+    def finished(self) -> list[RecordedAttempt]:
+        """In the order of their ends."""
+        ended = [each for each in self.attempts if each.finish_reason is not None]
+        return sorted(ended, key=lambda each: each.end_s or 0.0)
+
+    @property
+    def rollout_end_s(self) -> float:
+        assert self.told.rollout_end_s is not None
+        return self.told.rollout_end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +87,6 @@ class RunRecord:
     """A run.
 
     Args:
-        name: of its folder.
         settings: the policy's, as in the journal.
         state: the policy's at the start.
         steps: those that ended, in order.
@@ -39,6 +104,62 @@ class RunRecord:
     max_running: int | None = None
 
 
+class _Reader(JournalReader):
+    """Keeps also what a simulation of the run needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta: dict[str, Any] | None = None
+        self.of: dict[int, RunStep] = {}
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        super().take(line)
+        if "meta" in line:
+            self.meta = line["meta"] if self.meta is None else self.meta
+            return
+        now, event = float(line["t"]), line["event"]
+        if event["kind"] == "StepStarted":
+            number, engines = event["step"], tuple(event["engines"])
+            self._now = RunStep(self.steps[number], engines, dict(event["remaining"]))
+            self.of[number] = self._now
+        elif self.of:
+            self._seen(self._now, now, event)
+        for decision in line["decisions"]:
+            if decision["kind"] == "AcceptGroup":
+                assert self.meta is not None
+                trained = decision["informative"] or self.meta["settings"]["rules"]["train_all"]
+                self._now.kept[decision["prompt"]] = (decision["attempts"], trained)
+
+    def _seen(self, step: RunStep, now: float, event: Mapping[str, Any]) -> None:
+        match event["kind"]:
+            case "PromptsDrawn":
+                step.drawn += [
+                    Prompt(id=each["id"], domain=each["domain"], tokens=each["tokens"])
+                    for each in event["prompts"]
+                ]
+            case "AttemptFinished":
+                counts = (event.get(count, 0) for count in Drafted._fields)
+                step.drafts = step.drafts.plus(Drafted(*counts))
+            case "GradientsAccumulated":
+                step.last_gradient_s = now
+                lengths = [
+                    self._length(step.told.attempts[attempt])
+                    for part in event["parts"]
+                    for attempts, trained in (step.kept[part["prompt"]],)
+                    for attempt in attempts[part["start"] : part["stop"]]
+                    if trained
+                ]
+                step.tasks.append(GradientTask(tuple(lengths), event["seconds"]))
+            case "UpdateApplied":
+                step.end_s = now
+            case _:
+                pass
+
+    def _length(self, attempt: RecordedAttempt) -> int:
+        added = sum(turn.added for turn in attempt.turns)
+        return attempt.tokens + added + self.prompts[attempt.prompt]["tokens"]
+
+
 def is_run(path: Path) -> bool:
     """Whether it is the folder of a run of ours, with times."""
     return (path / "journal.jsonl").is_file() and (path / "metrics.jsonl").is_file()
@@ -46,30 +167,31 @@ def is_run(path: Path) -> bool:
 
 def read_run(folder: Path) -> RunRecord:
     """Read a run's folder. Raises ``ValueError`` when it is none or no step has ended."""
-    path = folder / "journal.jsonl"
     if not is_run(folder):
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
-    cores = shared_cores(folder)
-    most = _max_running(folder)
-    reader = Reader(cores, most or sys.maxsize)
-    meta: dict[str, Any] | None = None
-    for _, line in journal.read_all(path):
-        if "meta" in line:
-            meta = line["meta"] if meta is None else meta
-            reader.configure(line["meta"])
-        else:
-            reader.take(float(line["t"]), line["event"], line["decisions"])
+    reader = _Reader()
+    for _, line in journal.read_all(folder / "journal.jsonl"):
+        reader.take(line)
     measured = _metrics(folder / "metrics.jsonl")
     steps: list[RunStep] = []
-    for number, step in sorted(reader.steps.items()):
-        step.measured = measured.get(number, {})
+    for number, step in sorted(reader.of.items()):
+        line = measured.get(number, {})
+        step.measured = {phase: float(line[key]) for phase, key in METRICS.items() if key in line}
+        step.times = [StepSums(*sums) for sums in line.get("engine/step_times", ())]
+        step.start_s = line.get("engine/start_s", 0.0)
         if step.end_s is not None and len(step.measured) == len(METRICS):
             steps.append(step)
-    if meta is None or not steps:
+    if reader.meta is None or not steps:
         raise ValueError(f"{folder}: no step of this run has ended, nothing was timed")
-    name = folder.resolve().name
-    settings, state = meta["settings"], meta["state"]
-    return RunRecord(name, settings, state, tuple(steps), reader.prompt_tokens, cores, most)
+    return RunRecord(
+        folder.resolve().name,
+        reader.meta["settings"],
+        reader.meta["state"],
+        tuple(steps),
+        {PromptId(name): each["tokens"] for name, each in reader.prompts.items()},
+        shared_cores(folder),
+        _max_running(folder),
+    )
 
 
 def shared_cores(folder: Path) -> int:
@@ -93,15 +215,13 @@ def _max_running(folder: Path) -> int | None:
         return None
 
 
-def _metrics(path: Path) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+def _metrics(path: Path) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
     for _, line in journal.read(path):
         if line.get("emulated"):
             raise ValueError(
                 f"{path}: an emulated run (devices.emulate): its times are a calibration's, they "
                 "measure no device"
             )
-        found[line["step"]] = {
-            phase: float(line[key]) for phase, key in METRICS.items() if key in line
-        }
+        found[line["step"]] = line
     return found

@@ -42,8 +42,6 @@ class Layout:
     Args:
         workers: engines; prompts are dealt to them in equal runs.
         slots: sequences that an engine decodes at once.
-        base_s: seconds of a decode step whatever its batch.
-        per_sequence_s: seconds that each sequence adds.
     """
 
     workers: int = 8
@@ -288,7 +286,6 @@ def characterize(trace: Trace, layout: Layout | None = None) -> dict[str, TaskRe
 
     Args:
         trace: the workload; filtered responses count, aborted ones do not.
-        layout: engines of the rollout, for who waits.
     """
     chosen = layout or Layout()
     return {task: _task(task, trace, chosen) for task in trace.tasks}

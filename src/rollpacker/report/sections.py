@@ -80,7 +80,6 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
     """Best, worst, longest and random responses of each step, to be looked through and searched.
 
     Args:
-        run: the folder.
         samples: its table without texts.
     """
     title, id_ = "Responses", "responses"

@@ -32,10 +32,8 @@ def write_trace_report(
     """Write a page of plots and plain sentences, and return its path.
 
     Args:
-        trace: the workload.
         reports: what ``characterize`` found of it, by task.
         out: the HTML file; its folder is made when missing.
-        layout: engines of the rollout, as given to ``characterize``.
     """
     return page.write_page(_page(trace, reports, layout or Layout()), out)
 

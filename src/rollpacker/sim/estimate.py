@@ -260,7 +260,6 @@ class EstimatedJob:
         costs: the costs in words, by what they are.
         left_out: what the simulation does not have, in words.
         ahead: its engines decode ahead, in modes that let them.
-        drafts: what engines that decode ahead might bring.
         repeats: relative deviation between two runs of the same job.
         texts: its responses say something, so that drafts can be measured on them.
         early: mode ``off`` grades responses while others decode, as its own run did.
@@ -414,8 +413,6 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
     """Simulate every mode. Raises ``ValueError`` when the machines cannot run the job.
 
     Args:
-        job: what is simulated.
-        trace: where its lengths come from.
         steps: of every job; default: enough to settle, within seconds.
     """
     read = read_of(task_samples(trace, job.task))

@@ -28,9 +28,7 @@ def build_engine(
     Args:
         kind: ``mini`` (on a GPU where there is one) or ``fake``, which takes no time.
         model: checkpoint of ``mini``.
-        plans: what it is for.
         concurrency: most sequences decoded together.
-        dtype: of the weights.
         scale: of the plans' lengths, to say which one would fit.
 
     Raises ``ValueError`` when there is no such checkpoint or its context is too short.

@@ -16,8 +16,6 @@ class StepPlan:
     """One step.
 
     Args:
-        step: its number in the trace.
-        groups: responses of each prompt.
         batch_reward_s: seconds of a reward phase after the rollout, the slowest rank's.
     """
 

@@ -26,17 +26,14 @@ class Replayed:
     """One replayed step. ``step_s`` is ``rollout_s`` plus ``reward_s``.
 
     Args:
-        step: its number in the trace.
         rollout_s: seconds from the first request to the end of the last response.
         tool_wait_s: the part of it in which the engine had nothing to do until a tool answered.
         reward_s: from the end of the rollout to the last reward.
-        responses, turns: of the step.
         generated_tokens: sampled, exactly as planned.
         context_tokens: of all turns' prompts.
         cached_tokens: of these, found in the prefix cache when the trace was recorded.
         kept_tokens: of these, whose KV the engine had kept from the turn before.
         prefill_tokens: run through the model: of prompts, and of responses preempted.
-        decode_steps: of the engine.
         peak_running: most sequences decoded together.
         preemptions: for lack of KV cache.
     """

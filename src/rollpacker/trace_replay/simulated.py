@@ -55,8 +55,6 @@ def replay(
     """Simulate one step, every response at its recorded length; its seconds and work.
 
     Args:
-        plan: the step.
-        costs: of the machines.
         gpus: number of GPUs; None takes the calibration's.
         concurrency: most sequences that an engine decodes together.
         seed: of what the trace lacks.

@@ -583,7 +583,6 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list
     """Write ``trace`` and return the files.
 
     Args:
-        trace: what to write.
         path: the file of a native trace; otherwise a folder, made when missing, which gets one
             file a step (``packed_lengths_step_N.jsonl``), in a folder a task if there are several.
         format: one of ``WRITABLE``.

@@ -54,7 +54,6 @@ class RewardModel:
         response_s: of one response; None where only batches were timed.
         batch_s: of a data-parallel rank's batch in one step, per response of it.
         ranks: data-parallel ranks that batches were timed on.
-        kind: kind of reward.
     """
 
     response_s: QuantileTable | None = None
@@ -68,7 +67,6 @@ class WorkloadModel:
     """One task's workload.
 
     Args:
-        drift: trend over steps.
         turns: turns and tool calls; None for single-turn tasks.
         rewards: seconds of grading; None where unknown.
         source: what it was fitted to, in words.
@@ -146,11 +144,9 @@ def generate(
     """A workload of fresh prompts; the same arguments give the same trace.
 
     Args:
-        model: what to sample from.
         steps: steps, numbered from 0.
         prompts: prompts a step; the model's own number by default.
         responses: responses a prompt; the model's own number by default.
-        seed: of all randomness.
     """
     chosen = (steps, prompts or model.prompts, responses or model.responses)
     if min(chosen) < 1:

@@ -43,7 +43,6 @@ class Section:
 
     Args:
         id: anchor and name of its data in the page.
-        title: heading.
         text: plain sentences that say what to look at.
         figure: plotly ``data`` and ``layout``.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).

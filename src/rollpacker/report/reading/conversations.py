@@ -25,7 +25,6 @@ class Message:
     """One message of a conversation.
 
     Args:
-        role: who said it.
         name: of the tool; empty where none is named.
         content: as text. Where calls in it were not understood, the whole of what was said.
         calls: of tools.

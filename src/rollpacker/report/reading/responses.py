@@ -67,7 +67,6 @@ def find(
     """Look responses up in a run that may be going on.
 
     Args:
-        run: its folder.
         say: told of damaged files, whose rows are left out.
         step: only of this step.
         prompt: only to this prompt, by its id.

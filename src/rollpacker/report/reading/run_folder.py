@@ -54,7 +54,6 @@ class WorkerPlace:
     Args:
         kind: ``worker``: an engine with the replica on its devices; else the one or the other, on
             devices of its own.
-        number: among its kind.
         devices: how many its times count for.
     """
 
@@ -72,9 +71,7 @@ class RunFolder:
     """The tables of one run; times are seconds since the run began.
 
     Args:
-        path: the folder.
         config_text: ``config.yaml`` as written.
-        config: the same, parsed.
         metrics: one object a step, by step; of a step that was repeated, the last.
         samples: one row per attempt: the columns of ``core/sample_table.py`` without texts.
         missing: how many responses of a step have no row, since its part is gone or damaged.

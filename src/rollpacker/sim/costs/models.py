@@ -360,8 +360,6 @@ class ModelShape:
         """From the fields of a hub ``config.json``, of its text model where it is of several.
 
         Args:
-            config: the fields.
-            name: the model's.
             count: its weights, where they were counted; else the family must be one of
                 ``FAMILIES``, for which they follow from the fields.
             frozen: weights of its other parts, where it has some and they were counted.

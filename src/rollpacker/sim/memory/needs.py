@@ -54,11 +54,7 @@ class JobMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A job on a machine.
-
-    Args:
-        longest: tokens of the longest response.
-    """
+    """A job on a machine; ``longest``: tokens of the longest response."""
 
     config: RunConfig
     shape: ModelShape
@@ -407,8 +403,6 @@ def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Pa
     """KV budget of an engine of so many devices in tokens, and what it takes on each of them.
 
     Args:
-        job: that it is for.
-        devices: of the engine.
         trained: bytes of the trainer's weights.
         held: of the engine's own, and its forward pass.
     """

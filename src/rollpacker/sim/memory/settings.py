@@ -285,9 +285,6 @@ def gpu_defaults(
     """Values for keys that the job leaves out; memory keeps its usual ones where nothing fits.
 
     Args:
-        config: as the user gave it.
-        shape: its model's.
-        machine: with GPUs.
         vllm: it is installed there, and runs the model.
         bfloat16: the GPUs compute in it.
     """

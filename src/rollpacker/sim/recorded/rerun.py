@@ -134,10 +134,8 @@ def gone_on(
     there: what loses a race by its tools is not short of tokens.
 
     Args:
-        one: the attempt.
         ended: responses that ended, those that are most like it first.
         cap: tokens of one that no other tells of.
-        rng: chooses among them.
     """
     if one.waited_s is None:
         known, current = one.turns, one.tokens - sum(turn.tokens for turn in one.turns)

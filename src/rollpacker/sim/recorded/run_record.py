@@ -87,10 +87,7 @@ class RunRecord:
     """A run.
 
     Args:
-        settings: the policy's, as in the journal.
-        state: the policy's at the start.
         steps: those that ended, in order.
-        prompt_tokens: of every prompt.
         cores: that workers share with the driver; 0 where it has its own, or where nothing says so.
         max_running: most sequences that an engine decoded together; None where nothing says so.
     """

@@ -35,7 +35,6 @@ class LengthSource:
     """Lengths of a workload.
 
     Args:
-        lengths: distribution that fresh prompts are drawn from.
         recorded: prompts that come first.
         prompt_tokens: mean prompt length; None when unknown.
         prompts, responses: of a step, as recorded; None when unknown.

@@ -22,7 +22,6 @@ class SimulatedJudge:
     Args:
         load: share of the devices that decode or train now, 0 to 1.
         wanted: whether a response's judgement is still wanted when a slot is free.
-        on_judged: takes a judged response.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class SimulatedGrading:
 
     Args:
         load: share of the devices that decode or train now, 0 to 1.
-        on_graded: takes an attempt whose reward has come.
     """
 
     def __init__(

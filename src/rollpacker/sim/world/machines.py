@@ -104,7 +104,6 @@ class WorldCosts:
 
     Args:
         fleet: engines of the smallest size, and training replicas of one size.
-        engine: costs of an engine on so many devices.
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.

@@ -22,7 +22,6 @@ class StepResult:
         rollout_s: from the first request to the last decision of the rollout.
         grade_wait_s: part of it after the last response had ended.
         train_s: from the end of the rollout to the end of the step.
-        samples: responses kept.
         decode_steps: of the engine with the most.
         peak_kv: largest share of an engine's KV cache in use.
         bubble: share of device time, sync included, without decoding or gradients, other than
@@ -182,9 +181,6 @@ def step_result(
     """A finished step.
 
     Args:
-        step: its record.
-        work: of each worker.
-        end: when it ended.
         fleet: engines of the smallest size, and training replicas of one size.
     """
     seconds = end - step.start_s

@@ -50,7 +50,6 @@ class SimWorker:
     Args:
         on_ended: takes attempts whose turn ended in a step, and those stopped at its end with
             their tokens.
-        on_accumulated: takes a finished task.
     """
 
     def __init__(

@@ -74,7 +74,10 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
     A mode is where the range of another one begins more than 5% above the end of its own. ``off``
     where the range of the one that would be chosen ends below it.
     """
-    fair = [name for name in _SIMPLEST if modes[name].kept_vs_true_len >= limit] or ["exact"]
+    order = [*_SIMPLEST, *(name for name in modes if ":" in name)]
+    fair = [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
+    if not fair:
+        return "off"
     best = max(modes[name].low for name in fair)
     chosen = next(name for name in fair if _WORTH_IT * modes[name].high >= best)
     return chosen if modes[chosen].high >= 1.0 else "off"
@@ -96,11 +99,13 @@ def sentences(
     are, None where unknown; ``read`` how many responses it has, and ``aborted`` the share that
     were.
     """
-    exact, chosen = modes["exact"], modes[recommended]
-    races = {name: modes[name] for name in ("race", "prompts")}
-    best = max(races, key=lambda name: races[name].speedup)
+    chosen = modes[recommended]
+    exact = modes.get("exact", chosen)
+    races = {name: modes[name] for name in ("race", "prompts") if name in modes}
+    best = max(races, key=lambda name: races[name].speedup, default="")
     told: list[str] = []
-    pays = recommended not in ("off", "exact") or races[best].speedup > _WORTH_IT * exact.speedup
+    pays = recommended not in ("off", "exact")
+    pays = pays or not races or races[best].speedup > _WORTH_IT * exact.speedup
     if not pays:
         told.append(
             f"Racing does not pay here: the best race ({best}) is about "
@@ -172,6 +177,8 @@ def _keeps(mode: ModeEstimate) -> str:
 # --- The estimate of every mode
 
 MODES: tuple[TailMode, ...] = ("off", "exact", "auto", "prompts", "race")
+ALL = (*MODES, "partial", AHEAD)
+"""Rows of a table, without rules of one's own."""
 _CYCLE = 5
 """Steps from one empty queue to the next, at over-provisioning 1.25."""
 _JOBS = 4
@@ -409,25 +416,28 @@ def steps_for(job: EstimatedJob) -> int:
     return _CYCLE * max(1, min(most, _MOST_STEPS) // _CYCLE)
 
 
-def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Estimate:
-    """Simulate every mode. Raises ``ValueError`` when the machines cannot run the job.
+def estimate(
+    job: EstimatedJob, trace: Trace, *, steps: int | None = None, modes: Sequence[str] = ALL
+) -> Estimate:
+    """Simulate modes beside ``off``. Raises ``ValueError`` where the machines cannot run the job.
 
     Args:
         steps: of every job; default: enough to settle, within seconds.
+        modes: of ours, or rules of one's own (``path/to/file.py:name``).
     """
     read = read_of(task_samples(trace, job.task))
     count = steps or steps_for(job)
     order = [number % len(job.cases) for number in range(_JOBS)]
     weights = np.array([job.cases[each].weight / order.count(each) for each in order])
-    found = [_simulated(job, job.cases[each], n, count) for n, each in enumerate(order)]
-    modes = {
+    found = [_simulated(job, job.cases[each], n, count, modes) for n, each in enumerate(order)]
+    rows = {
         name: _joined(
             [each[name] for each in found], weights / weights.sum(), job.repeats * (name != "off")
         )
         for name in found[0]
     }
     limit = job.rollout.tail_batching.bias_limit
-    recommended = recommend(modes, limit)
+    recommended = recommend(rows, limit)
     drafts = {"tokens of a step ahead": job.drafts.words}
     if job.cases[0].calibration.ahead.possible:
         drafts = {}
@@ -440,10 +450,10 @@ def estimate(job: EstimatedJob, trace: Trace, *, steps: int | None = None) -> Es
         read=read.responses,
         icc=read.icc,
         costs=job.costs | drafts,
-        modes=modes,
+        modes=rows,
         recommended=recommended,
         sentences=sentences(
-            modes,
+            rows,
             recommended,
             left_out=job.left_out,
             depends=dependence(read.icc, read.icc_log),
@@ -470,9 +480,9 @@ def simulation_of(job: EstimatedJob, case: CostCase, steps: int, seed: int = 0) 
 
 
 def _simulated(
-    job: EstimatedJob, case: CostCase, number: int, steps: int
+    job: EstimatedJob, case: CostCase, number: int, steps: int, modes: Sequence[str]
 ) -> dict[str, ModeEstimate]:
-    """Every mode of one job, on the same prompts and with the same costs."""
+    """These modes of one job, on the same prompts and with the same costs."""
     size, rollout, costs = job.rollout.prompts_per_step, job.rollout, case.calibration
     most = _LEARNS + _CYCLES * steps
     source = job.source.drawn_again(np.random.default_rng([number, 6]), size, most)
@@ -481,8 +491,11 @@ def _simulated(
     drafting = replace(case, calibration=costs.model_copy(update={"ahead": drafts}))
     own = drafting if job.ahead and not possible else case
 
-    def run(mode: TailMode, case: CostCase = own, **changes: object) -> JobResult:
-        first, count = (0, most) if mode == "auto" else (_LEARNS, steps)
+    def learns(mode: str) -> bool:
+        return mode == "auto" or ":" in mode
+
+    def run(mode: str, case: CostCase = own, **changes: object) -> JobResult:
+        first, count = (0, most) if learns(mode) else (_LEARNS, steps)
         tail = rollout.tail_batching.model_copy(update={"mode": mode})
         changed = rollout.model_copy(update={"tail_batching": tail, **changes})
         config = simulation_of(replace(job, rollout=changed), case, count, number)
@@ -493,11 +506,13 @@ def _simulated(
     off = run("off")
     base = off.mean_step_s
     found = {"off": _mode(off, base)}
-    for mode in MODES[1:]:
-        found[mode] = _mode(run(mode), base, _LEARNS if mode == "auto" else 0)
-    if job.source.turns is None:
+    for mode in modes:
+        if mode not in ("off", "partial", AHEAD):
+            whole = size * rollout.num_generations if ":" in mode else None
+            found[mode] = _mode(run(mode), base, _LEARNS if learns(mode) else 0, whole)
+    if job.source.turns is None and "partial" in modes:
         found["partial"] = _partial(run("partial").steps, off.steps)
-    if not (job.ahead or possible):
+    if AHEAD in modes and not (job.ahead or possible):
         allowed = rollout.speculation.model_copy(update={"mode": "auto"})
         found[AHEAD] = _mode(run("exact", drafting, speculation=allowed), base)
     return found
@@ -539,12 +554,17 @@ def _tensor_parallel(job: EstimatedJob, case: CostCase) -> int | None:
     return next((tp for tp in sizes if engines[tp].capacity >= need + engines[tp].slack), None)
 
 
-def _mode(result: JobResult, base: float, first: int = 0) -> ModeEstimate:
-    """Over whole cycles: what waits in the queue at the end would make kept lengths too short."""
+def _mode(result: JobResult, base: float, first: int = 0, whole: int | None = None) -> ModeEstimate:
+    """Over whole cycles: what waits in the queue at the end would make kept lengths too short.
+
+    ``whole``: samples of a whole step, where the mode may end steps that have fewer.
+    """
     last = max((n for n, s in enumerate(result.steps) if s.kind is RoundKind.LONG), default=-1)
     steps = result.steps[first : last + 1] or result.steps[first:]
     kept = _kept_length(steps) / _kept_length(result.steps) * result.kept_vs_true_len
     seconds = mean(step.step_s for step in steps)
+    if whole is not None:
+        seconds *= whole / mean(step.samples for step in steps)
     return ModeEstimate(
         speedup=base / seconds,
         low=base / seconds,

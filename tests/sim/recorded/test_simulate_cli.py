@@ -39,6 +39,8 @@ def test_simulate_prints_one_object() -> None:
     assert found["bounds"]["single_sequence_s"] > 0.0
     assert found["samples_per_s"] == pytest.approx(1024 / found["mean_step_s"])
     assert found["sim_wall_s"] > 0.0
+    assert found["over_off"] == pytest.approx(found["off_step_s"] / found["mean_step_s"])
+    assert 1.0 < found["over_off"] < 1.5
 
 
 @pytest.mark.parametrize("mode", ["off", "race"])
@@ -91,6 +93,17 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert found["recommended"] in run(*args)
     given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
     assert given["costs"]["paper-14b-16k, 100%"] == "Qwen2.5-14B on 16 H800"
+    rule = tmp_path / "plain.py"
+    base = "from rollpacker.policy.rounds.rule import TailRule"
+    rule.write_text(f"{base}\n\nclass Plain(TailRule):\n    pass\n", encoding="utf-8")
+    few = json.loads(run(*args, "--json", "--format", "native", "--modes", f"exact, {rule}:Plain"))
+    assert [*few["modes"]] == ["off", "exact", f"{rule}:Plain"]
+    exact, own = few["modes"]["exact"], few["modes"][f"{rule}:Plain"]
+    assert exact == found["modes"]["exact"]
+    assert own["kept_vs_true_len"] == pytest.approx(1.0)
+    assert own["speedup"] == pytest.approx(exact["speedup"], rel=0.1)
+    with pytest.raises(ValueError, match="--modes: .*did you mean 'exact'"):
+        run(*args, "--modes", "exat")
 
 
 def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:

@@ -54,8 +54,26 @@ def simulate(
     loaded = config.load_as(SimulationConfig, path, overrides or [])
     began = time.perf_counter()
     result = _run(loaded, journal)
+    off = result if _is_plain(loaded) else _run(_plain(loaded), None)
     result = replace(result, sim_wall_s=time.perf_counter() - began)
-    return Shown(_as_json(result), [_steps_table(result), *_summary(result)])
+    gain = result.samples_per_s / off.samples_per_s
+    said = (
+        f"{gain:.2f}x as fast as mode off, which grades while it decodes "
+        f"({off.mean_step_s:.4g} s a step)"
+    )
+    lines = [_steps_table(result), *([] if off is result else [said]), *_summary(result)]
+    return Shown({**_as_json(result), "over_off": gain, "off_step_s": off.mean_step_s}, lines)
+
+
+def _is_plain(config: SimulationConfig) -> bool:
+    return config.rollout.tail_batching.mode == "off" and bool(config.asynchronous_grading)
+
+
+def _plain(config: SimulationConfig) -> SimulationConfig:
+    """The baseline: the same job in mode ``off``, graded while it decodes."""
+    tail = config.rollout.tail_batching.model_copy(update={"mode": "off"})
+    rollout = config.rollout.model_copy(update={"tail_batching": tail})
+    return config.model_copy(update={"rollout": rollout, "asynchronous_grading": True})
 
 
 def _run(config: SimulationConfig, journal: Path | None) -> JobResult:
@@ -160,6 +178,16 @@ def estimate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Other GPUs than the calibration's.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each mode.", min=1)] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            help="Modes to simulate beside off, with commas between them: exact, auto, prompts, "
+            "race, partial, or path/to/file.py:name. Default: all of ours."
+        ),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of PATH; found out by default.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
     tokenizer: Annotated[
         str | None,
@@ -184,10 +212,11 @@ def estimate(
     path = _run_before_log(path, task, notes)
     machine = EstimatedMachine(calibration=calibration, model=model, device=device, gpus=gpus)
     encode = Encoder(path, tokenizer, notes.append)
-    trace, job = _job(path, machine, task, notes, encode.count)
-    found = run(_drafting(job, path, encode, notes, task), trace, steps=steps)
+    trace, job = _job(path, machine, task, notes, encode.count, format)
+    chosen = _modes(modes)
+    found = run(_drafting(job, path, encode, notes, task), trace, steps=steps, modes=chosen)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
-    read_as = recognised(path, None)
+    read_as = recognised(path, format)
     lines = (
         *map(Note, notes),
         *_in_words(found, read_as),
@@ -195,6 +224,21 @@ def estimate(
         *(f"{name}: {file}" for name, file in page.items()),
     )
     return Shown({**asdict(found), "read_as": read_as, "notes": notes, **page}, lines)
+
+
+def _modes(given: str | None) -> tuple[str, ...]:
+    """The modes that were asked for. Raises ``ValueError`` on one that there is not."""
+    from rollpacker.config import parse_as
+    from rollpacker.config.rollout import TailBatchingConfig
+    from rollpacker.policy.rounds.rule import own_rule
+    from rollpacker.sim.estimate import ALL
+
+    if given is None:
+        return ALL
+    modes = tuple(each.strip() for each in given.split(","))
+    for mode in modes:
+        own_rule(parse_as(TailBatchingConfig, {"mode": mode}, "--modes"))
+    return modes
 
 
 def _drafting(
@@ -223,13 +267,14 @@ def _job(
     task: str | None,
     notes: list[str],
     count: TokenCount | None,
+    format: str | None,
 ) -> tuple[Trace, EstimatedJob]:
     from rollpacker.emulate.twin import estimated
     from rollpacker.sim.estimate import ASSUMED, on_own_workers, on_paper_gpus
     from rollpacker.sim.recorded.run_record import is_run, read_run
     from rollpacker.sim.workload.source import of_trace
 
-    trace = read_responses(path, None, None, notes, count)
+    trace = read_responses(path, format, None, notes, count)
     source = of_trace(trace, task)
     name = task or trace.tasks[0]
     if hardware == ASSUMED and is_run(path):
@@ -243,9 +288,9 @@ def _job(
 
 def _in_words(found: Estimate, read_as: list[str]) -> Iterator[RenderableType]:
     yield f"read as: {', '.join(read_as)}"
-    names = ("mode", "speed-up", "range", "kept / true length", "step s", "decoded / kept", "stale")
-    modes = table_of(*names)
-    for column in (modes.columns[0], modes.columns[2]):
+    modes = table_of("mode", "speed-up", "range", "kept", "step s", "decoded", "stale")
+    modes.columns[0].overflow = "fold"
+    for column in modes.columns[1:]:
         column.no_wrap = True
     for name, mode in found.modes.items():
         modes.add_row(
@@ -260,7 +305,12 @@ def _in_words(found: Estimate, read_as: list[str]) -> Iterator[RenderableType]:
     costs = table_of("costs", "", left=2)
     for what, told in found.costs.items():
         costs.add_row(what, told)
-    yield from (modes, costs)
+    yield modes
+    yield (
+        "speed-up: over off, for equally many responses. kept: mean length trained on, over the "
+        "true mean length. decoded: tokens for each token kept. stale: tokens of earlier weights."
+    )
+    yield costs
     icc = "unknown" if found.icc is None else f"{found.icc:.2f}"
     yield (
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "

@@ -195,7 +195,6 @@ def test_racing_promises_no_gain_here() -> None:
     assert result["speedup"]["wall"] == pytest.approx(7.5 / 7.2)
     assert "racing pays where" in result["scope"]
     assert "rollpacker estimate --from" in result["scope"]
-    assert "rollpacker estimate --from" in result["scope"]
 
 
 def test_a_folder_in_use_gives_way_to_the_next(tmp_path: Path) -> None:

@@ -19,10 +19,14 @@ TIMEOUT = datetime.timedelta(seconds=120)
 
 
 def run(case, world, folder, *arguments):
-    """Call ``case(rank, folder, *arguments)`` in ``world`` processes of one group."""
+    """Call ``case(rank, folder, *arguments)`` in ``world`` processes of one group: in this one
+    where that is all."""
+    folder.mkdir(exist_ok=True)
+    if world == 1:
+        _process(0, case, world, folder, arguments)
+        return
     # One process imports what all need.
     mp.get_context("forkserver").set_forkserver_preload([*PRELOADED, "rollpacker.train.fsdp"])
-    folder.mkdir(exist_ok=True)
     mp.start_processes(
         _process, (case, world, folder, arguments), nprocs=world, start_method="forkserver"
     )
@@ -32,8 +36,10 @@ def _process(rank, case, world, folder, arguments):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    case(rank, folder, *arguments)
-    dist.destroy_process_group()
+    try:
+        case(rank, folder, *arguments)
+    finally:
+        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -506,6 +506,16 @@ def test_an_idle_job_is_held_at_once_and_one_that_moves_when_it_is_there() -> No
     assert not on.cluster.groups
 
 
+def test_a_long_hold_is_no_patience() -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"), spec("held"))
+    on.handle(1.0, ev.JobChanged(job="held", held=True))
+    later = 2.0 + SCARCE.patience_s
+    arrive(on, later, spec("b"))
+    on.handle(later + 1.0, ev.JobChanged(job="held", held=False))
+    assert [job.spec.id for job in on.queue.waiting(later + 2.0)] == ["b", "held"]
+
+
 def test_priority_changes_who_is_next_of_a_team() -> None:
     on = scheduler(1, 1)
     arrive(on, 0.0, spec("a"), spec("b", priority=1), spec("c"))

@@ -153,6 +153,8 @@ class Scheduler:
         if event.priority is not None:
             job.spec = replace(job.spec, priority=event.priority)
         if event.held is not None:
+            if job.held and not event.held and job.waits_since is not None:
+                job.waits_since = now  # Else a long hold would pass for patience.
             job.held = job.leaves = event.held
         if job.held and job.waits_since is None:
             self.queue.urge(job, urgent=False)

@@ -100,9 +100,9 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert [*few["modes"]] == ["off", "exact", f"{rule}:Plain"]
     exact, own = few["modes"]["exact"], few["modes"][f"{rule}:Plain"]
     assert exact == found["modes"]["exact"]
-    assert own["kept_vs_true_len"] == pytest.approx(1.0)
+    assert own["kept_vs_true_len"] == pytest.approx(1.0, rel=0.1)
     assert own["speedup"] == pytest.approx(exact["speedup"], rel=0.1)
-    with pytest.raises(ValueError, match="--modes: .*did you mean 'exact'"):
+    with pytest.raises(ValueError, match=r"--modes: .*did you mean 'exact'"):
         run(*args, "--modes", "exat")
 
 

@@ -93,7 +93,6 @@ class EngineWorker:
     def work(self) -> bool:
         """One decode step. Whether it gave a token, or an end."""
         cpu, start = time.process_time(), time.perf_counter()
-        before = self._engine.stats()
         outputs = self._engine.step()
         seconds = time.perf_counter() - start
         self._decode_cpu_s += time.process_time() - cpu
@@ -101,17 +100,16 @@ class EngineWorker:
         if stats.rows > self._rows:
             self._times.add(stats.rows - self._rows, seconds)
             self._rows = stats.rows
-        self._add_step(before, stats, outputs, self._last_s or start)
+        self._add_step(stats, outputs, self._last_s or start)
         if outputs:
             self._held = self._lockstep
             self._send(msg.Finished(outputs=outputs))
         tokens, self._tokens = self._tokens, stats.generated_tokens + stats.prefill_tokens
         return bool(outputs) or tokens != self._tokens
 
-    def _add_step(
-        self, before: EngineStats, now: EngineStats, outputs: Sequence[Output], since: float
-    ) -> None:
+    def _add_step(self, now: EngineStats, outputs: Sequence[Output], since: float) -> None:
         """Count a step that began at ``since``."""
+        before, self._seen = self._seen, now
         if self._begun_s is not None:
             self._start_s, self._begun_s = since - self._begun_s, None
         generated = now.generated_tokens - before.generated_tokens
@@ -144,7 +142,7 @@ class EngineWorker:
         self._below = command.how.below
 
     def _begin_step(self, command: msg.BeginStep | None = None) -> None:
-        self._before = self._engine.stats()
+        self._before = self._seen = self._engine.stats()
         self._step_times: dict[msg.StepKind, msg.StepSums] = {}
         self._below = 0
         self._begun_s = None if command is None else time.perf_counter()

@@ -16,7 +16,7 @@ from rollpacker.policy.engines.hardware import LatencyCurve
 from rollpacker.polytrace.numerics import non_negative
 from rollpacker.sim.costs.calibration import Calibration
 from rollpacker.sim.costs.costs import DriverCosts
-from rollpacker.sim.recorded.run_record import GradientTask, RunRecord, RunStep, StepSums
+from rollpacker.sim.recorded.run_record import GradientTask, RunRecord, RunStep
 from rollpacker.sim.world.step import mean
 
 Floats = NDArray[np.float64]
@@ -81,7 +81,7 @@ def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibra
     )
 
 
-def _check(run: RunRecord, times: Sequence[StepSums], tasks: int) -> None:
+def _check(run: RunRecord, times: Sequence[Sequence[float]], tasks: int) -> None:
     if not any(step.times for step in run.steps):
         raise ValueError(
             f"{run.name}: its metrics have no engine/step_times, so nothing says what a decode "
@@ -179,13 +179,14 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
 
 
 def fit_decoding(
-    times: Sequence[StepSums], workers: int, cores: int
+    times: Sequence[Sequence[float]], workers: int, cores: int
 ) -> tuple[dict[int, float], dict[int, float], Floats]:
     """Seconds of a decode step by batch at no context, from the smallest that was seen on; those of
     a token where engines decode ahead; and seconds of a token of context, a token of prefill, and,
     where the driver shares so many ``cores`` (0: none) with the workers, of a response that ends.
 
-    Non-negative least squares on piecewise linear, non-decreasing curves.
+    Non-negative least squares on piecewise linear, non-decreasing curves. ``times``: rows of
+    ``RunStep.times``.
     """
     ahead, tokens, sequences, context, prefill, ended, seconds = np.array(times, np.float64).T
     batch = sequences / tokens

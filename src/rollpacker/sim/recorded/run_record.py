@@ -16,22 +16,6 @@ from rollpacker.core.types import NO_DRAFTS, Drafted, Prompt, PromptId
 from rollpacker.polytrace.compare import METRICS
 
 
-class StepSums(NamedTuple):
-    """Sums over an engine's decode steps of about as many sequences, as its worker measured them.
-
-    ``tokens`` of one sequence, which is one a step unless the engine decodes ``ahead``; sequences
-    and tokens of context for each of these; tokens of prefill, sequences that ended, seconds.
-    """
-
-    ahead: float
-    tokens: float
-    sequences: float
-    context: float
-    prefill: float
-    ended: float
-    seconds: float
-
-
 class GradientTask(NamedTuple):
     """Gradients of responses with these lengths in tokens, prompts included."""
 
@@ -58,7 +42,10 @@ class RunStep:
     end_s: float | None = None
     measured: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of each phase, by the run's own metrics."""
-    times: list[StepSums] = field(default_factory=list[StepSums])
+    times: list[list[float]] = field(default_factory=list[list[float]])
+    """Of its engines' decode steps, by ``engine/step_times``: sums over those of about as many
+    sequences. Each row has whether they decode ahead (0, 1), tokens of one sequence, sequences and
+    tokens of context for each of these, tokens of prefill, sequences that ended, and seconds."""
     start_s: float = 0.0
     """From the beginning to an engine's first decode step, mean of the engines."""
 
@@ -174,7 +161,7 @@ def read_run(folder: Path) -> RunRecord:
     for number, step in sorted(reader.of.items()):
         line = measured.get(number, {})
         step.measured = {phase: float(line[key]) for phase, key in METRICS.items() if key in line}
-        step.times = [StepSums(*sums) for sums in line.get("engine/step_times", ())]
+        step.times = line.get("engine/step_times", [])
         step.start_s = line.get("engine/start_s", 0.0)
         if step.end_s is not None and len(step.measured) == len(METRICS):
             steps.append(step)

@@ -28,7 +28,7 @@ from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.ipc.link import encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.pool.placement import Placement, ProcessSlot
+from rollpacker.runtime.pool.placement import ProcessSlot, Topology
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart
 from rollpacker.train.base import Partial, Update
@@ -75,7 +75,7 @@ class StandIns(WorkerPool):
         super().__init__(config, max_length=CAP, total_updates=1)
         count = config.devices.per_node or 1
         self._live = {*range(count)}
-        self._placement = Placement([alone(n) for n in range(count)])
+        self._topology = Topology([alone(n) for n in range(count)])
         self._nodes = [Node(number=0, places=(), folder=Path("stand-ins"))]
         self.infos[1] = EngineInfo(
             kv_tokens=1 << 24,

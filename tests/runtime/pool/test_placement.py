@@ -14,7 +14,7 @@ from rollpacker.core.types import Device, EngineId, ReplicaId
 from rollpacker.policy.engines.device_split import engine_sizes, split
 from rollpacker.policy.engines.fleet import colocated, grid, separate
 from rollpacker.runtime.cluster.nodes import Node
-from rollpacker.runtime.pool.placement import Placement, ProcessSlot, in_turns, lay_out
+from rollpacker.runtime.pool.placement import ProcessSlot, Topology, in_turns, lay_out
 
 FOLDER = Path("/meetings/unique")
 STORE = "tcp://127.0.0.1:7/"
@@ -101,7 +101,7 @@ def test_its_fleet_is_that_of_the_policies(given: tuple[RunConfig, tuple[int, ..
     """A colocated replica has the number of its first engine."""
     chosen, sizes = given
     slots = laid_out(chosen, sizes)
-    gangs = Placement(slots)
+    gangs = Topology(slots)
     devices = grid(chosen.devices.per_node, chosen.devices.per_node)
     shard = chosen.trainer.members(chosen.devices.training or len(devices))
     if chosen.devices.training:
@@ -117,7 +117,7 @@ def test_its_fleet_is_that_of_the_policies(given: tuple[RunConfig, tuple[int, ..
 def test_a_fleet_has_only_who_is_whole() -> None:
     chosen = machine(tp=2, engines=2, shard=2, training=2)
     slots = laid_out(chosen, (2,))
-    fleet = Placement(slots).fleet("separate", {1, 2, 3, 4, 5})
+    fleet = Topology(slots).fleet("separate", {1, 2, 3, 4, 5})
     assert fleet.engines == {EngineId(1): (Device(0, 2), Device(0, 3))}
     assert fleet.replicas == {ReplicaId(0): (Device(0, 4), Device(0, 5))}
 
@@ -179,7 +179,7 @@ def test_no_engine_leaves_its_node_and_a_replica_may(
         (first, *_) = sorted(where)
         within = f"{FOLDER}{first}/unique{first}-"
         assert meeting.startswith(within if len(where) == 1 else f"{STORE}unique{first}-")
-    fleet = Placement(slots).fleet("colocated", range(len(slots)))
+    fleet = Topology(slots).fleet("colocated", range(len(slots)))
     assert len(fleet.engines) == count * devices // tp
     assert len(fleet.replicas) == count * devices // shard
 

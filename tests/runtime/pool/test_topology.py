@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollpacker.config import RunConfig, parse
 from rollpacker.core.types import EngineId
 from rollpacker.runtime.cluster.nodes import Node
-from rollpacker.runtime.pool.placement import Placement, ProcessSlot, lay_out
+from rollpacker.runtime.pool.placement import ProcessSlot, Topology, lay_out
 
 Case = tuple[list[ProcessSlot], list[tuple[int, EngineId]]]
 
@@ -42,7 +42,7 @@ def cases(draw: st.DrawFn) -> Case:
     run = config(layout, kind, training, shard, size)
     node = Node(number=0, places=(("cpu", ()),) * devices, folder=Path("/meeting"))
     slots = lay_out(run, [node], sizes)
-    gangs = Placement(slots)
+    gangs = Topology(slots)
     formed: list[tuple[int, EngineId]] = []
     for key in draw(st.permutations([*gangs.engines])):
         taken = {one for other in formed for one in gangs.covered(*other)}
@@ -51,10 +51,10 @@ def cases(draw: st.DrawFn) -> Case:
     return slots, formed
 
 
-def deaths(case: Case) -> Iterator[tuple[Placement, int, set[int], set[EngineId], set[int]]]:
+def deaths(case: Case) -> Iterator[tuple[Topology, int, set[int], set[EngineId], set[int]]]:
     slots, formed = case
     for worker in range(len(slots)):
-        gangs = Placement(slots)
+        gangs = Topology(slots)
         workers, engines, replicas = gangs.without(worker, formed)
         yield gangs, worker, workers, {*engines}, {*map(int, replicas)}
 

@@ -39,7 +39,7 @@ _Engine = tuple[int, EngineId]
 """Devices that it spans, and its number: that of the first of the smallest that it covers."""
 
 
-class Placement:
+class Topology:
     """Workers by what they are a part of; the first of an engine, or a replica, leads it."""
 
     def __init__(self, slots: Sequence[ProcessSlot] = ()) -> None:

@@ -25,7 +25,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Fault, WorkerError, spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
-from rollpacker.runtime.pool.placement import Placement, ProcessSlot
+from rollpacker.runtime.pool.placement import ProcessSlot, Topology
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 _CLOSE_S = 3.0
@@ -112,7 +112,7 @@ class WorkerPool:
         """They stand still, and are not expected to give signs of life."""
         # Engines and replicas.
         self._generation = 0
-        self._placement = Placement()
+        self._topology = Topology()
         self._parts: dict[int, deque[msg.ReplicaReport]] = defaultdict(deque)
         """Reports of workers whose replica has others that have not sent theirs."""
         self._formed: dict[EngineId, int] = {}
@@ -139,7 +139,7 @@ class WorkerPool:
     @property
     def engines(self) -> tuple[EngineId, ...]:
         """The live ones, of the smallest size."""
-        return self._placement.decoding(self._live)
+        return self._topology.decoding(self._live)
 
     @property
     def node_size(self) -> int:
@@ -157,11 +157,11 @@ class WorkerPool:
 
     @property
     def replicas(self) -> tuple[ReplicaId, ...]:
-        return self._placement.whole(self._live)
+        return self._topology.whole(self._live)
 
     @property
     def fleet(self) -> Fleet:
-        return self._placement.fleet(self._config.devices.layout, self._live)
+        return self._topology.fleet(self._config.devices.layout, self._live)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ class WorkerPool:
         """Who runs that phase alone leaves the devices; the most bytes that a host has of them."""
         kept = Counter[int]()
         for worker, done in (await self._ask(phase, msg.Offload())).items():
-            kept[self._placement.node(worker)] += done.host_bytes
+            kept[self._topology.node(worker)] += done.host_bytes
         return max(kept.values(), default=0)
 
     async def onload(self, phase: Phase) -> None:
@@ -187,7 +187,7 @@ class WorkerPool:
 
     async def _ask(self, phase: Phase, command: msg.Offload | msg.Onload) -> dict[int, msg.Done]:
         """Answers of those who run a phase alone and live; of the others the listener is told."""
-        asked = [worker for worker in self._placement.only(phase) if worker in self._live]
+        asked = [worker for worker in self._topology.only(phase) if worker in self._live]
         answers = self._expect(asked)
         self._send(asked, command)
         found = await asyncio.gather(*answers, return_exceptions=True)
@@ -201,7 +201,7 @@ class WorkerPool:
         """
         self._nodes = [*await self._machines.gather()]
         slots = self._slots()
-        self._placement = Placement(slots)
+        self._topology = Topology(slots)
         await self._begin(slots, range(len(slots)))
         self.admit()
         self.meet()
@@ -275,9 +275,9 @@ class WorkerPool:
     def lost(self) -> set[int]:
         """Dead workers that can start now. Those of a lost node wait, and so does every rank of a
         replica with such a rank."""
-        gone = {*range(len(self._placement.slots))} - self._live
-        absent = {n for n in gone if self._placement.node(n) in self._machines.lost}
-        for part in self._placement.replicas.values():
+        gone = {*range(len(self._topology.slots))} - self._live
+        absent = {n for n in gone if self._topology.node(n) in self._machines.lost}
+        for part in self._topology.replicas.values():
             if absent & {*part}:
                 absent |= {*part}
         return gone - absent
@@ -346,7 +346,7 @@ class WorkerPool:
         self._met = self.replicas
         place = self._meeting()
         for rank, replica in enumerate(self._met):
-            for part, number in enumerate(self._placement.replicas[replica]):
+            for part, number in enumerate(self._topology.replicas[replica]):
                 reform = msg.Reform(rank=rank, world=len(self._met), rendezvous=f"{place}-{part}")
                 self._send([number], reform)
 
@@ -385,7 +385,7 @@ class WorkerPool:
                     self._lead(size, engine, command)
 
     def _lead(self, size: int, engine: EngineId, command: msg.EngineCommand) -> None:
-        self._send(self._placement.engines[size, engine][:1], command)
+        self._send(self._topology.engines[size, engine][:1], command)
 
     def share(self) -> ReplicaId:
         """Let a replica share its weights with engines of other processes; which one."""
@@ -397,19 +397,19 @@ class WorkerPool:
 
     def home(self, replica: ReplicaId) -> int:
         """The node of a replica's lead, which shares its weights there."""
-        return self._placement.node(self._placement.replicas[replica][0])
+        return self._topology.node(self._topology.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:
         """That an engine is on."""
-        return self._placement.node(self._placement.engines[self._sizes[0], engine][0])
+        return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
         """Bring weights of so many bytes, that a replica shares, to the other nodes: an engine of
         each receives them."""
-        sender = self._placement.replicas[replica][0]
+        sender = self._topology.replicas[replica][0]
         first = {self.node(engine): engine for engine in reversed(self.engines)}
         receivers = [engine for node, engine in first.items() if node != self.home(replica)]
-        workers = [self._placement.engines[self._sizes[0], engine][0] for engine in receivers]
+        workers = [self._topology.engines[self._sizes[0], engine][0] for engine in receivers]
         if not workers:
             return ()
         if self._carriers != (sender, *workers):
@@ -420,7 +420,7 @@ class WorkerPool:
                 rank=rank,
                 world=len(self._carriers),
                 size=size,
-                name=f"{self._name(self._placement.node(worker))}-weights",
+                name=f"{self._name(self._topology.node(worker))}-weights",
             )
             self._send([worker], command)
         return receivers
@@ -432,7 +432,7 @@ class WorkerPool:
     def abandon(self, kept: Sequence[int], why: str) -> None:
         """Go on with the engines of these nodes only; the others' loss is reported."""
         for number in sorted(self._live):
-            slot = self._placement.slots[number]
+            slot = self._topology.slots[number]
             if slot.engine is not None and slot.device.node not in kept:
                 self._put_down(number, why)
 
@@ -467,7 +467,7 @@ class WorkerPool:
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
         """Send a command; a dead worker is noticed by its closed channel, not here."""
         self._summing[replica] += isinstance(command, msg.Accumulate)
-        self._send(self._placement.replicas[replica], command)
+        self._send(self._topology.replicas[replica], command)
 
     def _send(self, workers: Iterable[int], command: msg.Command) -> None:
         """To those of them that live."""
@@ -489,7 +489,7 @@ class WorkerPool:
         """
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
-        workers = [n for r in replicas for n in self._placement.replicas[r]]
+        workers = [n for r in replicas for n in self._topology.replicas[r]]
         if self._leaves:  # for that its state comes back to the devices
             await self.offload("rollout")
         answers = self._expect(workers)
@@ -547,18 +547,18 @@ class WorkerPool:
                     self._note(report.text)
             case msg.Accumulated() | msg.ScoredSamples() | msg.Applied() | msg.Shared():
                 self._hear_replica(number, self._timed(number, report))
-            case msg.Carried() if self._placement.slots[number].engine is None:
-                self._listener.replica(self._placement.replica(number), report)
+            case msg.Carried() if self._topology.slots[number].engine is None:
+                self._listener.replica(self._topology.replica(number), report)
             case _:
-                self._listener.engine(self._placement.engine(number), report)
+                self._listener.engine(self._topology.engine(number), report)
 
     def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
         """Tell of a replica's report when all of its ranks have sent theirs.
 
         All ranks report the same numbers: it is rank 0's, from the first start to the last end.
         """
-        replica = self._placement.replica(number)
-        part = self._placement.replicas[replica]
+        replica = self._topology.replica(number)
+        part = self._topology.replicas[replica]
         if len(part) > 1:
             self._parts[number].append(report)
             if not all(self._parts[member] for member in part):
@@ -573,7 +573,7 @@ class WorkerPool:
 
     def _timed(self, number: int, report: msg.ReplicaReport) -> msg.ReplicaReport:
         """With times of the driver's clock: it took as long, and ended when it was heard."""
-        if not self._nodes[self._placement.node(number)].elsewhere:
+        if not self._nodes[self._topology.node(number)].elsewhere:
             return report
         now = time.monotonic()
         return replace(report, start_s=now - (report.end_s - report.start_s), end_s=now)
@@ -630,7 +630,7 @@ class WorkerPool:
     def _lose(self, number: int, text: str) -> None:
         """A worker is gone, and others are of no use without it."""
         formed = [(size, engine) for engine, size in self._formed.items()]
-        workers, engines, replicas = self._placement.without(number, formed)
+        workers, engines, replicas = self._topology.without(number, formed)
         self._dismiss(workers, text)
         if workers & {*self._carriers}:
             self.part()

@@ -37,9 +37,9 @@ from rollpacker.job.plan.build import assemble, rollout_settings
 from rollpacker.response_text import ResponseText
 from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
-from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
+from rollpacker.runtime.step.responses import Setup
 
 GROUP = 16
 
@@ -132,9 +132,17 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
         texts=Texts(tokenizer, read, problems.rows),
         trackers=(),
     )
-    params = SamplingParams(max_tokens=CAP)
+    setup = Setup(
+        workers=pool,
+        problems=problems,
+        rewards=rewards,
+        params=SamplingParams(max_tokens=CAP),
+        seed=config.seed,
+        clock=clock,
+        lockstep=False,
+    )
     settings = rollout_settings(config, problems, pool, CAP)
-    parts = assemble(config, settings, pool, problems, rewards, params, log, clock, None)
+    parts = assemble(config, setup, settings, pool, log, rewards, None)
     asyncio.get_running_loop().call_soon(pool.serve, rewards)
     log.journal.meta(parts.policy.journal_head())
     gc.collect()
@@ -144,17 +152,13 @@ async def run_step(meter: Meter, config: RunConfig, folder: Path, out: dict[str,
     meter.reset()
     began, whole, wall = time.thread_time(), time.process_time(), time.monotonic()
     loading_s = children_s()
-    with parts.rollout.step(0):
-        asyncio.get_running_loop().call_soon(gc.collect)
-        await parts.rollout.generate()
-        await parts.rollout.train()
-        await parts.rollout.publish()
-    record = parts.rollout.record
+    asyncio.get_running_loop().call_soon(gc.collect)
+    record = await parts.driver.step(0)
     await log.step(
         record,
         parts.updates.groups,
         policy=parts.policy,
-        counters=Counters(),
+        num_tokens=0,
         epoch=0.0,
         extra={},
     )

@@ -320,7 +320,7 @@ class _OneReplica:
 
 def _updates(workers, config, **options):
     updates = Updates(workers, build(config), max_length=MAX_LENGTH, clock=Clock(), **options)
-    updates.begin(StepRecord(step=0, start_s=0.0), lambda _update, _last: None)
+    updates.begin(StepRecord(step=0, start_s=0.0), lambda _event: None)
     return updates
 
 
@@ -372,8 +372,8 @@ def test_ratios_of_later_updates_are_one_where_the_weights_stand_still(full_soft
     updates.rollout_over()
     for number, half in enumerate((groups[:2], groups[2:])):
         parts = tuple(GroupPart(prompt=g.prompt, start=0, stop=4) for g in half)
-        updates.accumulate(ReplicaId(0), parts)
-        updates.apply(do.ApplyUpdate(step=0, update=number, last=number == 1))
+        updates.perform(do.AccumulateGradients(replica=ReplicaId(0), parts=parts))
+        updates.perform(do.ApplyUpdate(step=0, update=number, last=number == 1))
     first, second = (update.metrics for update in updates._record.updates)
     assert second["trained_tokens/ratio"] == pytest.approx(1.0, abs=1e-4)
     assert second["clip_ratio/region_mean"] == 0.0

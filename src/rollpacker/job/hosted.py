@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config import RunConfig
-from rollpacker.durable import replace_file
 from rollpacker.engine.base import Engine, SamplingParams
 from rollpacker.job.plan.build import rollout_settings
 from rollpacker.policy.lengths import Bias
@@ -24,9 +22,9 @@ from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
 from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, save_config
-from rollpacker.runtime.step.grading import Graders
+from rollpacker.runtime.step.driver import train_driver
 from rollpacker.runtime.step.publishing import publish
-from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.responses import Graders, Setup
 from rollpacker.runtime.step.step import StepRecord
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.runtime.worker.engine_worker import NewWeights
@@ -113,17 +111,17 @@ class HostedJob:
         """What decides of the rounds from here on, and what performs it."""
         host = self._host
         self._policy = RolloutPolicy(self._settings)
-        self._rollout = Rollout(
-            self._config,
-            self._policy,
+        setup = Setup(
             workers=self._workers,
             problems=host.problems,
             rewards=host.rewards,
-            updates=self._updates,
             params=host.params,
-            journal=self._log.journal,
+            seed=self._config.seed,
             clock=self._clock,
+            lockstep=self._config.deterministic,
         )
+        journal = self._log.journal.record
+        self._driver = train_driver(self._config, setup, self._policy, journal, self._updates)
         if state is not None:
             self._policy.load_state_dict(state["policy"])
             host.problems.source.load_state_dict(state["source"])
@@ -154,8 +152,8 @@ class HostedJob:
         self._workers.begin()
         self._cpu_s = time.process_time()
         try:
-            self._round.enter_context(self._rollout.step(self.step))
-            await Breaker().run(self._rollout.generate())
+            self._round.enter_context(self._driver.begin(self.step))
+            await Breaker().run(self._driver.roll_out())
         except BaseException:
             before, self._before, self._failed = self._before, None, True
             self._round.close()
@@ -163,11 +161,11 @@ class HostedJob:
             self._plan(before)
             raise
         self._failed = False
-        return self._rollout.record
+        return self._driver.record
 
     def _forget(self) -> None:
         """Nobody wants what is being decoded and graded: the next round has the same numbers."""
-        self._host.engine.abort(list(self._rollout.record.attempts))
+        self._host.engine.abort(list(self._driver.record.attempts))
         for attempt in list(self._host.rewards.pending()):
             self._host.rewards.cancel(attempt)
 
@@ -176,16 +174,16 @@ class HostedJob:
         assert self.open
         self._workers.trained(update)
         with self._round:
-            await Breaker().run(self._rollout.train())
-            await Breaker().run(self._rollout.publish())
-        record, counters = self._rollout.record, self._counters
+            await Breaker().run(self._driver.learn())
+        record, counters = self._driver.record, self._counters
         counters.driver_cpu_s += time.process_time() - self._cpu_s
-        counters.add(record)
+        groups = self._updates.groups
+        counters.add(record, groups, self.bias.kept_vs_true_len, learns=True)
         metrics = await self._log.step(
             record,
-            self._updates.groups,
+            groups,
             policy=self._policy,
-            counters=counters,
+            num_tokens=counters.num_tokens,
             epoch=self._host.problems.source.passed,
             extra={},
         )
@@ -198,7 +196,7 @@ class HostedJob:
         left = sum(source.remaining().values()) + self._policy.queue
         if left < self._config.rollout.prompts_per_step:
             self._counters.epochs = source.epoch + 1
-            self._rollout.end_epoch(source.epoch)
+            self._driver.end_epoch(source.epoch)
             source.next_epoch()
 
     async def refresh(self) -> None:
@@ -225,6 +223,4 @@ class HostedJob:
     def _leave(self) -> None:
         self._forget()
         cut = self.open or self._failed
-        summary = self._counters.summary() | {"workers": 1, "interrupted": cut}
-        with contextlib.suppress(OSError):  # a full disk must not hide why the run ends
-            replace_file(self._folder / "summary.json", json.dumps(summary, indent=1).encode())
+        self._log.sum_up(self._counters.summary() | {"workers": 1, "interrupted": cut})

@@ -1,4 +1,7 @@
-"""Held-out problems: all their answers at once, and what fails is tried again elsewhere."""
+"""Held-out problems: all their answers at once, and what fails is tried again elsewhere.
+
+The rollout is finished when no answer is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import count
 
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, PromptId
+from rollpacker.core.types import AttemptId, EngineId, PromptId, RoundKind
 from rollpacker.policy.ledger import Attempt, Ledger, LedgerWriter
 
 
@@ -22,6 +25,7 @@ class EvaluationPolicy:
         self._retries = retries
         self._writer = LedgerWriter()
         self._ledger: Ledger = self._writer
+        self._step = 0
         self._failures = Counter[tuple[PromptId, int]]()
         # Below zero: never the id of an attempt of the run.
         self._ids = count(-1, -1)
@@ -40,11 +44,14 @@ class EvaluationPolicy:
         for decision in self._decide(event, self._writer.take(event)):
             self._writer.follow(decision)
             made.append(decision)
+        if not self.missing:
+            made.append(do.FinishRollout(step=self._step, round=RoundKind.FULL))
         return made
 
     def _decide(self, event: ev.Event, of: Attempt | None) -> Iterator[do.Decision]:
         match event:
-            case ev.StepStarted(engines=engines):
+            case ev.StepStarted(step=step, engines=engines):
+                self._step = step
                 for place, prompt in enumerate(self._prompts):
                     for index in range(self._each):
                         yield self._start(prompt, index, engines[place % len(engines)])

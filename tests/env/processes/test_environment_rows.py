@@ -23,10 +23,10 @@ from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.env.messages import packed
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.environment_metrics import environment_metrics
 from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
 from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
 from rollpacker.runtime.attempts.rewards import Rewards
+from rollpacker.runtime.record.metrics import environment_metrics
 
 SEER = """
 class Seer:

@@ -21,8 +21,9 @@ from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.pool import Listener
+from rollpacker.runtime.step.driver import StepDriver, train_driver
 from rollpacker.runtime.step.publishing import publish
-from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.responses import Setup
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.runtime.worker.engine_worker import EngineWorker
 from rollpacker.runtime.worker.train_worker import TrainWorker
@@ -137,7 +138,7 @@ class Lines:
         self.events.append((event, list(made)))
 
 
-def driver(config, workers: InProcess, journal: Lines) -> Rollout:
+def driver(config, workers: InProcess, journal: Lines) -> StepDriver:
     rows = [
         Row(id=f"p{i}", prompt=f"00{i}", answer="", domain="default", columns={}) for i in "0123"
     ]
@@ -156,30 +157,24 @@ def driver(config, workers: InProcess, journal: Lines) -> Rollout:
     )
     clock = Clock()
     algorithm = algorithms.build(config.train.algorithm)
-    return Rollout(
-        config,
-        RolloutPolicy(settings),
+    setup = Setup(
         workers=workers,
         problems=Problems(rows, tokens, source),
         rewards=Counting(),
-        updates=Updates(workers, algorithm, max_length=CAP, clock=clock),
         params=SamplingParams(max_tokens=CAP, stop_token_ids=(workers.tokenizer.eos_token_id,)),
-        journal=journal,
+        seed=config.seed,
         clock=clock,
+        lockstep=config.deterministic,
     )
+    updates = Updates(workers, algorithm, max_length=CAP, clock=clock)
+    return train_driver(config, setup, RolloutPolicy(settings), journal.record, updates)
 
 
 async def two_steps(config, workers: InProcess, journal: Lines) -> list:
-    rollout = driver(config, workers, journal)
+    steps = driver(config, workers, journal)
     serving = asyncio.create_task(workers.serve())
     await publish(workers, 0)
-    records = []
-    for step in range(2):
-        with rollout.step(step):
-            await rollout.generate()
-            await rollout.train()
-            await rollout.publish()
-        records.append(rollout.record)
+    records = [await steps.step(step) for step in range(2)]
     serving.cancel()
     return records
 

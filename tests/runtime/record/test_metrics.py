@@ -318,13 +318,10 @@ def test_what_shows_a_run_needs_no_torch():
 def after(rewards: list[float]) -> Counters:
     """A run of steps with these mean rewards, resumed in between."""
     counters = Counters()
-    record: Any = SimpleNamespace(kept=[])
-    engine = {"engine/steps": 1, "engine/generated_tokens": 1}
-    times = {"timing_s/worker_cpu": 0.0, "timing_s/decode_cpu": 0.0}
-    for reward in rewards:
+    for step, reward in enumerate(rewards):
         counters = Counters(**counters.state_dict())
-        counters.step += 1
-        counters.measure(record, {**engine, **times, "reward": reward}, 0.0)
+        group: Any = SimpleNamespace(samples=[SimpleNamespace(reward=reward)], advantages=1.0)
+        counters.add(StepRecord(step=step, start_s=0.0), [group], 0.0, learns=True)
     return counters
 
 

@@ -13,7 +13,6 @@ from rollpacker.core.sample_table import read
 from rollpacker.core.types import AttemptId, EngineId, PromptId
 from rollpacker.policy.lengths import Bias
 from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.record.metrics import Counters
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import StepRecord
@@ -54,7 +53,7 @@ class Step:
             since_s=0.0,
         )
         policy: Any = SimpleNamespace(bias=Bias, queue=0)
-        written = self.log.step(record, [], policy=policy, counters=Counters(), epoch=0.0, extra={})
+        written = self.log.step(record, [], policy=policy, num_tokens=0, epoch=0.0, extra={})
         asyncio.run(written)
 
 

@@ -20,7 +20,7 @@ from rollpacker.policy.engines.fleet import by_number
 from rollpacker.runtime.attempts.carried import nothing_known
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.step.decoding import Decoding
+from rollpacker.runtime.step.responses import Decoding, Setup
 from rollpacker.runtime.step.step import StepRecord
 
 ENGINES, EACH = 8, 400
@@ -46,17 +46,16 @@ def decoding(
     engines: Engines, folder: Path, lockstep: bool, clock: Callable[[], float] = CLOCK
 ) -> tuple[Decoding, StepRecord]:
     """With attempts that are started and not sent yet."""
-    decoding = Decoding(
-        cast(Any, engines),
-        cast(Any, SimpleNamespace(tokens={PromptId("p"): np.zeros(3, np.int32)})),
-        nothing_known,
-        SamplingParams(max_tokens=4),
-        0,
-        hints=None,
-        lockstep=lockstep,
-        post=print,
+    setup = Setup(
+        workers=cast(Any, engines),
+        problems=cast(Any, SimpleNamespace(tokens={PromptId("p"): np.zeros(3, np.int32)})),
+        rewards=cast(Any, None),
+        params=SamplingParams(max_tokens=4),
+        seed=0,
         clock=cast(Any, clock),
+        lockstep=lockstep,
     )
+    decoding = Decoding(setup, nothing_known, None, post=print)
     record = StepRecord(step=0, start_s=0.0)
     decoding.begin(record)
     for n in range(ENGINES * EACH):

@@ -20,6 +20,7 @@ from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, Replica
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request, SamplingParams
+from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.policy.evaluation import EvaluationPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
@@ -29,6 +30,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.responses import Setup
 
 ENGINES, PROBLEMS, EACH = 3, 7, 2
 
@@ -38,8 +40,13 @@ class Engines:
 
     def __init__(self) -> None:
         self.engines = tuple(map(EngineId, range(ENGINES)))
+        self.replicas = ()
         self.running: dict[AttemptId, tuple[EngineId, Request]] = {}
         self.seeds: dict[str, list[int]] = defaultdict(list)
+
+    @property
+    def fleet(self) -> Fleet:
+        return by_number("colocated", self.engines, ())
 
     @contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
@@ -114,18 +121,22 @@ def measured(
         await talk(engines)
         while engines.running:
             engines.finish(next(iter(engines.running)))
+            await asyncio.sleep(0)
         async with asyncio.timeout(10.0):
             return await evaluating
 
     evaluator = Evaluator(
         EvalConfig.model_validate({"data": {"path": "d"}, "num_generations": EACH, "threshold": 3}),
-        0,
-        problems=Problems(rows, tokens, source),
-        workers=cast(Any, engines),
-        rewards=cast(Any, graders or Graders()),
-        params=SamplingParams(max_tokens=9),
-        clock=Clock(),
-        progress=Progress(Console(file=said, width=200)),
+        Setup(
+            workers=cast(Any, engines),
+            problems=Problems(rows, tokens, source),
+            rewards=cast(Any, graders or Graders()),
+            params=SamplingParams(max_tokens=9),
+            seed=0,
+            clock=Clock(),
+            lockstep=False,
+        ),
+        Progress(Console(file=said, width=200)),
         retries=2,
     )
     result = asyncio.run(main())
@@ -142,8 +153,10 @@ def test_what_lost_engines_were_at_goes_on_elsewhere_and_is_the_same() -> None:
         for attempt in list(engines.running)[::3]:
             engines.finish(attempt)
         engines.lose(1)
+        await asyncio.sleep(0)
         assert {engine for engine, _ in engines.running.values()} == {0, 2}
         engines.lose(0)
+        await asyncio.sleep(0)
         assert {engine for engine, _ in engines.running.values()} == {2}
 
     whole, _, quiet, answers = measured(nothing)
@@ -170,6 +183,7 @@ def test_an_answer_that_engines_fail_to_give_is_one_without_a_reward() -> None:
         while again := [a for a, (_, request) in engines.running.items() if request.seed == seed]:
             tried.append(engines.running[again[0]][0])
             engines.fail(again[0])
+            await asyncio.sleep(0)
         assert tried == [0, 1, 2]
         engines.fail(second)
 

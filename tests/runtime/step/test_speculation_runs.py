@@ -12,7 +12,7 @@ from rollpacker.cli.simulate.rehearse import Encoder, rehearsed
 from rollpacker.core import journal
 from rollpacker.core.types import PromptId
 from rollpacker.policy.rollout import from_journal
-from rollpacker.runtime.step.decoding import DraftSources
+from rollpacker.runtime.step.responses import DraftSources
 
 # Cold responses of a random model repeat themselves.
 COLD = {

@@ -64,7 +64,7 @@ def lines(step: StepRecord, folder: Path) -> list[dict[str, Any]]:
         folder, config, last_step=-1, max_length=9, progress=Progress(), texts=texts, trackers=()
     )
     policy: Any = SimpleNamespace(bias=Bias, queue=0)
-    written = log.step(step, [], policy=policy, counters=Counters(), epoch=0.0, extra={})
+    written = log.step(step, [], policy=policy, num_tokens=0, epoch=0.0, extra={})
     asyncio.run(written)
     log.flush()
     log.close()
@@ -196,8 +196,5 @@ def test_what_only_empty_responses_tell_is_counted() -> None:
     step = record(by_number("colocated", (0, 1), (0, 1)))
     step.kept = [*step.attempts.values()]
     counters = Counters()
-    counters.add(step)
-    names = ("engine/steps", "engine/generated_tokens", "timing_s/worker_cpu")
-    metrics = dict.fromkeys((*names, "timing_s/decode_cpu"), 0.0)
-    counters.measure(step, metrics, bias.kept_vs_true_len)
+    counters.add(step, [], bias.kept_vs_true_len, learns=True)
     assert counters.summary()["tail"]["kept_vs_true_len"] == 1.0

@@ -1,6 +1,6 @@
 """The real runtime driver on a virtual clock, and the simulator, given the same script.
 
-Real: ``Rollout``, its pump, ``Updates``, ``StepRecord``, the policy, the data source and the
+Real: ``StepDriver``, ``Updates``, ``StepRecord``, the policy, the data source and the
 scripted engine. Virtual: the worker and reward processes, which keep the order of work of
 ``runtime.worker`` and take the simulator's costs. Messages take no time.
 """
@@ -24,8 +24,8 @@ from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.step.rollout import Rollout
-from rollpacker.runtime.step.step import StepRecord
+from rollpacker.runtime.step.driver import train_driver
+from rollpacker.runtime.step.responses import Setup
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.sim.world.agenda import Agenda
 from rollpacker.train import algorithms
@@ -351,37 +351,30 @@ class Runtime:
         self.pool = pool = pool(script, self.agenda)
         algorithm = algorithms.build(run.train.algorithm)
         old = {"sampler_is_old": sampler_is_old}
-        self.rollout = Rollout(
-            run,
-            self.policy,
+        setup = Setup(
             workers=pool,
             problems=self.problems,
             rewards=VirtualRewards(script, self.agenda),
-            updates=Updates(pool, algorithm, max_length=script.cap, clock=clock, **old),
             params=SamplingParams(max_tokens=script.cap),
-            journal=self.run.journal,
+            seed=run.seed,
             clock=clock,
-            episodes=virtual_episodes(script, self.agenda, clock, lambda: self.rollout.record.step),
+            lockstep=run.deterministic,
+            episodes=virtual_episodes(script, self.agenda, clock, lambda: self.driver.record.step),
         )
+        updates = Updates(pool, algorithm, max_length=script.cap, clock=clock, **old)
+        self.driver = train_driver(run, setup, self.policy, self.run.journal.record, updates)
 
     async def steps(self) -> None:
         costs = self._script.costs()
         for step in range(self._script.steps):
             next_epoch(self.problems.source, self.policy)
             self._sleep(costs.sync_s + costs.start_s)
-            task = asyncio.create_task(self._step(step))
+            task = asyncio.create_task(self.driver.step(step))
             await asyncio.sleep(0)
             while not task.done():
                 assert self.agenda.run_next(), "nothing is left to happen"
                 await asyncio.sleep(0)
             self.run.records.append(task.result())
-
-    async def _step(self, step: int) -> StepRecord:
-        with self.rollout.step(step):
-            await self.rollout.generate()
-            await self.rollout.train()
-            await self.rollout.publish()
-        return self.rollout.record
 
     def _sleep(self, seconds: float) -> None:
         awake: list[bool] = []

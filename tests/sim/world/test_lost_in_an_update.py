@@ -94,14 +94,14 @@ def test_while_weights_change_it_ends() -> None:
 def test_what_waits_for_nodes_is_not_sent_to_who_is_lost_meanwhile() -> None:
     """Nor is the update begun before what was lost is summed again."""
     runtime = Runtime(JOB, Deadly)
-    updates = runtime.rollout._updates
-    updates.begin(runtime.rollout.record, lambda *_: pytest.fail("nothing was summed"))
-    updates.hold()
+    updates = runtime.driver._updates
+    updates.begin(runtime.driver.record, lambda _event: pytest.fail("nothing was summed"))
+    updates.rollout_over(hold=True)
     for replica in (0, 1):
-        updates.accumulate(replica, ())
-    updates.apply(do.ApplyUpdate(step=0, update=0, last=True))
+        updates.perform(do.AccumulateGradients(replica=replica, parts=()))
+    updates.perform(do.ApplyUpdate(step=0, update=0, last=True))
     updates.lose(1)
-    updates.accumulate(0, ())
+    updates.perform(do.AccumulateGradients(replica=0, parts=()))
     updates.release()
     told = [(replica, type(command)) for replica, command in runtime.pool.told]
     assert told == [(0, msg.Accumulate)] * 2

@@ -32,6 +32,7 @@ from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.publishing import publish
+from rollpacker.runtime.step.responses import Setup
 from rollpacker.train.model.loading import Card, read_card
 
 _EXACT = 2000
@@ -154,9 +155,17 @@ async def _answer(
     clock = Clock(0.0)
     try:
         await start_all(pool, rewards, note)
-        params = sampling_params(config, card, cap)
-        episodes = environments.episodes(cap, pool.info.max_length, clock)
-        evaluator = evaluator_of(config, problems, pool, rewards, params, clock, progress, episodes)
+        setup = Setup(
+            workers=pool,
+            problems=problems,
+            rewards=rewards,
+            params=sampling_params(config, card, cap),
+            seed=config.seed,
+            clock=clock,
+            lockstep=config.deterministic,
+            episodes=environments.episodes(cap, pool.info.max_length, clock),
+        )
+        evaluator = evaluator_of(config, problems, setup, progress)
         await publish(pool, 0)
         metrics = await evaluator.run(0)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +46,9 @@ from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, open_trackers, save_config
-from rollpacker.runtime.step.episodes import Episodes
+from rollpacker.runtime.step.driver import StepDriver, train_driver
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
-from rollpacker.runtime.step.rollout import Rollout
+from rollpacker.runtime.step.responses import Setup
 from rollpacker.runtime.step.updates import Updates
 from rollpacker.train import algorithms
 from rollpacker.train.model.loading import Card, notes, read_card
@@ -65,7 +65,7 @@ class Parts:
     problems: Problems
     rewards: Rewards
     policy: RolloutPolicy
-    rollout: Rollout
+    driver: StepDriver
     updates: Updates
     empty_steps: EmptySteps
     log: RunLog
@@ -139,18 +139,21 @@ async def build(
             texts=Texts(card.tokenizer, card.read, problems.rows),
             trackers=trackers,
         )
-        params = sampling_params(config, card, cap)
-        machine = machine_of(config, card, pool)
-        settings = rollout_settings(config, problems, pool, cap, machine)
-        episodes = environments.episodes(cap, pool.info.max_length, clock)
-        parts = assemble(
-            config, settings, pool, problems, rewards, params, log, clock, phases, episodes
+        setup = Setup(
+            workers=pool,
+            problems=problems,
+            rewards=rewards,
+            params=sampling_params(config, card, cap),
+            seed=config.seed,
+            clock=clock,
+            lockstep=config.deterministic,
+            episodes=environments.episodes(cap, pool.info.max_length, clock),
         )
+        settings = rollout_settings(config, problems, pool, cap, machine_of(config, card, pool))
+        parts = assemble(config, setup, settings, pool, log, rewards, phases)
         parts.emulation, parts.environments = emulation, environments
         if held_out is not None:
-            parts.evaluator = evaluator_of(
-                config, held_out, pool, rewards, params, clock, progress, episodes
-            )
+            parts.evaluator = evaluator_of(config, held_out, setup, progress)
         stack.pop_all()
     return parts
 
@@ -177,34 +180,13 @@ def rewards_of(
 
 
 def evaluator_of(
-    config: RunConfig,
-    problems: Problems,
-    pool: WorkerPool,
-    rewards: Rewards,
-    params: SamplingParams,
-    clock: Clock,
-    progress: Progress,
-    episodes: Episodes | None,
+    config: RunConfig, problems: Problems, setup: Setup, progress: Progress
 ) -> Evaluator:
     """Held-out answers are sampled plainly, at the evaluation's temperature."""
     assert config.eval is not None
-    return Evaluator(
-        config.eval,
-        config.seed,
-        problems=problems,
-        workers=pool,
-        rewards=rewards,
-        params=SamplingParams(
-            max_tokens=params.max_tokens,
-            temperature=config.eval.temperature,
-            stop=params.stop,
-            stop_token_ids=params.stop_token_ids,
-        ),
-        clock=clock,
-        progress=progress,
-        episodes=episodes,
-        retries=config.rollout.max_retries,
-    )
+    params = replace(setup.params, temperature=config.eval.temperature, top_p=1.0, top_k=0)
+    setup = replace(setup, problems=problems, params=params)
+    return Evaluator(config.eval, setup, progress, retries=config.rollout.max_retries)
 
 
 async def start_all(pool: WorkerPool, rewards: Rewards, note: Callable[[str], None]) -> None:
@@ -216,15 +198,12 @@ async def start_all(pool: WorkerPool, rewards: Rewards, note: Callable[[str], No
 
 def assemble(
     config: RunConfig,
+    setup: Setup,
     settings: RolloutSettings,
     pool: WorkerPool,
-    problems: Problems,
-    rewards: Rewards,
-    params: SamplingParams,
     log: RunLog,
-    clock: Clock,
+    rewards: Rewards,
     phases: PhaseNodes | None,
-    episodes: Episodes | None = None,
 ) -> Parts:
     """The policy and its driver over started processes."""
     policy = RolloutPolicy(settings)
@@ -234,36 +213,23 @@ def assemble(
         algorithms.build(config.train.algorithm, config.rollout.min_reward_range),
         max_length=settings.cap,
         mask_truncated=config.train.mask_truncated_completions,
-        clock=clock,
+        clock=setup.clock,
         sampler_is_old=config.rollout.full_softmax
         and config.train.sampler_correction.kind == "none"
         and not (tail.carries and stale != "ratio"),
         stale=stale,
         most_skipped=config.train.max_skipped_updates,
     )
-    rollout = Rollout(
-        config,
-        policy,
-        workers=pool,
-        problems=problems,
-        rewards=rewards,
-        updates=updates,
-        params=params,
-        journal=log.journal,
-        clock=clock,
-        phases=phases,
-        episodes=episodes,
-    )
     return Parts(
         pool=pool,
-        problems=problems,
+        problems=setup.problems,
         rewards=rewards,
         policy=policy,
-        rollout=rollout,
+        driver=train_driver(config, setup, policy, log.journal.record, updates, phases),
         updates=updates,
         empty_steps=EmptySteps(config.rollout.dynamic_sampling),
         log=log,
-        clock=clock,
+        clock=setup.clock,
     )
 
 

@@ -144,8 +144,8 @@ class CheckpointManager:
         def write(folder: Path) -> None:
             save = parts.pool.ask(msg.Save(folder=str(folder.absolute())), parts.pool.replicas[:1])
             asyncio.run_coroutine_threadsafe(save, loop).result()
-            if parts.rollout.carried is not None:
-                parts.rollout.carried.save(folder, begun=dropped)
+            if parts.driver.carried is not None:
+                parts.driver.carried.save(folder, begun=dropped)
 
         step, began = counters.step, time.monotonic()
         try:

@@ -1,24 +1,21 @@
-"""One RL job from configuration to trained model; reads like a table of contents.
+"""One RL job from configuration to trained model: ``_Job.run`` is its loop over steps.
 
-Every step generates, trains and publishes: a round of rollouts is sampled, graded and summed into
-gradients as groups finish; one update changes the weights; the engines get them.
+``runtime/step/driver.py`` has the loop over the events of a step.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import json
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollpacker.config import EvalConfig, RunConfig
-from rollpacker.durable import disk_full, replace_file
+from rollpacker.config import RunConfig
+from rollpacker.durable import disk_full
 from rollpacker.job.plan.build import Parts, build, total_steps
 from rollpacker.job.plan.defaults import with_gpu_defaults, with_learning_rate
 from rollpacker.job.plan.emulated import sum_up, title
@@ -28,7 +25,6 @@ from rollpacker.job.run.lock import RunLock
 from rollpacker.job.run.stopping import Restarts, Signals, Stopped, StoppedAtOnceError, Stopping
 from rollpacker.job.run.worker_recovery import WorkerRecovery
 from rollpacker.report.of_run import write_reports
-from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import Breaker, NoRoomError, WorkerError, spawn
 from rollpacker.runtime.record.checkpoint import CheckpointError, Checkpoints, newest_step
@@ -141,9 +137,9 @@ async def _train(order: _Order, resume: bool) -> None:
     breaker = Breaker()
     displaced, collected, frozen = False, gc.get_threshold(), gc.get_freeze_count()
     try:
-        job = BuiltJob(config, folder, parts, checkpoints, phases, signals, breaker)
-        opening = phases.open(parts.pool, breaker.trip, parts.rollout.release_tail)
-        await breaker.run(_work(order, job, start, opening))
+        job = _Job(order, config, parts, checkpoints, phases, breaker)
+        opening = phases.open(parts.pool, breaker.trip, parts.driver.release_tail)
+        await breaker.run(job.run(start, opening))
     except DisplacedError:
         displaced = True
         raise
@@ -158,63 +154,88 @@ async def _train(order: _Order, resume: bool) -> None:
             parts.close()
 
 
-async def _work(order: _Order, job: BuiltJob, start: RunStart, opening: Awaitable[None]) -> None:
-    """Whatever may wait for something that a callback brings."""
-    await opening
-    await job.restore(start)
-    order.restarts.begin()
-    job.stopping.begin()
-    await job.run()
-
-
-class BuiltJob:
-    """A built job."""
+class _Job:
+    """A built job: from its checkpoint to its last step."""
 
     def __init__(
         self,
+        order: _Order,
         config: RunConfig,
-        folder: Path,
         parts: Parts,
         checkpoints: Checkpoints,
         phases: PhaseNodes,
-        signals: Signals,
         breaker: Breaker,
     ) -> None:
+        self._order = order
         self._config = config
-        self._folder = folder
         self._parts = parts
         self._phases = phases
-        self._signals = signals
+        self._say = order.progress.note
         self._counters = Counters()
+        self._summary: dict[str, Any] = {}
         self._manager = CheckpointManager(config, parts, checkpoints)
-        shared = not isinstance(phases, OwnNodes)
+        self._shared = not isinstance(phases, OwnNodes)
         self._recovery = WorkerRecovery(
             parts.pool,
-            folder,
-            tries=0 if shared or parts.emulation is not None else config.cluster.restarts,
+            order.folder,
+            tries=0 if self._shared or parts.emulation is not None else config.cluster.restarts,
             wait=config.deterministic or parts.pool.takes_turns,
-            note=parts.log.progress.note,
+            note=self._say,
         )
-        self._summary: dict[str, Any] = {}
-        self.stopping = Stopping(
+        self._stopping = Stopping(
             config.checkpoint.grace_s,
             parts,
             phases,
-            signals,
+            order.signals,
             self._manager,
             lambda: self._counters.step,
             breaker,
         )
-        self._evaluations = Evaluations(
-            config.eval,
-            parts.evaluator,
-            self._manager,
-            self.stopping,
-            lambda: self._counters,
-            late=shared,
-        )
 
-    async def restore(self, start: RunStart) -> None:
+    # The loop over steps ------------------------------------------------------------------------
+
+    async def run(self, start: RunStart, opening: Awaitable[None]) -> None:
+        """One step after another, each sampled by the weights that the last one left: sample,
+        grade, learn, publish; evaluate, record, checkpoint."""
+        await opening
+        await self._restore(start)
+        parts, count, first = self._parts, self._counters, self._counters.step
+        watching = await self._begin(first)
+        dropped, over = False, self._over()
+        if over and first:
+            more = "raise 'steps' or 'epochs' for more"
+            self._say(f"nothing to do: all {first} steps are done; {more}")
+        while not over and await self._may_roll_out():
+            late = await self._evaluate() if self._put_off else {}
+            await self._manager.evaluated(count, self._summary, late)
+            self._manager.begin_step(count)
+            cpu_s = time.process_time()
+            try:
+                # When the engines have begun to decode.
+                asyncio.get_running_loop().call_soon(gc.collect)
+                record = await parts.driver.step(count.step)
+            except DroppedError:
+                dropped = True
+                break
+            record.check_graded()
+            count.driver_cpu_s += time.process_time() - cpu_s
+            bent = parts.policy.bias().kept_vs_true_len
+            count.add(record, parts.updates.groups, bent, learns=parts.emulation is None)
+            too_many = parts.empty_steps.too_many(len(record.trained))
+            result = await self._evaluate() if self._due and not self._shared else {}
+            await self._record(record, late | result)
+            await self._manager.evaluated(count, self._summary, result)
+            await self._checkpoint()
+            if too_many:
+                await self._give_up()
+            await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
+            over = self._over() or not await leave(self._phases)
+            if not over and await self._recovery.between_steps(count.step):
+                parts.updates.check_next()
+        watching.cancel()
+        await self._finish(first, dropped)
+
+    async def _restore(self, start: RunStart) -> None:
         """Load the checkpoint, if there is one, and write the journal's head."""
         parts = self._parts
         if start.state is not None:
@@ -226,55 +247,130 @@ class BuiltJob:
             parts.rewards.load_state_dict(state["rewards"])
             parts.empty_steps.load_state_dict(state["empty_steps"])
             self._counters = Counters(**state["counters"])
-            if parts.rollout.carried is not None:
-                parts.rollout.carried.load(start.path, self._counters.step)
+            if parts.driver.carried is not None:
+                parts.driver.carried.load(start.path, self._counters.step)
             self._summary = state["summary"]
             self._manager.restore(self._counters.step, self._summary)
         for text in await publish(parts.pool, self._counters.step):
-            parts.log.progress.note(f"WARNING {text}")
+            self._say(f"WARNING {text}")
         parts.log.journal.meta(parts.policy.journal_head())
 
-    async def run(self) -> None:
-        parts, config, count = self._parts, self._config, self._counters
-        first = count.step
-        shown = title(config, parts.emulation)
-        parts.log.progress.start(shown, total_steps(config, parts.problems), count.step)
+    async def _begin(self, first: int) -> asyncio.Task[None]:
+        """From now on signals end the job by itself; returns what shows its steps."""
+        parts = self._parts
+        self._order.restarts.begin()
+        self._stopping.begin()
+        shown = title(self._config, parts.emulation)
+        parts.log.progress.start(shown, total_steps(self._config, parts.problems), first)
         if await self._may_roll_out() and "before" not in self._summary:
-            await self._evaluations.whole("before", self._summary)
+            await self._evaluate_whole("before")
         gc.collect()
         gc.freeze()  # collections must not walk the libraries' objects again and again
         # Nor all attempts of a large step while reports wait: each step has its time for that.
         gc.set_threshold(700, 10, 1000)
-        watching = spawn(self._watch().run())
-        over = self.stopping.interrupted or self._over()
-        if over and first:
-            more = "raise 'steps' or 'epochs' for more"
-            parts.log.progress.note(f"nothing to do: all {first} steps are done; {more}")
-        dropped = False
-        while not over and await self._may_roll_out():
-            late = await self._evaluations.before_a_step()
-            await self._manager.evaluated(count, self._summary, late)
-            self._manager.begin_step(count)
-            cpu_s = time.process_time()
-            try:
-                record = await self._step(count.step)
-            except DroppedError:
-                dropped = True
-                break
-            count.driver_cpu_s += time.process_time() - cpu_s
-            record.check_graded()
-            count.add(record)
-            too_many = parts.empty_steps.too_many(len(record.trained))
-            await self._finish_step(record, late)
-            if too_many:
-                await self._give_up()
-            await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
-            over = self.stopping.interrupted or self._over()
-            over = over or not await leave(self._phases)
-            if not over and await self._recovery.between_steps(count.step):
-                parts.updates.check_next()
-        watching.cancel()
-        await self._finish(first, dropped)
+        watch = Watch(
+            parts.log.progress,
+            record=lambda: parts.driver.record,
+            queue=lambda: parts.policy.queue,
+            prompts=self._config.rollout.prompts_per_step,
+            clock=parts.clock,
+            trouble=parts.rewards.trouble,
+        )
+        return spawn(watch.run())
+
+    def _over(self) -> bool:
+        """Whether no step is to follow; begins the next epoch when this one is used up."""
+        config, count, source = self._config, self._counters, self._parts.problems.source
+        if self._stopping.interrupted or (config.steps and count.step >= config.steps):
+            return True
+        left = sum(source.remaining().values()) + self._parts.policy.queue
+        enough = config.rollout.prompts_per_step if config.data.drop_last else 1
+        if left >= enough:
+            return False
+        count.epochs = source.epoch + 1
+        self._parts.driver.end_epoch(source.epoch)
+        if not config.steps and count.epochs >= config.epochs:
+            return True
+        source.next_epoch()
+        return False
+
+    async def _may_roll_out(self) -> bool:
+        """Wait for the nodes; False when a signal comes first."""
+        try:
+            await self._phases.begin("rollout")
+        except WaitStoppedError:
+            self._stopping.interrupted = True
+            return False
+        return True
+
+    async def _record(self, record: StepRecord, evaluated: dict[str, float]) -> None:
+        """Write the step to the run's files."""
+        parts = self._parts
+        await parts.log.step(
+            record,
+            parts.updates.groups,
+            policy=parts.policy,
+            num_tokens=self._counters.num_tokens,
+            epoch=parts.problems.source.passed,
+            extra={**evaluated},
+        )
+
+    async def _checkpoint(self) -> None:
+        """If one is due; then a long journal goes on in another file."""
+        settings, count, parts = self._config.checkpoint, self._counters, self._parts
+        due = settings.every and not count.step % settings.every
+        # It could not be kept later: then the trainers' nodes are another job's.
+        due = due or (settings.best and self._put_off)
+        if due and self._manager.saved < count.step:
+            await self._manager.save(count, self._summary)
+        parts.log.journal.turn(parts.policy.journal_head, settings.journal_mb * 1e6)
+
+    # Evaluations --------------------------------------------------------------------------------
+
+    @property
+    def _due(self) -> bool:
+        every = 0 if self._config.eval is None else self._config.eval.every
+        return bool(every) and not self._counters.step % every
+
+    @property
+    def _put_off(self) -> bool:
+        """Whether one is due that waits for nodes to decode on: until the next rollout they are
+        another job's."""
+        return self._shared and self._counters.step > 0 and self._due
+
+    async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
+        """Metrics of the weights in place; empty without held-out problems, and where there is no
+        time left."""
+        evaluator, step = self._parts.evaluator, self._counters.step
+        if evaluator is None or self._stopping.hurried:
+            return {}
+        try:
+            result = await evaluator.run(step, step=step)
+            if greedy:
+                both = await evaluator.run(step, greedy=True, step=step)
+                both["eval/ungraded"] += result["eval/ungraded"]
+                result |= both
+        except DroppedError:
+            return {}
+        return result
+
+    async def _evaluate_whole(self, when: str) -> None:
+        """Sampled and greedy, into the summary; one that was dropped is done on resume."""
+        result = await self._evaluate(greedy=True)
+        if not self._stopping.hurried:
+            await self._manager.evaluated(self._counters, self._summary, result)
+            self._summary[when] = result
+
+    async def _evaluate_the_end(self, trained: bool) -> None:
+        """On nodes to decode on, if it takes any."""
+        possible = self._parts.evaluator is not None
+        if possible and not await self._may_roll_out():
+            return
+        await self._evaluate_whole("after")
+        if possible and trained:
+            await leave(self._phases)
+
+    # The end ------------------------------------------------------------------------------------
 
     async def _give_up(self) -> None:
         """Keep what there is of a run that goes on without training. Raises ``ValueError``."""
@@ -282,40 +378,30 @@ class BuiltJob:
         self._write_summary()
         raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
-    async def _step(self, step: int) -> StepRecord:
-        """The algorithm: every token of a step is sampled by the weights that the last one left."""
-        rollout = self._parts.rollout
-        with rollout.step(step):
-            # When the engines have begun to decode.
-            asyncio.get_running_loop().call_soon(gc.collect)
-            await rollout.generate()
-            await rollout.train()
-            await rollout.publish()
-        return rollout.record
-
     async def _finish(self, first: int, dropped: bool) -> None:
         """Keep what is new, evaluate when all is done, and say how it ended."""
-        parts, count = self._parts, self._counters
+        count, signals = self._counters, self._order.signals
         await self._manager.keep(count, self._summary, dropped=dropped)
         if dropped:
-            parts.log.progress.note(f"step {count.step} is dropped on its way")
+            self._say(f"step {count.step} is dropped on its way")
         trained = count.step > first
         left = not trained or await leave(self._phases)
-        if left and not self.stopping.interrupted:
+        if left and not self._stopping.interrupted:
             await self._evaluate_the_end(trained)
         if trained:
             for line in self._last_words():
-                parts.log.progress.note(line)
+                self._say(line)
         self._summary["mux"] = self._phases.stats
         self._write_summary()
         if self._manager.saved < count.step:
             raise CheckpointError(
-                f"{self._folder}: the last checkpoint cannot be written, so all but the first "
-                f"{max(self._manager.saved, 0)} steps are lost: free some space, then --resume auto"
+                f"{self._order.folder}: the last checkpoint cannot be written, so all but the "
+                f"first {max(self._manager.saved, 0)} steps are lost: free some space, then "
+                "--resume auto"
             )
-        if self._signals.taken is not None and parts.emulation is None:
-            parts.log.progress.note(
-                f"stopped by {self._signals.taken.name}: checkpoint-{count.step} holds all "
+        if signals.taken is not None and self._parts.emulation is None:
+            self._say(
+                f"stopped by {signals.taken.name}: checkpoint-{count.step} holds all "
                 f"{count.step} steps; go on with --resume auto"
             )
 
@@ -332,148 +418,10 @@ class BuiltJob:
         if lesson := count.lesson():
             yield lesson
 
-    async def _evaluate_the_end(self, trained: bool) -> None:
-        """On nodes to decode on, if it takes any."""
-        possible = self._parts.evaluator is not None
-        if possible and not await self._may_roll_out():
-            return
-        await self._evaluations.whole("after", self._summary)
-        if possible and trained:
-            await leave(self._phases)
-
-    async def _may_roll_out(self) -> bool:
-        """Wait for the nodes; False when a signal comes first."""
-        try:
-            await self._phases.begin("rollout")
-        except WaitStoppedError:
-            self.stopping.interrupted = True
-            return False
-        return True
-
-    def _watch(self) -> Watch:
-        parts = self._parts
-        return Watch(
-            parts.log.progress,
-            record=lambda: parts.rollout.record,
-            queue=lambda: parts.policy.queue,
-            prompts=self._config.rollout.prompts_per_step,
-            clock=parts.clock,
-            trouble=parts.rewards.trouble,
-        )
-
-    def _over(self) -> bool:
-        """Whether the run is done; begins the next epoch when this one is used up."""
-        config, source = self._config, self._parts.problems.source
-        if config.steps and self._counters.step >= config.steps:
-            return True
-        left = sum(source.remaining().values()) + self._parts.policy.queue
-        enough = self._config.rollout.prompts_per_step if config.data.drop_last else 1
-        if left >= enough:
-            return False
-        self._counters.epochs = source.epoch + 1
-        self._parts.rollout.end_epoch(source.epoch)
-        if not config.steps and self._counters.epochs >= config.epochs:
-            return True
-        source.next_epoch()
-        return False
-
-    async def _finish_step(self, record: StepRecord, late: dict[str, float]) -> None:
-        """Evaluate and checkpoint when due, then write the step's metrics, with those of an
-        evaluation that was late."""
-        config, count = self._config, self._counters
-        extra = await self._evaluations.after_a_step()
-        parts = self._parts
-        await parts.log.step(
-            record,
-            parts.updates.groups,
-            policy=parts.policy,
-            counters=count,
-            epoch=parts.problems.source.passed,
-            extra={**late, **extra},
-        )
-        await self._manager.evaluated(count, self._summary, extra)
-        due = config.checkpoint.every and not count.step % config.checkpoint.every
-        # It could not be kept later: then the trainers' nodes are another job's.
-        due = due or (config.checkpoint.best and self._evaluations.put_off)
-        if due and self._manager.saved < count.step:
-            await self._manager.save(count, self._summary)
-        parts.log.journal.turn(parts.policy.journal_head, config.checkpoint.journal_mb * 1e6)
-
     def _write_summary(self) -> None:
-        self._summary |= self._counters.summary()
-        note = self._parts.log.progress.note
-        self._summary |= sum_up(self._parts.emulation, self._counters, note)
-        self._summary["interrupted"] = self.stopping.interrupted
-        self._summary["workers"] = len(self._parts.pool.engines)
+        parts, count = self._parts, self._counters
+        self._summary |= count.summary() | sum_up(parts.emulation, count, self._say)
+        self._summary["interrupted"] = self._stopping.interrupted
+        self._summary["workers"] = len(parts.pool.engines)
         self._summary["cores"] = cores(self._config)
-        data = json.dumps(self._summary, indent=1).encode()
-        with contextlib.suppress(OSError):
-            replace_file(self._folder / "summary.json", data)
-
-
-class Evaluations:
-    """Before the first step, after the last one and as often as was asked for.
-
-    Args:
-        config: None without any.
-        evaluator: None without problems.
-        manager: keeps the best checkpoint.
-        stopping: knows whether there is still time.
-        counters: of the run, at this moment.
-        late: the engines' nodes are another job's until the next rollout.
-    """
-
-    def __init__(
-        self,
-        config: EvalConfig | None,
-        evaluator: Evaluator | None,
-        manager: CheckpointManager,
-        stopping: Stopping,
-        counters: Callable[[], Counters],
-        *,
-        late: bool,
-    ) -> None:
-        self._every = 0 if config is None else config.every
-        self._evaluator = evaluator
-        self._manager = manager
-        self._stopping = stopping
-        self._counters = counters
-        self._late = late
-
-    def _due(self) -> bool:
-        return bool(self._every) and not self._counters().step % self._every
-
-    @property
-    def put_off(self) -> bool:
-        """Whether one is due that has to wait for nodes to decode on."""
-        return self._late and self._counters().step > 0 and self._due()
-
-    async def before_a_step(self) -> dict[str, float]:
-        """The metrics of one that was put off."""
-        return await self._run() if self.put_off else {}
-
-    async def after_a_step(self) -> dict[str, float]:
-        """The metrics of one that is due, of the weights that the step has left."""
-        return await self._run() if self._due() and not self._late else {}
-
-    async def whole(self, when: str, summary: dict[str, Any]) -> None:
-        """Sampled and greedy, into ``summary``; one that was dropped is done on resume."""
-        result = await self._run(greedy=True)
-        if not self._stopping.hurried:
-            await self._manager.evaluated(self._counters(), summary, result)
-            summary[when] = result
-
-    async def _run(self, *, greedy: bool = False) -> dict[str, float]:
-        """Empty without held-out problems, and where there is no time left."""
-        if self._evaluator is None or self._stopping.hurried:
-            return {}
-        try:
-            step = self._counters().step
-            result = await self._evaluator.run(step, step=step)
-            if greedy:
-                both = await self._evaluator.run(step, greedy=True, step=step)
-                both["eval/ungraded"] += result["eval/ungraded"]
-                result |= both
-        except DroppedError:
-            return {}
-        return result
+        parts.log.sum_up(self._summary)

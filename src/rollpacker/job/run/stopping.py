@@ -144,7 +144,7 @@ class Stopping:
         """No more time but for a checkpoint."""
         self.hurried = True
         self._phases.interrupt()
-        self._parts.rollout.drop()
+        self._parts.driver.drop("the step")
         if self._parts.evaluator is not None:
             self._parts.evaluator.drop()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from rollpacker.config import FakeEngineConfig, RunConfig, SamplerCorrectionConf
 from rollpacker.core.codec import dumps_finite
 from rollpacker.core.types import Group, RoundKind, Sample
 from rollpacker.policy.lengths import Bias
+from rollpacker.reward.base import NO_CODE, CodeRun
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.train.base import RATIO, Update
 
@@ -60,9 +61,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     if not groups:
         return {}
-    totals = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
+    totals = [_rewards([group]) for group in groups]
     stds = _stds(totals)
-    flat = [reward for rewards in totals for reward in rewards]
+    flat = _rewards(groups)
     count = sum(len(group.samples) for group in groups)
     result: dict[str, float] = {}
     if flat:
@@ -109,6 +110,90 @@ def staleness_metrics(kept: Sequence[Trajectory], step: int) -> dict[str, float]
         found[f"training/off_policy/trajectory_{name}/mean"] = float(values.mean())
         found[f"training/off_policy/trajectory_{name}/max"] = float(values.max())
     return found
+
+
+def environment_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
+    """Means over responses that an environment took part in; nothing where there is none.
+
+    ``environment/turns``, ``/wait_s`` (seconds in which it was waited for), ``/added_tokens``,
+    ``/failed`` (share that it ended by failing) and its own metrics by name, where a value that is
+    not finite counts for nothing; one that has a name of ours is ``environment/own/NAME``. Of
+    tools, by TRL's names, ``tools/call_frequency`` (calls of a response) and
+    ``tools/failure_frequency`` (share of calls that failed).
+    """
+    held = [a.conversation for a in attempts if a.conversation is not None]
+    if not held:
+        return {}
+    own: dict[str, list[float]] = {}
+    for conversation in held:
+        for name, value in conversation.metrics.items():
+            if math.isfinite(value):
+                own.setdefault(name, []).append(value)
+    calls = sum(conversation.calls for conversation in held)
+    failed = sum(conversation.failed_calls for conversation in held)
+    ours = {
+        "environment/turns": sum(len(c.turns) for c in held) / len(held),
+        "environment/wait_s": sum(c.wait_s for c in held) / len(held),
+        "environment/added_tokens": sum(c.put_in for c in held) / len(held),
+        "environment/failed": sum(bool(c.failed) for c in held) / len(held),
+        "tools/call_frequency": calls / len(held),
+        "tools/failure_frequency": failed / calls if calls else 0.0,
+    }
+    for name, values in sorted(own.items()):
+        key = f"environment/{name}"
+        ours[f"environment/own/{name}" if key in ours else key] = sum(values) / len(values)
+    return ours
+
+
+def program_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
+    """Of every response that a code reward graded, kept or not, as ``rewards/<name>/*``.
+
+    Shares of responses: ``passed`` all tests, ``timeouts``, ``crashes``, ``no_code``. Share of the
+    tests that were run: ``tests_passed``. CPU seconds: ``cpu_s`` of all programs together,
+    ``timeout_s`` that a test was given on average.
+    """
+    runs: dict[str, list[CodeRun]] = {}
+    for attempt in attempts:
+        for name, run in attempt.runs.items():
+            runs.setdefault(name, []).append(run)
+    return {
+        f"rewards/{name}/{what}": value
+        for name in sorted(runs)
+        for what, value in _of_programs(runs[name]).items()
+    }
+
+
+def without_program(attempts: Iterable[Trajectory]) -> float:
+    """Share of the responses that a code reward graded in which it found no program."""
+    runs = [run for attempt in attempts for run in attempt.runs.values()]
+    return sum(run.verdict == NO_CODE for run in runs) / len(runs) if runs else 0.0
+
+
+def _of_programs(runs: Sequence[CodeRun]) -> dict[str, float]:
+    tests = [test for run in runs for test in run.tests]
+    given = [run.timeout_s for run in runs if run.tests]
+
+    def share(*verdicts: str) -> float:
+        return sum(run.verdict in verdicts for run in runs) / len(runs)
+
+    return {
+        "passed": share("pass"),
+        "timeouts": share("tle_cpu", "tle_idle"),
+        "crashes": share("crash"),
+        "no_code": share(NO_CODE),
+        "tests_passed": sum(test == "pass" for test in tests) / len(tests) if tests else 0.0,
+        "cpu_s": sum(seconds for run in runs for seconds in run.cpu_s),
+        "timeout_s": sum(given) / len(given) if given else 0.0,
+    }
+
+
+def logged_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
+    """Means of what reward functions logged with these responses, by metric."""
+    values: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for name, value in attempt.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in sorted(values.items())}
 
 
 def taught(groups: Sequence[Group]) -> bool:
@@ -208,6 +293,11 @@ def encoded(metrics: Metrics) -> bytes:
     return dumps_finite(plain) + b"\n"
 
 
+def _rewards(groups: Sequence[Group]) -> list[float]:
+    """Of all responses that have one."""
+    return [s.reward for group in groups for s in group.samples if s.reward is not None]
+
+
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
@@ -259,8 +349,18 @@ class Counters:
         """All of them, as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def add(self, record: StepRecord) -> None:
+    def add(
+        self, record: StepRecord, groups: Sequence[Group], kept_vs_true: float, *, learns: bool
+    ) -> None:
+        """Count a step that trained on ``groups``.
+
+        Args:
+            record: of the step.
+            groups: whose rewards count where the run ``learns``: emulated devices do not.
+            kept_vs_true: how racing bends lengths; 0 where all that was kept lately is empty.
+        """
         kept = sum(attempt.tokens for attempt in record.kept)
+        seconds, engine = record.timing_s(), record.engine()
         self.step += 1
         self.prompts_trained += len(record.trained)
         self.kept_tokens += kept
@@ -269,21 +369,23 @@ class Counters:
         self.short_rounds += record.kind == "short"
         self.long_rounds += record.kind == "long"
         self.deferred += len(record.deferred)
-        self.rollout_s += record.rollout_end_s - record.start_s
+        self.rollout_s += seconds["rollout"]
         self.step_s += record.end_s - record.start_s
-        self.train_s += record.end_s - record.rollout_end_s
+        self.train_s += seconds["train"]
+        self.worker_cpu_s += seconds["worker_cpu"]
+        self.decode_cpu_s += seconds["decode_cpu"]
+        self.decode_steps += int(engine["steps"])
+        self.generated_tokens += int(engine["generated_tokens"])
+        if kept_vs_true:
+            self.true_tokens += kept / kept_vs_true
+        if learns:
+            self.untaught += not taught(groups)
+            self._note(_rewards(groups))
 
-    def measure(self, record: StepRecord, metrics: Metrics, kept_vs_true: float) -> None:
-        """What only the metrics of that step tell."""
-        if kept_vs_true:  # else all that was kept lately is empty
-            self.true_tokens += sum(attempt.tokens for attempt in record.kept) / kept_vs_true
-        if math.isfinite(reward := float(metrics.get("reward", math.nan))):
+    def _note(self, rewards: Sequence[float]) -> None:
+        if rewards and math.isfinite(reward := _mean(rewards)):
             self.first_rewards = [*self.first_rewards, reward][:_ENDS]
             self.last_rewards = [*self.last_rewards, reward][-_ENDS:]
-        self.decode_steps += int(metrics["engine/steps"])
-        self.generated_tokens += int(metrics["engine/generated_tokens"])
-        self.worker_cpu_s += float(metrics["timing_s/worker_cpu"])
-        self.decode_cpu_s += float(metrics["timing_s/decode_cpu"])
 
     def lesson(self) -> str | None:
         """What is to be said at the end of steps that taught nothing, or the wrong thing."""

@@ -26,24 +26,23 @@ from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
 from rollpacker.runtime.attempts.detokenizer import Texts
-from rollpacker.runtime.attempts.environment_metrics import environment_metrics
-from rollpacker.runtime.attempts.rewards import program_metrics, without_program
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.record.metrics import (
     AgreementAlarm,
-    Counters,
     Metrics,
     StepWarnings,
     encoded,
+    environment_metrics,
+    logged_metrics,
     numbers,
+    program_metrics,
     staleness_metrics,
     step_metrics,
-    taught,
     without_learning,
+    without_program,
 )
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.samples import SampleLog
-from rollpacker.runtime.step.grading import logged_metrics
 from rollpacker.runtime.step.step import StepRecord
 
 _PROJECT = "rollpacker"
@@ -208,20 +207,20 @@ class RunLog:
         groups: Sequence[Group],
         *,
         policy: RolloutPolicy,
-        counters: Counters,
+        num_tokens: int,
         epoch: float,
         extra: Metrics,
     ) -> Metrics:
-        """Write a step that is over to every file, and count what its metrics tell.
+        """Write a step that is over to every file.
 
         Its rows are written while the run goes on: what is wrong with them is raised at the next
         step.
 
         Args:
-            record: of the step, which ``counters`` has in it.
+            record: of the step.
             groups: that were trained on.
             policy: says how lengths are bent, and warns.
-            counters: the run's.
+            num_tokens: prompt and response tokens trained on since the run began.
             epoch: passes over the data so far, with its fraction.
             extra: metrics of an evaluation.
 
@@ -237,7 +236,7 @@ class RunLog:
             record,
             groups,
             epoch=epoch,
-            num_tokens=counters.num_tokens,
+            num_tokens=num_tokens,
             queue=policy.queue,
             bias=bias,
         )
@@ -251,9 +250,6 @@ class RunLog:
         self._metrics.write(metrics)
         self.progress.step(metrics)
         self.journal.flush()
-        counters.measure(record, metrics, bias.kept_vs_true_len)
-        if not self._emulated:  # there nothing is to be learned
-            counters.untaught += not taught(groups)
         return metrics
 
     def _measure(
@@ -321,6 +317,12 @@ class RunLog:
                 f"WARNING {self._folder / 'journal.jsonl'} cannot be written ({error.strerror}): "
                 "decisions may be missing from it; the run goes on"
             )
+
+    def sum_up(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``; a full disk must not hide why the run ends."""
+        data = json.dumps(summary, indent=1).encode()
+        with contextlib.suppress(OSError):
+            replace_file(self._folder / "summary.json", data)
 
     def flush(self) -> None:
         """Before a checkpoint: nothing that it counts on may be in memory only."""

@@ -47,7 +47,7 @@ class Answered:
         return not self.error and conversation is not None and bool(conversation.over)
 
 
-Take = Callable[[Sequence[Answered]], None]
+Take = Callable[[Sequence[EpisodeReply]], None]
 
 
 class Episodes:
@@ -84,16 +84,16 @@ class Episodes:
         self._live: set[AttemptId] = set()
         self._acting: dict[AttemptId, tuple[Trajectory, float]] = {}
         self._answers: list[Answered] = []
-        self._take: Take = lambda _answers: None
+        self._listener: Take = lambda _replies: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear the processes in this loop."""
-        self._pool.attach(loop, self._hear)
+        self._pool.attach(loop, lambda replies: self._listener(replies))
 
     @contextlib.contextmanager
     def listen(self, take: Take) -> Iterator[None]:
-        """Give answers to this one while the context lasts."""
-        before, self._take = self._take, take
+        """Give replies to this one while the context lasts."""
+        before, self._listener = self._listener, take
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ class Episodes:
             self._answers.clear()
             for attempt in list(self._live):
                 self._end(attempt)
-            self._take = before
+            self._listener = before
 
     # What is to be done ------------------------------------------------------------------------
 
@@ -193,25 +193,28 @@ class Episodes:
         """What the user should know and was not told yet."""
         return self._pool.said()
 
-    def settle(self) -> bool:
-        """Whether nobody acts; in lockstep, only then answers are told.
+    @property
+    def acting(self) -> bool:
+        """Whether an environment is at work.
 
-        Those that wait for another episode's end do not act: the end may be the model's to bring.
+        Those that wait for another episode's end are not: the end may be the model's to bring.
         """
-        while self._answers and not self._act():
-            answers, self._answers = self._answers, []
-            self._take(sorted(answers, key=lambda answered: answered.attempt.id))
-        return not self._act()
-
-    def _act(self) -> bool:
         return len(self._acting) > self._pool.queued
 
-    def _hear(self, replies: Sequence[EpisodeReply]) -> None:
+    def settle(self) -> list[Answered]:
+        """In lockstep, the answers once no environment is at work, in a fixed order."""
+        if self.acting:
+            return []
+        answers, self._answers = self._answers, []
+        return sorted(answers, key=lambda answered: answered.attempt.id)
+
+    def take(self, replies: Sequence[EpisodeReply]) -> list[Answered]:
+        """What replies make of their attempts; in lockstep, ``settle`` tells it later."""
         answers = [each for reply in replies if (each := self._answered(reply)) is not None]
-        if self._lockstep:
-            self._answers += answers
-            answers = []
-        self._take(answers)
+        if not self._lockstep:
+            return answers
+        self._answers += answers
+        return []
 
     def _answered(self, reply: EpisodeReply) -> Answered | None:
         answer = reply.answer

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollpacker.config.rollout import StaleTokens
 from rollpacker.core import decisions as do
+from rollpacker.core import events as ev
 from rollpacker.core.types import Group, GroupPart, PromptId, ReplicaId, Sample
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.ipc.clock import Clock
@@ -27,6 +29,21 @@ from rollpacker.train.base import Partial, SampleId
 NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
 _LARGEST = 1e19
 """Reward that can be trained on: gradients grow with it, and float32 holds their squares."""
+
+
+class _State(Enum):
+    """Where a step's updates are."""
+
+    SUMMING = auto()
+    """Replicas sum the gradients that they are sent."""
+    HELD = auto()
+    """The same, but nothing more is sent: the nodes of training are not there yet."""
+    SCORING = auto()
+    """Replicas compute log-probabilities that later updates need; then this one goes on."""
+    APPLYING = auto()
+    """The weights of some replicas may have changed."""
+    OVER = auto()
+    """The last update is made."""
 
 
 class Updates:
@@ -66,35 +83,32 @@ class Updates:
         self._stale: StaleTokens = stale
         self._most_skipped = most_skipped
         self._checksums = True
-        self._waiting: list[tuple[ReplicaId | None, Callable[[], None]]] | None = None
+        self._state = _State.OVER
 
-    def begin(self, record: StepRecord, on_applied: Callable[[int, bool], None]) -> None:
-        """Start a step; ``on_applied(update, last)`` is called after each update."""
+    def begin(self, record: StepRecord, post: Callable[[ev.Event], None]) -> None:
+        """Start a step; ``post`` takes its events."""
         self._record = record
-        self._on_applied = on_applied
+        self._post = post
+        self._state = _State.SUMMING
         self._groups: dict[PromptId, Group] = {}
         self._rewarded: dict[PromptId, Rewarded] = {}
         self._partials: dict[ReplicaId, Partial] = {}
         self._applied: dict[ReplicaId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
+        """The one that is under way."""
+        self._held: list[do.AccumulateGradients | do.ApplyUpdate] = []
         self._begun: set[PromptId] = set()
-        self._updated = False
         self._old: dict[SampleId, NDArray[np.float32]] = {}
         self._scoring: dict[ReplicaId, list[set[PromptId]]] = {}
         self._scored: set[PromptId] = set()
-        self._dividing = False
-        self._waiting = None
         self._sent: Counter[ReplicaId] = Counter()
 
-    def hold(self) -> None:
-        """Keep what is to be sent from now on until ``release``."""
-        self._waiting = []
-
     def release(self) -> None:
-        """Send what was kept, in order."""
-        waiting, self._waiting = self._waiting, None
-        for _, send in waiting or ():
-            send()
+        """The nodes of training are there: send what was held, in order."""
+        held, self._held = self._held, []
+        self._state = _State.SUMMING
+        for decision in held:
+            self.perform(decision)
 
     @property
     def summing(self) -> bool:
@@ -109,12 +123,17 @@ class Updates:
     @property
     def applying(self) -> bool:
         """Whether an update is under way that may have changed the weights of some replicas."""
-        return self._dividing
+        return self._state is _State.APPLYING
 
     @property
     def begun(self) -> bool:
         """Whether the weights may be others than those that the step began with."""
         return self.applying or bool(self._record.updates)
+
+    @property
+    def over(self) -> bool:
+        """Whether the step's last update is made."""
+        return self._state is _State.OVER
 
     def accept(self, attempts: Sequence[Trajectory]) -> None:
         """A group is complete. Raises ``ValueError`` on a reward that nothing can be learned from,
@@ -141,24 +160,32 @@ class Updates:
             return replace(sample, stale=np.arange(len(sample.tokens)) < attempt.stale)
         return sample
 
-    def rollout_over(self) -> None:
-        """All groups are known: finish advantages that depend on the whole batch."""
+    def rollout_over(self, *, hold: bool = False) -> None:
+        """All groups are known: finish advantages that depend on the whole batch, and ``hold``
+        what is to be sent until ``release``."""
         groups = list(self._groups.values())
         scaled = [group.advantages for group in groups]
         if self._algorithm.needs_batch and groups:
             scaled = self._algorithm.batch_advantages(list(self._rewarded.values()))
         for group, advantages in zip(groups, scaled, strict=True):
             self._groups[group.prompt] = replace(group, advantages=advantages)
+        if hold:
+            self._state = _State.HELD
 
-    def accumulate(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> None:
-        """Send parts of groups to a replica's gradient sum."""
-        if self._waiting is not None:
-            self._waiting.append((replica, lambda: self.accumulate(replica, parts)))
-            return
+    def perform(self, decision: do.AccumulateGradients | do.ApplyUpdate) -> None:
+        """Send parts of groups to a replica's gradient sum, or update on every replica at once."""
+        if self._state is _State.HELD:
+            self._held.append(decision)
+        elif isinstance(decision, do.AccumulateGradients):
+            self._accumulate(decision.replica, decision.parts)
+        else:
+            self._apply(decision)
+
+    def _accumulate(self, replica: ReplicaId, parts: tuple[GroupPart, ...]) -> None:
         self._sent[replica] += 1
         self._begun.update(part.prompt for part in parts)
         groups = [_cut(self._groups[part.prompt], part) for part in parts]
-        if self._updated:
+        if self.begun:
             groups = [self._aged(group) for group in groups]
         self._workers.to_replica(replica, msg.Accumulate(parts=parts, groups=groups))
 
@@ -180,6 +207,8 @@ class Updates:
         self._sent[replica] -= 1
         self._partials[replica] = self._partials.get(replica, NOTHING) + report.partial
         self._task(replica, "accumulate", report.parts, report.start_s, report.end_s)
+        seconds = round(self._clock.at(report.end_s) - self._clock.at(report.start_s), 6)
+        self._post(ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds))
 
     def lose(self, replica: ReplicaId) -> None:
         """A replica's sum is gone with it, and what it was to score: others do that, and an update
@@ -188,23 +217,29 @@ class Updates:
         self._sent.pop(replica, None)
         self._scoring.pop(replica, None)
         self._decision = None
-        if self._waiting is not None:
-            self._waiting = [each for each in self._waiting if each[0] not in (replica, None)]
+        if self._state is _State.SCORING:
+            self._state = _State.SUMMING
+        self._held = [
+            each
+            for each in self._held
+            if isinstance(each, do.AccumulateGradients) and each.replica != replica
+        ]
 
-    def apply(self, decision: do.ApplyUpdate) -> None:
-        """Divide and update on every replica at once; nothing to do where nothing was kept."""
-        if self._waiting is not None:
-            self._waiting.append((None, lambda: self.apply(decision)))
-            return
+    def _apply(self, decision: do.ApplyUpdate) -> None:
+        """Nothing is to be done where nothing was kept."""
         if not self._partials:
-            self._on_applied(decision.update, decision.last)
+            self._finish(decision)
             return
-        self._decision = decision
-        if not (self._sampler_is_old or self._updated):
+        self._decision, self._state = decision, _State.SCORING
+        if not (self._sampler_is_old or self.begun):
             self._score()
         # A replica in this process may have answered already.
-        if self._decision is decision and not (self._scoring or self._dividing):
+        if self._state is _State.SCORING and not self._scoring:
             self._divide()
+
+    def _finish(self, decision: do.ApplyUpdate) -> None:
+        self._state = _State.OVER if decision.last else _State.SUMMING
+        self._post(ev.UpdateApplied(step=self._record.step, update=decision.update))
 
     def _score(self) -> None:
         """Ask for the log-probabilities of what later updates train, while the weights are still
@@ -222,14 +257,14 @@ class Updates:
         self._scored |= self._scoring[replica].pop(0)
         if not self._scoring[replica]:
             del self._scoring[replica]
-        if self._decision is not None and not self._scoring:
+        if self._state is _State.SCORING and not self._scoring:
             self._divide()
 
     def _divide(self) -> None:
         total = NOTHING
         for replica in sorted(self._partials):
             total = total + self._partials[replica]
-        self._updated = self._dividing = True
+        self._state = _State.APPLYING
         for replica in self._workers.replicas:
             self._workers.to_replica(replica, msg.Apply(total=total, checksum=self._checksums))
 
@@ -250,11 +285,10 @@ class Updates:
             every = (sample for group in self.groups for sample in group.samples)
             raise self._overflown(f"{what}; of the rewards", max(every, key=_size))
         decision, self._decision = self._decision, None
-        self._dividing = False
         assert decision is not None
         self._partials.clear()
         self._applied.clear()
-        self._on_applied(decision.update, decision.last)
+        self._finish(decision)
 
     def _overflown(self, what: str, largest: Sample) -> ValueError:
         """Why the run ends, with the reward that may have done it: it would do so again."""

@@ -1,12 +1,17 @@
-"""From a decision to decode to the event of its end: attempts on the engines."""
+"""Responses as a policy decides: decoded, answered by environments, and graded.
+
+``Decoding`` and ``Grading`` start what was decided and turn its outcome into events.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +19,9 @@ from numpy.typing import NDArray
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, sampling_seed
+from rollpacker.data.base import Row
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
+from rollpacker.reward.base import Grade
 from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.carried import KnownResponse
 from rollpacker.runtime.attempts.problems import Problems
@@ -23,6 +30,88 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.in_process import Workers
 from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
+
+_REQUESTS = 1024
+"""Requests sent before reports are heard."""
+_GRADED = 512
+"""Responses sent to the rewards at a time. A round in lockstep is graded as one batch."""
+
+Known = Callable[[PromptId, int], KnownResponse | None]
+"""What there is of a sample of a prompt from before this step, if anything."""
+EngineChange = do.FormEngine | do.Speculate | do.SleepEngine
+Post = Callable[..., None]
+"""Takes events."""
+
+
+class Graders(Protocol):
+    """Turns responses into rewards."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why the run cannot go on."""
+        ...
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the responses of a prompt must be graded together."""
+        ...
+
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]:
+        """Give grades to this one while the context lasts."""
+        ...
+
+    def begin_step(self, step: int, epoch: float | None = None) -> None:
+        """How far the run is from now on."""
+        ...
+
+    def grade(
+        self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
+    ) -> None:
+        """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
+        ...
+
+    def recall(self, prompt: PromptId, grade: Grade) -> None:
+        """Learn from a grade that a response has from the step before."""
+        ...
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Forget an attempt; its grade is no longer wanted."""
+        ...
+
+    def pending(self) -> Mapping[AttemptId, float]:
+        """What is being waited for, and for how many seconds."""
+        ...
+
+    def end_step(self) -> list[str]:
+        """A step is over; returns what failed in it and was mended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What responses are sampled and graded with, in training steps and evaluations alike.
+
+    Args:
+        workers: engines and replicas.
+        problems: prompts, rows and the order in which they are drawn.
+        rewards: grades responses.
+        params: how responses are sampled.
+        seed: the run's.
+        clock: seconds since the run began.
+        lockstep: engines that have reported wait until all that finished is graded
+            (``deterministic``).
+        episodes: the attempts' environments; None where they have none.
+    """
+
+    workers: Workers
+    problems: Problems
+    rewards: Graders
+    params: SamplingParams
+    seed: int
+    clock: Clock
+    lockstep: bool
+    episodes: Episodes | None = None
+
 
 _KEPT = 1 << 22
 """Most tokens of earlier visits: 16 MB."""
@@ -67,58 +156,27 @@ class DraftSources:
         return tuple(self._now.get(prompt, ()))
 
 
-_AT_ONCE = 1024
-"""Requests sent before reports are heard."""
-
-
 class Decoding:
     """Starts, stops and moves attempts, and turns what engines report into events.
 
     Args:
-        workers: the engines.
-        problems: the prompts.
-        known: what there is of a sample of a prompt from before, if anything.
-        params: how responses are sampled.
-        seed: the run's.
-        lockstep: engines that have reported wait for ``proceed``.
-        hints: texts that engines may take drafts from; None where they draft nothing.
-        episodes: the attempts' environments; None where they have none.
+        setup: engines, prompts and how responses are sampled.
+        known: responses from before.
+        drafts: texts that engines may take drafts from; None where they draft nothing.
         post: takes the events.
-        clock: seconds since the run began.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        problems: Problems,
-        known: Callable[[PromptId, int], KnownResponse | None],
-        params: SamplingParams,
-        seed: int,
-        *,
-        lockstep: bool,
-        hints: DraftSources | None,
-        post: Callable[..., None],
-        clock: Clock,
-        episodes: Episodes | None = None,
-    ) -> None:
-        self._workers = workers
-        self._problems = problems
-        self._known = known
-        self._params = params
-        self._seed = seed
-        self._outbox = EngineOutbox(workers, self._request, lockstep=lockstep)
+    def __init__(self, setup: Setup, known: Known, drafts: DraftSources | None, post: Post) -> None:
+        self._setup, self._known, self._drafts, self._post = setup, known, drafts, post
+        self._workers, self._clock, self._episodes = setup.workers, setup.clock, setup.episodes
+        self._outbox = EngineOutbox(setup.workers, self._request, lockstep=setup.lockstep)
         self.send, self.proceed = self._outbox.send, self._outbox.proceed
-        self.speculate, self.sleep = self._outbox.speculate, self._outbox.sleep
-        self._hints = hints
-        self._episodes = episodes
-        self._post = post
-        self._clock = clock
         self._record = StepRecord(step=0, start_s=0.0)
 
     def begin(self, record: StepRecord) -> None:
         self._record = record
-        if self._hints is not None:
-            self._hints.begin()
+        if self._drafts is not None:
+            self._drafts.begin()
         self._outbox.begin()
 
     # What is to be done; ``send`` sends it -----------------------------------------------------
@@ -131,7 +189,7 @@ class Decoding:
             prompt=decision.prompt,
             index=decision.index,
             engine=decision.engine,
-            prompt_tokens=self._problems.tokens[decision.prompt],
+            prompt_tokens=self._setup.problems.tokens[decision.prompt],
             start_s=now,
             since_s=now,
         )
@@ -148,18 +206,17 @@ class Decoding:
             self._outbox.add(attempt)
         else:
             attempt.since_s = None
-            self._episodes.begin(attempt, self._problems)
+            self._episodes.begin(attempt, self._setup.problems)
 
-    def step_environment(self, decision: do.StepEnvironment) -> None:
+    def step_environment(self, attempt: Trajectory) -> None:
         """Give an attempt's environment the turn that has ended."""
         assert self._episodes is not None
-        self._episodes.step(self._record.attempts[decision.attempt])
+        self._episodes.step(attempt)
 
-    def go_on(self, decision: do.ContinueAttempt) -> None:
+    def go_on(self, attempt: Trajectory, engine: EngineId) -> None:
         """Sample an attempt's next turn."""
-        attempt = self._record.attempts[decision.attempt]
         attempt.stage, attempt.since_s = TrajectoryStage.RUNNING, self._clock()
-        attempt.engine = decision.engine
+        attempt.engine = engine
         self._outbox.add(attempt)
 
     def abort(self, attempt: Trajectory) -> None:
@@ -202,11 +259,14 @@ class Decoding:
                 tokens = attempt.tokens
                 self._post(ev.AttemptMigrated(attempt=id_, engine=decision.target, tokens=tokens))
 
-    def form(self, decision: do.FormEngine) -> None:
-        """Put devices together when what they decode is told to stop."""
-        self._outbox.form(decision)
-        formation = Formation(engine=decision.engine, members=decision.members, at_s=self._clock())
-        self._record.formed.append(formation)
+    def change(self, decision: EngineChange) -> None:
+        """Change an engine when its attempts allow."""
+        self._outbox.changes.append(decision)
+        if isinstance(decision, do.FormEngine):
+            formation = Formation(
+                engine=decision.engine, members=decision.members, at_s=self._clock()
+            )
+            self._record.formed.append(formation)
 
     def _request(self, attempt: Trajectory) -> Request:
         """From its start, or from what an engine that it has left made of it."""
@@ -216,23 +276,23 @@ class Decoding:
             attempt=attempt.id,
             group=attempt.prompt,
             prompt=attempt.prompt_tokens,
-            params=self._params,
-            seed=sampling_seed(self._seed, draw, attempt.prompt, attempt.index),
+            params=self._setup.params,
+            seed=sampling_seed(self._setup.seed, draw, attempt.prompt, attempt.index),
         )
         begun = attempt.begun
         if self._episodes is not None:
             request = self._episodes.request(request, attempt)
         elif begun is not None:
             request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
-        if self._hints is None:
+        if self._drafts is None:
             return request
         if begun is not None:
-            return replace(request, hints=self._hints.siblings(attempt.prompt))
+            return replace(request, hints=self._drafts.siblings(attempt.prompt))
         # Once for each group.
         return (
             request
             if attempt.index
-            else replace(request, hints=self._hints.earlier(attempt.prompt))
+            else replace(request, hints=self._drafts.earlier(attempt.prompt))
         )
 
     # What happened -----------------------------------------------------------------------------
@@ -323,8 +383,8 @@ class Decoding:
         policy has not heard of."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = TrajectoryStage.GRADING
-        if self._hints is not None:
-            self._hints.finished(attempt.prompt, output.tokens)
+        if self._drafts is not None:
+            self._drafts.finished(attempt.prompt, output.tokens)
         drafts = attempt.drafts
         return ev.AttemptFinished(
             attempt=attempt.id,
@@ -418,16 +478,12 @@ class EngineOutbox:
         self._waits = False
         self._attempts: dict[EngineId, dict[AttemptId, Trajectory]] = defaultdict(dict)
         self._stopping: dict[EngineId, list[AttemptId]] = defaultdict(list)
-        self._forming: list[do.FormEngine] = []
-        self._speculating: list[do.Speculate] = []
-        self._tired: list[EngineId] = []
+        self.changes: list[EngineChange] = []
 
     def begin(self) -> None:
         self._attempts.clear()
         self._waits = False
-        self._forming.clear()
-        self._speculating.clear()
-        self._tired.clear()
+        self.changes.clear()
         for engine in self._workers.engines:
             self._workers.to_engine(engine, msg.BeginStep())
 
@@ -444,18 +500,6 @@ class EngineOutbox:
         """An engine is to forget an attempt."""
         self._stopping[engine].append(attempt)
 
-    def form(self, decision: do.FormEngine) -> None:
-        """Put devices together when what they decode is told to stop."""
-        self._forming.append(decision)
-
-    def speculate(self, decision: do.Speculate) -> None:
-        """When its devices are put together, before its first attempts."""
-        self._speculating.append(decision)
-
-    def sleep(self, decision: do.SleepEngine) -> None:
-        """When what an engine decodes was told to stop."""
-        self._tired.append(decision.engine)
-
     def wait(self) -> None:
         """In lockstep, send nothing until ``proceed``."""
         self._waits = self._lockstep
@@ -467,27 +511,26 @@ class EngineOutbox:
         """
         if self._waits:
             return
-        if self._forming:
+        changes = list(self.changes)
+        self.changes.clear()
+        formed = [each for each in changes if isinstance(each, do.FormEngine)]
+        if formed:  # its members must hold nothing
             self._stop()
-            for decision in self._forming:
-                self._workers.form(decision.engine, decision.members)
-            self._forming.clear()
-        for decision in self._speculating:
-            how = Speculation(
-                below=decision.below,
-                most=decision.most,
-                free=decision.free,
-                row_cost=decision.row_cost,
-            )
-            self._workers.to_engine(decision.engine, msg.DecodeAhead(how=how))
-        self._speculating.clear()
+        for each in formed:
+            self._workers.form(each.engine, each.members)
+        for each in changes:
+            if isinstance(each, do.Speculate):
+                how = Speculation(
+                    below=each.below, most=each.most, free=each.free, row_cost=each.row_cost
+                )
+                self._workers.to_engine(each.engine, msg.DecodeAhead(how=how))
         sent = 0
-        while self._attempts and (self._lockstep or sent < _AT_ONCE):
+        while self._attempts and (self._lockstep or sent < _REQUESTS):
             sent += self._submit(next(iter(self._attempts)))
         self._stop()
-        for engine in self._tired:
-            self._workers.to_engine(engine, msg.Sleep())
-        self._tired.clear()
+        for each in changes:
+            if isinstance(each, do.SleepEngine):
+                self._workers.to_engine(each.engine, msg.Sleep())
         if self._attempts:
             asyncio.get_running_loop().call_soon(self.send)
 
@@ -518,3 +561,104 @@ class EngineOutbox:
         for engine in sorted(self._held):
             self._workers.to_engine(engine, msg.Proceed())
         self._held.clear()
+
+
+class Grading:
+    """Sends responses to the rewards and turns grades into events.
+
+    In lockstep, grades become events when all that was sent is graded, in a fixed order.
+    """
+
+    def __init__(self, setup: Setup, known: Known, post: Post) -> None:
+        self._setup, self._known, self._post = setup, known, post
+        self._rewards, self._clock, self._lockstep = setup.rewards, setup.clock, setup.lockstep
+        self._record = StepRecord(step=0, start_s=0.0)
+        self._waiting: list[Trajectory] = []
+        self._grades: list[Grade] = []
+
+    def begin(self, record: StepRecord) -> None:
+        self._record = record
+        epoch = self._setup.problems.source.passed if record.training else None
+        self._rewards.begin_step(record.step, epoch)
+
+    def add(self, attempt: Trajectory) -> None:
+        """A response is to be graded with the next ``send``."""
+        self._waiting.append(attempt)
+
+    def send(self) -> None:
+        """Grade what has finished; whole groups where a reward compares responses."""
+        self._waiting = [a for a in self._waiting if a.stage is TrajectoryStage.GRADING]
+        if not self._waiting:
+            return
+        if self._rewards.needs_group:
+            self._send_groups()
+            return
+        most = len(self._waiting) if self._lockstep else _GRADED
+        waiting, self._waiting = self._waiting[:most], self._waiting[most:]
+        self._give([attempt for attempt in waiting if not self._recall(attempt)])
+        if not self._lockstep:
+            self._post_grades()
+
+    def _give(self, attempts: Sequence[Trajectory]) -> None:
+        self._rewards.grade(attempts, self._setup.problems.rows, training=self._record.training)
+
+    def _send_groups(self) -> None:
+        if not self._record.training:
+            alone, self._waiting = self._waiting, []
+            for attempt in alone:
+                self._give([attempt])
+            return
+        # Responses that end in the same engine step are all told before anything is sent.
+        attempts = self._record.attempts.values()
+        unfinished = {a.prompt for a in attempts if a.stage in GENERATING}
+        for prompt in {attempt.prompt: None for attempt in self._waiting}:
+            if prompt not in unfinished:
+                self._give([a for a in self._waiting if a.prompt == prompt])
+                self._waiting = [a for a in self._waiting if a.prompt != prompt]
+
+    def _recall(self, attempt: Trajectory) -> bool:
+        """Take the grade from before, if there is one."""
+        known = self._known(attempt.prompt, attempt.index)
+        grade = None if known is None else known.grade_of(attempt.id)
+        if grade is None:
+            return False
+        self._rewards.recall(attempt.prompt, grade)
+        self._grades.append(grade)
+        return True
+
+    def take(self, grades: Sequence[Grade]) -> None:
+        """Grades have come. Raises ``ValueError`` when no others can."""
+        if (broken := self._rewards.broken) is not None:
+            raise ValueError(broken)
+        self._grades.extend(grades)
+        if not self._lockstep:
+            self._post_grades()
+        if self._waiting:
+            self.send()
+
+    def settle(self) -> bool:
+        """In lockstep: whether nothing is being graded; what was graded is events only then."""
+        if self._rewards.pending():
+            return False
+        self._grades.sort(key=lambda grade: grade.attempt)
+        self._post_grades()
+        return True
+
+    def _post_grades(self) -> None:
+        events = [e for grade in self._grades for e in self._events(grade)]
+        self._grades.clear()
+        self._post(*events)
+
+    def _events(self, grade: Grade) -> list[ev.AttemptGraded | ev.GradingFailed]:
+        attempt = self._record.attempts.get(grade.attempt)
+        if attempt is None or attempt.stage is not TrajectoryStage.GRADING:
+            return []
+        attempt.graded_s = self._clock()
+        attempt.rewards, attempt.runs = grade.rewards, grade.runs
+        attempt.extra, attempt.metrics = grade.extra, grade.metrics
+        if grade.error is not None:
+            attempt.stage, attempt.verdict = TrajectoryStage.OVER, "failed"
+            self._record.faults.append(f"reward of prompt {attempt.prompt}: {grade.error}")
+            return [ev.GradingFailed(attempt=attempt.id, error=grade.error)]
+        attempt.stage, attempt.reward = TrajectoryStage.GRADED, grade.reward
+        return [ev.AttemptGraded(attempt=attempt.id, reward=grade.reward)]

@@ -22,7 +22,7 @@ from rollpacker.core.types import Device, EngineId, Prompt, PromptId, ReplicaId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import EngineInfo, Output, Request
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.cluster.nodes import Node
 from rollpacker.runtime.ipc.clock import Clock

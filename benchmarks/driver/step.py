@@ -35,10 +35,10 @@ from rollpacker.config import RunConfig, parse
 from rollpacker.engine.base import SamplingParams
 from rollpacker.job.plan.build import assemble, rollout_settings
 from rollpacker.response_text import ResponseText
-from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.attempts.rewards import Rewards
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog
+from rollpacker.runtime.record.samples import Texts
 from rollpacker.runtime.step.responses import Setup
 
 GROUP = 16

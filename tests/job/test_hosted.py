@@ -25,7 +25,7 @@ from rollpacker.engine.mini import MiniEngine
 from rollpacker.job.hosted import HostedJob, HostTrainer
 from rollpacker.policy.rollout import from_journal
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.base import Update

@@ -23,7 +23,7 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.engine.mini import MiniEngine
 from rollpacker.job.hosted import HostedJob, HostTrainer
 from rollpacker.report.run_report import write_report
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.pool.in_process import HostUpdate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.algorithms import build

@@ -14,7 +14,7 @@ from rollpacker.emulate.config import Emulated
 from rollpacker.emulate.messages import Draw, Forced, Lateness, Punctual
 from rollpacker.emulate.reward import BASE
 from rollpacker.emulate.worker import StartEmulated
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.cluster.nodes import Start
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.sim.workload.workload import interleaved

@@ -14,14 +14,14 @@ from rollpacker.engine.base import Engine, SamplingParams
 from rollpacker.job.plan.build import rollout_settings
 from rollpacker.policy.lengths import Bias
 from rollpacker.policy.rollout import RolloutPolicy
-from rollpacker.runtime.attempts.detokenizer import Texts
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.pool.in_process import HostUpdate, InProcess
 from rollpacker.runtime.record.metrics import Counters, Metrics
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, save_config
+from rollpacker.runtime.record.samples import Texts
 from rollpacker.runtime.step.driver import train_driver
 from rollpacker.runtime.step.publishing import publish
 from rollpacker.runtime.step.responses import Graders, Setup

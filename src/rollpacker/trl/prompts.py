@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rollpacker.core.types import Prompt, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 
 _DOMAIN = "default"
 

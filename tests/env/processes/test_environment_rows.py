@@ -22,10 +22,8 @@ from rollpacker.env.adapters import number
 from rollpacker.env.base import EpisodeError, Message, Turn
 from rollpacker.env.messages import packed
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
-from rollpacker.runtime.attempts.episode_record import EpisodeRecord, TurnRecord
-from rollpacker.runtime.attempts.rewards import Rewards
+from rollpacker.runtime.attempts.attempts import EpisodeRecord, Trajectory, TurnRecord
+from rollpacker.runtime.attempts.rewards import EnvironmentReward, Rewards
 from rollpacker.runtime.record.metrics import environment_metrics
 
 SEER = """

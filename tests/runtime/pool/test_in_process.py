@@ -17,7 +17,7 @@ from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.pool import Listener

@@ -19,7 +19,7 @@ from rollpacker.data.base import Row
 from rollpacker.report.drawing.gantt_data import Gantt
 from rollpacker.report.reading.run_folder import load_run
 from rollpacker.report.run_report import write_report
-from rollpacker.runtime.attempts.detokenizer import Texts
+from rollpacker.runtime.record.samples import Texts
 
 MARK = "7"
 """A special token that the model writes, as others write ``<think>``."""

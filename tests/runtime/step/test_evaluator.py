@@ -23,7 +23,7 @@ from rollpacker.engine.base import Output, Request, SamplingParams
 from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.policy.evaluation import EvaluationPolicy
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.evaluate import Evaluator
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
@@ -32,7 +32,7 @@ from rollpacker.runtime.pool.pool import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.responses import Setup
 
-ENGINES, PROBLEMS, EACH = 3, 7, 2
+ENGINES, PROBLEMS, EACH, MANY = 3, 7, 2, 1500
 
 
 class Engines:
@@ -106,11 +106,11 @@ Talk = Callable[[Engines], Awaitable[None]]
 
 
 def measured(
-    talk: Talk, graders: Graders | None = None
+    talk: Talk, graders: Graders | None = None, problems: int = PROBLEMS
 ) -> tuple[dict[str, float], Engines, str, list[tuple[str, int, float]]]:
     """Metrics, what was asked of engines, what was said, and the answers in order."""
     said, engines = StringIO(), Engines()
-    names = [PromptId(f"p{n}") for n in range(PROBLEMS)]
+    names = [PromptId(f"p{n}") for n in range(problems)]
     rows = [Row(id=p, prompt=p, answer="", domain="default", columns={}) for p in names]
     tokens = {name: np.zeros(3, np.int32) for name in names}
     source = PromptSource([Prompt(id=name, tokens=3) for name in names], 0)
@@ -166,6 +166,35 @@ def test_what_lost_engines_were_at_goes_on_elsewhere_and_is_the_same() -> None:
     assert any(len(seeds) > EACH for seeds in engines.seeds.values())
     assert "evaluation: worker died; lost: engine 1, replica 0" in said
     assert "lost" not in quiet
+
+
+def test_what_the_lost_said_last_is_not_heard_after_their_loss() -> None:
+    """Two that die at once are one loss: no decision may count on the second."""
+
+    async def lose(engines: Engines) -> None:
+        for attempt in [a for a, (engine, _) in engines.running.items() if engine == 0]:
+            engines.fail(attempt)
+        engines.lose(1)
+        engines.lose(0)
+        await asyncio.sleep(0)
+
+    whole, _, _, answers = measured(nothing)
+    less, _, said, again = measured(lose)
+    assert (less, again) == (whole, answers)
+    assert "evaluation: worker died; worker died; lost: engine 0, engine 1, replica 0" in said
+    assert "too long" not in said
+
+
+def test_very_many_decisions_leave_others_their_turn() -> None:
+    begun: list[int] = []
+
+    async def look(engines: Engines) -> None:
+        begun.append(len(engines.running))
+        while len(engines.running) < MANY * EACH:
+            await asyncio.sleep(0)
+
+    assert measured(look, problems=MANY)[0]["eval/problems"] == MANY
+    assert begun == [0]
 
 
 def test_without_an_engine_it_ends() -> None:

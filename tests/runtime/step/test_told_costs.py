@@ -11,7 +11,7 @@ from runtime_jobs import Workshop, checkpoints, kept_samples, run
 
 from rollpacker.core import journal
 from rollpacker.engine.base import EngineInfo
-from rollpacker.job.plan.machine import machine_of
+from rollpacker.job.plan.build import machine_of
 from rollpacker.policy.rollout import from_journal
 
 CARD: Any = SimpleNamespace(heads=2, kv_heads=1)

@@ -22,7 +22,7 @@ from rollpacker.engine.base import SamplingParams
 from rollpacker.policy.engines.fleet import Fleet, by_number
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.step.driver import train_driver
 from rollpacker.runtime.step.responses import Setup

@@ -27,16 +27,14 @@ from rollpacker.job.plan.checks import (
     stale_tokens,
 )
 from rollpacker.job.plan.emulated import check_emulated, emulation_of
-from rollpacker.job.plan.machine import machine_of
 from rollpacker.job.plan.problems import Environments, environments_of, load_data
 from rollpacker.job.plan.resume import RunStart
 from rollpacker.policy.engines.device_split import engine_sizes, replica_size, turns
-from rollpacker.policy.engines.hardware import Hardware, LatencyCurve
+from rollpacker.policy.engines.hardware import EngineProfile, Hardware, LatencyCurve, measured
 from rollpacker.policy.grading import EmptySteps
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.settings import RolloutSettings
-from rollpacker.runtime.attempts.detokenizer import Texts
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.attempts.rewards import Rewards, check_rows
 from rollpacker.runtime.cluster.nodes import Nodes, Start, ThisMachine, start_processes
 from rollpacker.runtime.evaluate import Evaluator
@@ -46,6 +44,7 @@ from rollpacker.runtime.pool.placement import decoding_devices
 from rollpacker.runtime.pool.pool import WorkerPool
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.record.run_log import RunLog, open_trackers, save_config
+from rollpacker.runtime.record.samples import Texts
 from rollpacker.runtime.step.driver import StepDriver, train_driver
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 from rollpacker.runtime.step.responses import Setup
@@ -289,6 +288,34 @@ def rollout_settings(
         replica_engines=_replica_engines(config, pool),
         micro_batch_tokens=config.train.micro_batch_tokens,
         turns=not hosted and turns(config, gpus=pool.on_gpus) != "off",
+    )
+
+
+def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:
+    """What the planner, or the rule that frees devices, asks; None where neither does."""
+    # Ordered gradients wait for the rollout's end: there is nothing to free devices for.
+    stays = len(pool.engines) < 2 or config.deterministic
+    rules = config.rollout
+    if rules.planner == "off" and (stays or rules.streaming.scaling == "off"):
+        return None
+    profiles = {
+        size: EngineProfile(
+            kv_tokens=info.kv_tokens,
+            latency=info.latency,
+            context_token_s=info.context_token_s or 0.0,
+            prefill_token_s=info.prefill_token_s,
+        )
+        for size, info in pool.infos.items()
+    }
+    colocated = config.devices.layout == "colocated"
+    decoding = len(pool.engines) * min(profiles)
+    return measured(
+        profiles,
+        devices=decoding,
+        node_size=pool.node_size,
+        replica_devices=replica_size(config, decoding) if colocated else None,
+        heads=card.heads,
+        kv_heads=card.kv_heads,
     )
 
 

@@ -10,7 +10,7 @@ from rollpacker.config import RunConfig
 from rollpacker.config.rollout import StaleTokens, TailBatchingConfig
 from rollpacker.engine.mini.runner import check_family
 from rollpacker.policy.rounds.rule import own_rule
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.train import algorithms
 from rollpacker.train.model.loading import Card
 from rollpacker.train.state.checkpoint import older_fields

@@ -17,7 +17,7 @@ from rollpacker.data.source import PromptSource
 from rollpacker.env.processes.pool import EnvironmentPool
 from rollpacker.env.template import Template
 from rollpacker.processes.children import keep_to_itself
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.runtime.step.episodes import Episodes

@@ -19,8 +19,7 @@ from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.durable import write_file
 from rollpacker.engine.base import Output
 from rollpacker.reward.base import CodeRun, Grade
-from rollpacker.runtime.attempts.attempts import Spans, Trajectory
-from rollpacker.runtime.attempts.episode_record import EpisodeRecord
+from rollpacker.runtime.attempts.attempts import EpisodeRecord, Spans, Trajectory
 
 FILE = "carried.jsonl"
 

@@ -1,4 +1,4 @@
-"""From finished attempts to grades: timeouts, and the pool of reward processes."""
+"""From finished attempts to grades: what an environment gave, timeouts, the reward processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -16,13 +16,90 @@ from rollpacker.config import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.core.types import AttemptId, PromptId
 from rollpacker.data.base import Row
 from rollpacker.data.columns import is_blank
-from rollpacker.policy.grading import AdaptiveTimeouts
+from rollpacker.policy.grading import RESPONSES, AdaptiveTimeouts
 from rollpacker.response_text import ResponseText
 from rollpacker.reward.base import Grade, GradeRequest, TrainerState
 from rollpacker.reward.functions import reward_names
 from rollpacker.reward.processes.pool import GradingPool
-from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.environment_reward import EnvironmentReward
+from rollpacker.runtime.attempts.attempts import EpisodeRecord, Trajectory
+
+ENVIRONMENT = "environment"
+"""Of the reward in metrics and samples."""
+
+
+class EnvironmentReward:
+    """Adds it to the grades of the responses that have one.
+
+    Args:
+        config: of the environment; None where there is none.
+        names: of the reward functions. Where there are none, an episode that was given nothing has
+            a reward of 0.
+
+    Raises ``ValueError`` where one has the environment's name.
+    """
+
+    def __init__(self, config: EnvironmentConfig | None, names: Sequence[str]) -> None:
+        if config is not None and ENVIRONMENT in names:
+            raise ValueError(
+                f"rewards: one is named '{ENVIRONMENT}', as what the environment gives is: set "
+                f"rewards.{names.index(ENVIRONMENT)}.name"
+            )
+        self._config = config
+        self._alone = not names
+        self._given: dict[AttemptId, float | None] = {}
+        self._silent: int | None = 0
+        """Episodes that ended by themselves and were given nothing; None once that is settled."""
+
+    def note(self, attempts: Iterable[Trajectory]) -> list[Trajectory]:
+        """Responses are about to be graded; those that reward functions are to see."""
+        if self._config is None:
+            return list(attempts)
+        seen: list[Trajectory] = []
+        for attempt in attempts:
+            conversation = attempt.conversation
+            assert conversation is not None
+            given = conversation.reward(self._config.reward)
+            self._given[attempt.id] = 0.0 if given is None and self._alone else given
+            self._count(given, conversation)
+            if not (self._alone or conversation.failed):
+                seen.append(attempt)
+        return seen
+
+    def _count(self, given: float | None, conversation: EpisodeRecord) -> None:
+        if self._silent is None or conversation.failed:
+            return
+        if given is not None:
+            self._silent = None
+        elif self._alone and conversation.over == "stop":
+            self._silent += 1
+
+    def said(self) -> list[str]:
+        """What the user should know and was not told yet."""
+        silent = self._silent
+        if silent is None or silent < RESPONSES:
+            return []
+        self._silent = None
+        return [
+            f"WARNING environment: {silent} episodes ended and none was given a reward, which "
+            "counts as 0, and there are no rewards beside: let the environment give one"
+        ]
+
+    def forget(self, attempt: AttemptId) -> None:
+        """Its grade is not wanted."""
+        self._given.pop(attempt, None)
+
+    def add(self, grade: Grade) -> Grade:
+        """A grade with the environment's reward in it."""
+        given = self._given.pop(grade.attempt, None)
+        if self._config is None or given is None or grade.error is not None:
+            return grade
+        scores: Mapping[str, float | None] = {**grade.rewards, ENVIRONMENT: given}
+        total = (grade.reward or 0.0) + self._config.weight * given
+        return replace(grade, reward=total, rewards=scores)
+
+    def alone(self, attempts: Iterable[Trajectory]) -> list[Grade]:
+        """Grades of responses that no reward function sees."""
+        return [self.add(Grade(attempt=a.id, reward=None, rewards={})) for a in attempts]
 
 
 class Rewards:

@@ -25,7 +25,6 @@ from rollpacker.errors import first_line
 from rollpacker.policy.engines.fleet import Fleet
 from rollpacker.policy.rollout import RolloutPolicy
 from rollpacker.policy.rounds.tail_batching import NO_VARIANCE
-from rollpacker.runtime.attempts.detokenizer import Texts
 from rollpacker.runtime.cluster.devices import worker_devices
 from rollpacker.runtime.record.metrics import (
     AgreementAlarm,
@@ -42,7 +41,7 @@ from rollpacker.runtime.record.metrics import (
     without_program,
 )
 from rollpacker.runtime.record.progress import Progress
-from rollpacker.runtime.record.samples import SampleLog
+from rollpacker.runtime.record.samples import SampleLog, Texts
 from rollpacker.runtime.step.step import StepRecord
 
 _PROJECT = "rollpacker"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,81 @@ import polars as pl
 from rollpacker.config import RunConfig
 from rollpacker.core import sample_table as table
 from rollpacker.core.codec import dumps
-from rollpacker.core.types import Group
+from rollpacker.core.types import Group, PromptId
+from rollpacker.data.base import Row
 from rollpacker.durable import replace_file
+from rollpacker.response_text import backend
 from rollpacker.reward.base import CodeRun
 from rollpacker.reward.functions import reward_names
-from rollpacker.runtime.attempts import environment_reward
-from rollpacker.runtime.attempts.attempts import Trajectory
-from rollpacker.runtime.attempts.detokenizer import Texts
-from rollpacker.runtime.attempts.episode_record import EpisodeRecord
+from rollpacker.runtime.attempts.attempts import EpisodeRecord, Trajectory
+from rollpacker.runtime.attempts.rewards import ENVIRONMENT
 from rollpacker.runtime.step.step import StepRecord
+
+_ANSWER = 400
+"""Characters of an answer that are kept."""
+
+
+class Texts:
+    """The texts of a step's attempts; each prompt is decoded once.
+
+    Args:
+        tokenizer: of transformers.
+        read: decodes responses, as rewards are given them.
+        rows: the problems.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        read: Callable[[Sequence[int]], str],
+        rows: Mapping[PromptId, Row],
+    ) -> None:
+        self._decode = backend(tokenizer).decode
+        self._response = read
+        self._rows = rows
+        self._prompts: dict[PromptId, str] = {}
+
+    def begin(self) -> None:
+        """A step begins: forget the last one's prompts."""
+        self._prompts.clear()
+
+    def prompt(self, attempt: Trajectory) -> str:
+        """The prompt as the model saw it, special tokens included."""
+        if attempt.conversation is not None and attempt.conversation.changed:
+            return self._read(attempt)
+        text = self._prompts.get(attempt.prompt)
+        if text is None:
+            text = self._prompts[attempt.prompt] = self._read(attempt)
+        return text
+
+    def _read(self, attempt: Trajectory) -> str:
+        return self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
+
+    def completion(self, attempt: Trajectory) -> str | None:
+        """The response, as the rewards were given it; None of an attempt that gave nothing back."""
+        if attempt.output is None:
+            return None
+        return self._response(attempt.output.tokens.tolist())
+
+    def answer(self, attempt: Trajectory) -> str | None:
+        """The problem's reference answer; of a long one, such as a program's tests, its start."""
+        row = self._rows.get(attempt.prompt)
+        if row is None or row.answer is None:
+            return None
+        text = row.answer if isinstance(row.answer, str) else _begun(row.answer)
+        return text if len(text) <= _ANSWER else f"{text[:_ANSWER]} ..."
+
+
+def _begun(value: Any) -> str:
+    """A value as JSON, no more of it than is kept: tests may be many megabytes."""
+    text = ""
+    encoder = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True)
+    for piece in encoder.iterencode(value):
+        text += piece
+        if len(text) > _ANSWER:
+            break
+    return text
+
 
 _GB = 1e9
 _TRUNCATED: dict[str | None, bool] = {"stop": False, "length": True}
@@ -47,7 +114,7 @@ class SampleLog:
         self._emulated = config.devices.emulate is not None
         acts = config.environment is not None
         self._programs = any(reward.runs_programs for reward in config.rewards)
-        self._rewards = [*reward_names(config.rewards), *([environment_reward.NAME] * acts)]
+        self._rewards = [*reward_names(config.rewards), *([ENVIRONMENT] * acts)]
         self._turns = acts
         self._schema = (
             table.REQUIRED

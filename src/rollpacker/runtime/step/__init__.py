@@ -1,4 +1,4 @@
-"""One step: the policy's decisions become messages, what workers report becomes its events.
+"""A step or an evaluation: decisions become messages, what workers report becomes events.
 
 Nothing here decides, and nothing here writes files of a run.
 """

@@ -15,6 +15,7 @@ from rollpacker.config import RunConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
 from rollpacker.core.journal import Policy
+from rollpacker.core.pump import Record
 from rollpacker.core.types import EngineId, ReplicaId
 from rollpacker.env.processes.pool import EpisodeReply
 from rollpacker.policy.rollout import RolloutPolicy
@@ -51,7 +52,7 @@ class StepDriver:
         self,
         setup: Setup,
         policy: Policy,
-        journal: Callable[[float, ev.Event, Sequence[do.Decision]], None],
+        journal: Record,
         *,
         updates: Updates | None = None,
         phases: PhaseNodes | None = None,
@@ -174,10 +175,7 @@ class StepDriver:
             case do.AccumulateGradients() | do.ApplyUpdate():
                 updates.perform(decision)
             case do.PublishWeights():
-                version = decision.version
-                self._publishing = Publishing(
-                    self._workers, version, lambda: self._published(version)
-                )
+                self._publishing = Publishing(self._workers, decision.version, self._published)
             case do.OfferTail() if self._phases is not None:
                 self._spawn(self._phases.offer_tail())
             case _:
@@ -386,12 +384,12 @@ class StepDriver:
         except Exception as error:
             self._hear(_raise, error)
 
-    def _published(self, version: int) -> None:
+    def _published(self) -> None:
         if self._measures:
             self._post(self.record.measured())
         if self._drafts is not None and (timed := self.record.timed()) is not None:
             self._post(timed)
-        self._post(ev.WeightsPublished(version=version))
+        self._post(ev.WeightsPublished(version=self.record.step + 1))
 
 
 def _both(first: Loss, second: Loss) -> Loss:
@@ -410,7 +408,7 @@ def train_driver(
     config: RunConfig,
     setup: Setup,
     policy: RolloutPolicy,
-    journal: Callable[[float, ev.Event, Sequence[do.Decision]], None],
+    journal: Record,
     updates: Updates,
     phases: PhaseNodes | None = None,
 ) -> StepDriver:

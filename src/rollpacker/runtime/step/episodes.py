@@ -16,9 +16,13 @@ from rollpacker.engine.base import Request, SamplingParams
 from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, packed
 from rollpacker.env.processes.pool import EnvironmentPool, EpisodeReply
 from rollpacker.errors import told
-from rollpacker.runtime.attempts.attempts import Trajectory, TrajectoryStage
-from rollpacker.runtime.attempts.episode_record import EpisodeRecord, lengthened
-from rollpacker.runtime.attempts.problems import Problems
+from rollpacker.runtime.attempts.attempts import (
+    EpisodeRecord,
+    Problems,
+    Trajectory,
+    TrajectoryStage,
+    lengthened,
+)
 from rollpacker.runtime.ipc.clock import Clock
 
 

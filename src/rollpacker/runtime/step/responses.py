@@ -22,9 +22,8 @@ from rollpacker.core.types import NO_DRAFTS, AttemptId, EngineId, PromptId, samp
 from rollpacker.data.base import Row
 from rollpacker.engine.base import Output, Request, SamplingParams, Speculation
 from rollpacker.reward.base import Grade
-from rollpacker.runtime.attempts.attempts import GENERATING, Trajectory, TrajectoryStage
+from rollpacker.runtime.attempts.attempts import GENERATING, Problems, Trajectory, TrajectoryStage
 from rollpacker.runtime.attempts.carried import KnownResponse
-from rollpacker.runtime.attempts.problems import Problems
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.pool.in_process import Workers

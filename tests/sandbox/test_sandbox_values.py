@@ -141,6 +141,7 @@ def test_outputs(found: str, expected: str, same: bool) -> None:
     ("found", "expected", "same"),
     [
         ({1: "a", "1": "a"}, {"1": "a"}, False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
         ({True: 1}, {"true": 1}, True),
         (((1,), [2]), [[1], [2]], True),
         ([1], (1,), False),

@@ -160,6 +160,18 @@ def test_a_turn_s_reward_that_is_none_is_named(given: Any) -> None:
     assert answer.error == f"step gave a reward of {type(given).__name__}, not a number"
 
 
+class Concludes(Gives):
+    """Has a reward for the episode as a whole too."""
+
+    async def final_reward(self) -> float:
+        return 0.25
+
+
+def test_the_reward_of_an_episode_as_a_whole_is_added_to_its_last_turn_s() -> None:
+    rewards = [talk("qwen3", Concludes(given), "Done.")[-1].reward for given in (0.5, None)]
+    assert rewards == [0.75, 0.25]
+
+
 def test_a_reward_of_another_trainer_s_is_named_too() -> None:
     for given in (10**400, "much", [1.0]):
         with pytest.raises(EpisodeError, match=r"the reward of step is .*, not a number"):

@@ -15,7 +15,7 @@ from rollpacker.config import DynamicSamplingConfig
 from rollpacker.core.groups import over_provision
 from rollpacker.core.types import Prompt, PromptId, RoundKind
 from rollpacker.policy.grading import EmptySteps
-from rollpacker.policy.rounds.race import Carrying, split
+from rollpacker.policy.rounds.race import Carrying, Racing, plan_round, split
 
 weights = st.dictionaries(
     st.text(min_size=1, max_size=3), st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=6
@@ -51,6 +51,30 @@ def test_weights_that_split_nothing_are_refused(bad):
 @given(st.integers(0, 2000), st.integers(100, 400))
 def test_over_provision_is_the_exact_ceiling(count, percent):
     assert over_provision(count, percent / 100) == math.ceil(Fraction(percent, 100) * count)
+
+
+@pytest.mark.parametrize(
+    ("queued", "steps", "kind", "taken", "updates"),
+    [
+        (3, 1, RoundKind.SHORT, 0, 1),
+        (4, 1, RoundKind.LONG, 4, 1),
+        (7, 2, RoundKind.SHORT, 0, 1),
+        (8, 2, RoundKind.LONG, 8, 2),
+    ],
+)
+def test_a_long_round_runs_as_soon_as_the_queue_has_its_prompts(
+    queued, steps, kind, taken, updates
+):
+    plan = plan_round(
+        prompts=4,
+        responses=2,
+        racing=Racing(eta_prompts=1.25),
+        queued=queued,
+        sizes={"a": 20},
+        remaining={"a": 10},
+        long_steps=steps,
+    )
+    assert (plan.kind, plan.queued, plan.updates) == (kind, taken, updates)
 
 
 # When a run stops whose steps dynamic sampling leaves empty.

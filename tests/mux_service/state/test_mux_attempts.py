@@ -16,7 +16,7 @@ from rollpacker.rollmux.service.client.client import SAFE_SHARE
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.serve import ServeOptions
 from rollpacker.rollmux.service.state import daemon_events
-from rollpacker.rollmux.service.state.attempts import MOST_NODES_LOST, RunningPrograms
+from rollpacker.rollmux.service.state.attempts import MOST_NODES_LOST, ProgramRuns, RunningPrograms
 from rollpacker.rollmux.service.views import views
 
 MACHINES = [
@@ -267,6 +267,16 @@ def test_a_job_that_breaks_its_nodes_one_after_the_other_ends(tmp_path: Path) ->
     assert found["program"] is not None
     assert found["program"]["nodes_lost"] == MOST_NODES_LOST
     world.store.close()
+
+
+def test_restarts_are_counted_anew_when_the_job_gets_on() -> None:
+    program = ProgramRuns(JobProgram(command=("train",), restarts=1))
+    found = list[tuple[int, str]]()
+    for number, done in enumerate((0, 3, 5, 5), start=1):
+        program.begin(number, "rollout-0", (), 0.0)
+        program.end(1, 1.0, done, told=False)
+        found.append((program.used, program.outcome))
+    assert found == [(1, ""), (1, ""), (1, ""), (2, "failed")]
 
 
 def test_the_program_of_a_held_job_ends_when_its_iteration_is_over_and_goes_on_when_it_is_released(

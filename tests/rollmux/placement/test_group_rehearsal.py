@@ -66,10 +66,8 @@ def test_a_tail_is_left_to_who_waits_and_once_a_node() -> None:
 def test_beside_a_tail_a_rollout_takes_a_third_longer_at_most(
     seconds: float, tail_s: float
 ) -> None:
-    extra = extra_beside(seconds, tail_s)
-    assert 0.0 <= extra <= seconds / 3.0 + 1e-9
-    if tail_s <= 0.0:
-        assert extra == 0.0
+    expected = min(max(0.0, tail_s) / 4.0, seconds / 3.0)
+    assert extra_beside(seconds, tail_s) == pytest.approx(expected)
 
 
 @settings(max_examples=settings().max_examples // 2)

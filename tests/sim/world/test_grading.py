@@ -60,6 +60,18 @@ def test_the_judge_is_faster_on_idle_devices() -> None:
     assert service.run() == {0: 2.0}
 
 
+def test_the_judge_has_done_its_work_so_far_at_the_speed_of_then() -> None:
+    service = Service()
+    service.submit(0, "essays")
+
+    def rest() -> None:
+        service.load = 0.0
+        service.grading.reload()
+
+    service.agenda.at(4.0, rest)
+    assert service.run() == {0: 5.0}
+
+
 def test_a_program_that_hangs_is_killed_sooner_once_a_correct_one_was_seen() -> None:
     service = Service()
     service.submit(0, "programs", run_s=math.inf)

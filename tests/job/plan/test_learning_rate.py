@@ -1,6 +1,7 @@
 """A configuration without a learning rate gets one that suits its model."""
 
 import re
+from io import StringIO
 
 import pytest
 import yaml
@@ -10,11 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollpacker import config, job
 from rollpacker.job.ask.draft import Wishes, draft
-from rollpacker.job.plan.defaults import count_model
+from rollpacker.job.plan.defaults import count_model, with_learning_rate
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.train.state.optimizer import default_learning_rate
-
-pytestmark = pytest.mark.wide
 
 
 @pytest.mark.parametrize(
@@ -39,6 +38,17 @@ def without_rate(shop: Workshop, name: str, **changes) -> config.RunConfig:
     return config.parse(tree)
 
 
+def test_a_job_with_adapters_takes_their_rate(tmp_path):
+    shop = Workshop(tmp_path, rows=4)
+    total = count_model(str(shop.model)).total
+    for rank in (0, 4):
+        made, said = without_rate(shop, "run", model__lora_rank=rank), StringIO()
+        chosen = with_learning_rate(made, None, Progress(Console(file=said, width=999)))
+        assert chosen.train.learning_rate == default_learning_rate(total, lora=rank > 0)
+        assert said.getvalue().endswith(" with LoRA\n") is (rank > 0)
+
+
+@pytest.mark.wide
 def test_a_run_says_and_keeps_the_rate_that_it_chose(tmp_path):
     shop = Workshop(tmp_path)
     folder, said = run(without_rate(shop, "run", steps=1))
@@ -50,6 +60,7 @@ def test_a_run_says_and_keeps_the_rate_that_it_chose(tmp_path):
     assert metrics(folder)[0]["learning_rate"] == rate
 
 
+@pytest.mark.wide
 def test_a_mixture_of_experts_takes_the_rate_of_all_its_weights(tmp_path):
     """A real run, which also may not go on with other experts."""
     shop = Workshop(tmp_path)
@@ -80,6 +91,7 @@ def test_a_mixture_of_experts_takes_the_rate_of_all_its_weights(tmp_path):
         job.train(go_on, resume=True, progress=Progress(Console(quiet=True)))
 
 
+@pytest.mark.wide
 def test_the_built_in_engine_is_refused_before_anything_starts(tmp_path):
     shop = Workshop(tmp_path)
     small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256}

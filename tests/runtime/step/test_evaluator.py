@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from rich.console import Console
 from rollpacker.config import EvalConfig
 from rollpacker.core import decisions as do
 from rollpacker.core import events as ev
-from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId
+from rollpacker.core.types import AttemptId, EngineId, Prompt, PromptId, ReplicaId, RoundKind
 from rollpacker.data.base import Row
 from rollpacker.data.source import PromptSource
 from rollpacker.engine.base import Output, Request, SamplingParams
@@ -30,6 +31,7 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.messages.faults import WorkerError
 from rollpacker.runtime.pool.pool import Listener, Loss
 from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.step.driver import StepDriver
 from rollpacker.runtime.step.responses import Setup
 
 ENGINES, PROBLEMS, EACH, MANY = 3, 7, 2, 1500
@@ -261,3 +263,42 @@ def test_what_its_environment_was_at_begins_again_elsewhere() -> None:
         told(ev.AttemptFinished(attempt=attempt, tokens=1, finish_reason="stop"))
         told(ev.AttemptGraded(attempt=attempt, reward=None))
     assert policy.missing == 0
+
+
+def test_a_loss_is_told_before_what_stops_with_it() -> None:
+    """A round that ends must know which gradients are gone."""
+    engines, prompt, heard = Engines(), PromptId("p"), list[ev.Event]()
+    lost, other = (
+        do.StartAttempt(attempt=AttemptId(n), prompt=prompt, index=n, engine=EngineId(n))
+        for n in range(2)
+    )
+    stop = do.AbortAttempt(attempt=lost.attempt)
+    over = do.FinishRollout(step=0, round=RoundKind.FULL)
+    made = iter([[lost, other], [stop], [], [over]])
+    tokens = {prompt: np.zeros(3, np.int32)}
+    setup = Setup(
+        workers=cast(Any, engines),
+        problems=cast(Any, SimpleNamespace(tokens=tokens, remaining=dict)),
+        rewards=cast(Any, Graders()),
+        params=SamplingParams(max_tokens=9),
+        seed=0,
+        clock=Clock(),
+        lockstep=False,
+    )
+    policy = cast(Any, SimpleNamespace(handle=lambda *_: next(made)))
+    driver = StepDriver(setup, policy, lambda _now, event, _made: heard.append(event))
+
+    async def main() -> None:
+        with driver.begin(0):
+            rolling = asyncio.create_task(driver.roll_out())
+            await asyncio.sleep(0)
+            engines.finish(other.attempt)
+            await asyncio.sleep(0)
+            engines.lose(0)
+            await rolling
+
+    asyncio.run(main())
+    assert heard[2:] == [
+        ev.DevicesLost(engines=(lost.engine,), replicas=(ReplicaId(0),)),
+        ev.AttemptAborted(attempt=lost.attempt, tokens=0),
+    ]

@@ -115,6 +115,7 @@ async def dies_young(shop: Workshop, worker: int, after_s: float, **settings: An
     pool = WorkerPool(shop.config("young", **settings), max_length=200, total_updates=9)
     starting = asyncio.create_task(pool.start())
     pids = await soon(lambda: pool.pids)
+    os.kill(pids[0 if worker else 1], STOP)  # so that not all are built before
     await asyncio.sleep(after_s)
     os.kill(pids[worker], KILL)
     with pytest.raises(WorkerError, match=rf"^worker {worker} died: exit code -9$"):

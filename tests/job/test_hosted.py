@@ -64,7 +64,7 @@ class Lengths:
 class Trainer:
     """The host: a model whose weights it changes after each round."""
 
-    def __init__(self, folder: Path, mode: str) -> None:
+    def __init__(self, folder: Path, mode: str, **changes: Any) -> None:
         self.model, self.tokenizer = build_model(0).eval(), build_tokenizer()
         config: dict[str, Any] = {
             "output": str(folder),
@@ -77,6 +77,7 @@ class Trainer:
                 "max_completion_length": CAP,
                 "tail_batching": {"mode": mode},
             },
+            **changes,
         }
         rows = [
             Row(id=PromptId(f"p{n}"), prompt=f"{n}", answer="", domain="default", columns={})
@@ -104,6 +105,25 @@ class Trainer:
         update = Update(applied=True, grad_norm=1.0, learning_rate=0.1, metrics={"loss": 2.0})
         await self.job.finish(HostUpdate(update=update, start_s=0.0, end_s=0.0))
         self.job.turn_epoch()
+
+
+class Later(Lengths):
+    """Says what it still grades; an ill one grades nothing."""
+
+    ill = False
+
+    def grade(self, attempts, rows, *, training=True) -> None:
+        self.open = self.pending() | dict.fromkeys([a.id for a in attempts], 0.0)
+        asyncio.get_running_loop().call_soon(self._done, attempts, rows)
+
+    def _done(self, attempts, rows) -> None:
+        self.broken = "the judge is ill" if self.ill else None
+        for attempt in attempts:
+            self.open.pop(attempt.id, None)
+        super().grade(attempts, rows)
+
+    def pending(self) -> dict:
+        return getattr(self, "open", {})
 
 
 def kept(folder: Path) -> pl.DataFrame:
@@ -205,6 +225,26 @@ def test_after_a_round_that_failed_the_next_one_is_the_same_again(
         asyncio.run(through(Trainer(tmp_path / name, mode), ill=ill))
     assert kept(tmp_path / "ill").equals(kept(tmp_path / "straight"))
     assert journal.replay(tmp_path / "ill" / "journal.jsonl", from_journal).differences == []
+
+
+def test_after_a_round_that_failed_in_lockstep_the_engine_decodes_again(tmp_path: Path) -> None:
+    """It was held: the driver that would have let it go on is gone with the round."""
+
+    async def through() -> None:
+        await whole(trainer, None, 1)
+        rewards.ill = True
+        with pytest.raises(ValueError, match="the judge is ill"):
+            await trainer.job.round()
+        rewards.ill = False
+        async with asyncio.timeout(30.0):
+            await whole_rounds(trainer, 2)
+        trainer.job.close()
+
+    trainer = Trainer(tmp_path, "exact", deterministic=True)
+    rewards: Any = trainer.job._host.rewards
+    rewards.__class__ = Later
+    asyncio.run(through())
+    assert trainer.job.step == 3
 
 
 @pytest.mark.parametrize("breaks", ["folder", "measured", "published"])

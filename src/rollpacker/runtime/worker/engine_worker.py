@@ -68,7 +68,7 @@ class EngineWorker:
         self._last_s: float | None = None
         """When the last step ended, if the engine has had work since."""
         self.commands: Commands = {
-            msg.BeginStep: self._begin_step,
+            msg.BeginStep: self._begin,
             msg.LoadWeights: self._load_weights,
             msg.Sleep: self.sleep,
             msg.Offload: self._offload,
@@ -141,11 +141,17 @@ class EngineWorker:
         self._engine.speculate(command.how)
         self._below = command.how.below
 
-    def _begin_step(self, command: msg.BeginStep | None = None) -> None:
+    def _begin(self, _command: msg.BeginStep) -> None:
+        """The step before may have failed while the engine was held: nobody lets that one go on."""
+        self._held = False
+        self._begin_step()
+        self._begun_s = time.perf_counter()
+
+    def _begin_step(self) -> None:
         self._before = self._seen = self._engine.stats()
         self._step_times: dict[msg.StepKind, msg.StepSums] = {}
         self._below = 0
-        self._begun_s = None if command is None else time.perf_counter()
+        self._begun_s: float | None = None
         self._start_s = 0.0
         self._rows = self._before.rows
         self._cpu_before = time.process_time()

@@ -215,6 +215,21 @@ def test_time_without_work_is_in_no_step() -> None:
     assert sums.context == pytest.approx(4.5)  # what was aborted is forgotten
 
 
+def test_what_others_took_out_of_the_engine_is_in_no_later_step() -> None:
+    """As a run inside another trainer does after a round that failed."""
+    one, sent = worker()
+    submit(one, 100, 100)
+    one.work()
+    one._engine.abort([AttemptId(0), AttemptId(1)])
+    time.sleep(PAUSE_S)
+    one.commands[msg.BeginStep](msg.BeginStep())
+    submit(one, 1)
+    one.work()
+    (sums,) = told(one, sent).step_times.values()
+    assert sums.context == pytest.approx(4.5)
+    assert sums.seconds < PAUSE_S
+
+
 def test_a_worker_counts_the_wait_for_a_device() -> None:
     one, sent = worker()
     submit(one, 99)

@@ -142,8 +142,12 @@ class EngineWorker:
         self._below = command.how.below
 
     def _begin(self, _command: msg.BeginStep) -> None:
-        """The step before may have failed while the engine was held: nobody lets that one go on."""
+        """The step before may have failed: nobody lets a held engine go on then, and ``HostedJob``
+        stops its attempts without ``Abort``."""
         self._held = False
+        if not self._engine.busy():
+            self._prompts.clear()
+            self._context, self._last_s = 0, None
         self._begin_step()
         self._begun_s = time.perf_counter()
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from policy_world import World
 from policy_world import settings as make_settings
 
@@ -38,6 +39,26 @@ def world(folder: Path, prompts: int = 3, **rollout: object) -> World:
     tail = {"mode": f"{folder}/impatient.py:Impatient", "eta_prompts": 1.0, "audit_every": 0}
     changes = {"prompts_per_step": prompts, "num_generations": 2, "tail_batching": tail} | rollout
     return World(make_settings(changes, {"a": 9}))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def __init__(self): pass", "cannot be made: .*1 positional argument"),
+        ("def start(self, step, lengths): pass", "start of .* returns a NoneType, no Racing"),
+        ("def start(self, *_): return Racing(eta_prompts=0.5)", "must be at least 1"),
+        ("def start(self, *_): return Racing(eta_responses=0.5, stops=True)", "at least 1"),
+        ("def start(self, *_): return Racing(eta_responses=float('nan'))", "at least 1"),
+    ],
+)
+def test_rules_that_no_round_can_follow_are_refused(tmp_path: Path, code: str, said: str) -> None:
+    """With fewer responses than a group has, the round had no end."""
+    head = RULE.partition("class")[0]
+    file = tmp_path / "wrong.py"
+    file.write_text(f"{head}class Wrong(TailRule):\n    {code}\n", encoding="utf-8")
+    tail = {"mode": f"{file}:Wrong"}
+    with pytest.raises(ValueError, match=rf"^rollout\.tail_batching\.mode: .*{said}"):
+        World(make_settings({"tail_batching": tail}, {"a": 9})).start()
 
 
 def of(world: World, prompt: str) -> list[int]:

@@ -29,7 +29,7 @@ from rollpacker.policy.lengths import (
     is_audit_step,
 )
 from rollpacker.policy.rounds.race import Racing
-from rollpacker.policy.rounds.rule import TailRule
+from rollpacker.policy.rounds.rule import TailRule, racing_of
 from rollpacker.policy.settings import RolloutSettings
 
 Lengths = NDArray[np.float64]
@@ -370,7 +370,7 @@ class Measurements:
 
     def _racing(self, event: ev.StepStarted) -> Racing:
         if self._rule is not None:
-            return self._rule.start(event.step, self.history)
+            return racing_of(self._rule, event.step, self.history)
         tail = self._settings.rollout.tail_batching
         match tail.mode:
             case "race":

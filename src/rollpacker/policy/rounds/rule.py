@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 from rollpacker.config import TailBatchingConfig
+from rollpacker.errors import told
 from rollpacker.policy.lengths import LengthHistory
 from rollpacker.policy.rounds.race import Racing
 from rollpacker.user_code import find
@@ -66,14 +68,35 @@ class TailRule:
         """Take back what ``state_dict`` gave."""
 
 
+_KEY = "rollout.tail_batching.mode"
+
+
 def own_rule(tail: TailBatchingConfig) -> TailRule | None:
     """The rule that the mode names; None for a mode of ours. Raises ``ValueError``."""
     if not tail.own:
         return None
-    key = "rollout.tail_batching.mode"
-    made = find(tail.mode, key)
+    made = find(tail.mode, _KEY)
     if not (isinstance(made, type) and issubclass(made, TailRule)):
         raise ValueError(
-            f"{key}: '{tail.mode}' is no subclass of rollpacker.policy.rounds.rule.TailRule"
+            f"{_KEY}: '{tail.mode}' is no subclass of rollpacker.policy.rounds.rule.TailRule"
         )
-    return made(tail)
+    try:
+        return made(tail)
+    except Exception as error:  # the user's code runs
+        raise ValueError(f"{_KEY}: '{tail.mode}' cannot be made: {told(error)}") from error
+
+
+def racing_of(rule: TailRule, step: int, lengths: LengthHistory) -> Racing:
+    """How far the rule lets a round over-provision.
+
+    Raises ``ValueError`` for any other answer: a round that starts fewer responses than a group has
+    would wait for that group for ever.
+    """
+    racing = cast(Any, rule).start(step, lengths)
+    if not isinstance(racing, Racing):
+        wrong = f"returns a {type(racing).__name__}, no Racing"
+    elif not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
+        wrong = f"returns {racing}: eta_prompts and eta_responses must be at least 1"
+    else:
+        return racing
+    raise ValueError(f"{_KEY}: start of '{rule.tail.mode}' {wrong}")

@@ -301,6 +301,20 @@ def test_a_daemon_that_is_away_loses_no_step(bench: Bench) -> None:
     bench.assert_goes_on("away", **changes)
 
 
+def test_a_signal_before_the_first_step_does_not_say_that_all_are_done(bench: Bench) -> None:
+    """Of a resumed run, which waits for nodes."""
+    changes = {"checkpoint": {"every": 0, "grace_s": 100}}
+    (bench.shop.folder / "waits-marker").touch()
+    job.train(bench.config("waits", **changes, steps=1), progress=quiet())
+    nodes = Waiting("rollout", 1)
+    nodes.asked = 1
+    code, said = stopped(bench.config("waits", **changes), resume=True, phases=nodes)
+    assert code == 143
+    assert "nothing to do" not in said
+    assert "checkpoint-1 holds all 1 steps" in said
+    bench.assert_goes_on("waits", **changes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("grace", [20, 100])
 def test_in_an_evaluation(bench: Bench, grace: float) -> None:

@@ -202,7 +202,7 @@ class _Job:
         parts, count, first = self._parts, self._counters, self._counters.step
         watching = await self._begin(first)
         dropped, over = False, self._over()
-        if over and first:
+        if over and first and not self._stopping.interrupted:
             more = "raise 'steps' or 'epochs' for more"
             self._say(f"nothing to do: all {first} steps are done; {more}")
         while not over and await self._may_roll_out():

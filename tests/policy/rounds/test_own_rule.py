@@ -102,6 +102,44 @@ def test_what_it_remembers_is_saved(tmp_path: Path) -> None:
     assert again.state_dict() == state
 
 
+def test_a_state_stays_what_it_was_and_is_json(tmp_path: Path) -> None:
+    """A step that is dropped is saved as it began, with a state that was asked for then."""
+    own = """
+class Remembers(Impatient):
+    seen = ()
+
+    def __init__(self, tail):
+        super().__init__(tail)
+        self.seen = {"asked": [], "kinds": self.seen}
+
+    def ends(self, round):
+        self.seen["asked"].append(round.longest)
+        return False
+
+    def state_dict(self):
+        return self.seen
+
+class Sets(Remembers):
+    seen = frozenset()
+"""
+    file = tmp_path / "remembers.py"
+    file.write_text(RULE + own, encoding="utf-8")
+    tail = {"mode": f"{file}:Remembers", "eta_prompts": 1.0}
+    changes = {"prompts_per_step": 2, "num_generations": 2, "tail_batching": tail}
+    found = World(make_settings(changes, {"a": 9}))
+    found.start()
+    before = found.policy.state_dict()["measure"]["rule"]
+    for attempt in of(found, "a0"):
+        found.finish(attempt, 10)
+    for attempt in of(found, "a0"):
+        found.grade(attempt, 1.0)
+    assert before["asked"] == []
+    assert found.policy.state_dict()["measure"]["rule"]["asked"]
+    wrong = make_settings(changes | {"tail_batching": {"mode": f"{file}:Sets"}}, {"a": 9})
+    with pytest.raises(ValueError, match=r"state_dict of '.*:Sets' gives no JSON: .*frozenset"):
+        RolloutPolicy(wrong).state_dict()
+
+
 def test_dynamic_sampling_draws_no_more_for_a_round_that_ended(tmp_path: Path) -> None:
     found = world(tmp_path, prompts=2, dynamic_sampling={"enabled": True, "max_draws": 4})
     found.start()

@@ -29,7 +29,7 @@ from rollpacker.policy.lengths import (
     is_audit_step,
 )
 from rollpacker.policy.rounds.race import Racing
-from rollpacker.policy.rounds.rule import TailRule, racing_of
+from rollpacker.policy.rounds.rule import TailRule, racing_of, state_of
 from rollpacker.policy.settings import RolloutSettings
 
 Lengths = NDArray[np.float64]
@@ -445,7 +445,7 @@ class Measurements:
             "meter": self._meter.state_dict(),
             "admission": self._auto.state_dict(),
             "train": [self._train_s, self._train_tokens],
-            "rule": {} if self._rule is None else self._rule.state_dict(),
+            "rule": {} if self._rule is None else state_of(self._rule),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -100,3 +101,16 @@ def racing_of(rule: TailRule, step: int, lengths: LengthHistory) -> Racing:
     else:
         return racing
     raise ValueError(f"{_KEY}: start of '{rule.tail.mode}' {wrong}")
+
+
+def state_of(rule: TailRule) -> dict[str, Any]:
+    """A copy of what the rule remembers: it goes on while the state waits, and a step that is
+    dropped is kept as it began.
+
+    Raises ``ValueError`` where it is no JSON.
+    """
+    try:
+        return json.loads(json.dumps(rule.state_dict()))
+    except (TypeError, ValueError) as error:
+        wrong = f"state_dict of '{rule.tail.mode}' gives no JSON: {told(error)}"
+        raise ValueError(f"{_KEY}: {wrong}") from error

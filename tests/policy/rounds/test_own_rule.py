@@ -44,9 +44,9 @@ def world(folder: Path, prompts: int = 3, **rollout: object) -> World:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def __init__(self): pass", "cannot be made: .*1 positional argument"),
+        ("def __init__(self): pass", "__init__ of .* failed: .*1 positional argument"),
         ("def start(self, step, lengths): pass", "start of .* returns a NoneType, no Racing"),
-        ("def start(self, *_): return Racing(eta_prompts=0.5)", "must be at least 1"),
+        ("def start(self, *_): return Racing(eta_prompts=0.5)", "both factors must be at least 1"),
         ("def start(self, *_): return Racing(eta_responses=0.5, stops=True)", "at least 1"),
         ("def start(self, *_): return Racing(eta_responses=float('nan'))", "at least 1"),
     ],
@@ -136,7 +136,7 @@ class Sets(Remembers):
     assert before["asked"] == []
     assert found.policy.state_dict()["measure"]["rule"]["asked"]
     wrong = make_settings(changes | {"tail_batching": {"mode": f"{file}:Sets"}}, {"a": 9})
-    with pytest.raises(ValueError, match=r"state_dict of '.*:Sets' gives no JSON: .*frozenset"):
+    with pytest.raises(ValueError, match=r"state_dict of '.*:Sets' failed: .*frozenset"):
         RolloutPolicy(wrong).state_dict()
 
 

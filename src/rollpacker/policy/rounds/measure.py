@@ -29,7 +29,7 @@ from rollpacker.policy.lengths import (
     is_audit_step,
 )
 from rollpacker.policy.rounds.race import Racing
-from rollpacker.policy.rounds.rule import TailRule, racing_of, state_of
+from rollpacker.policy.rounds.rule import OwnRule
 from rollpacker.policy.settings import RolloutSettings
 
 Lengths = NDArray[np.float64]
@@ -345,7 +345,7 @@ class Measurements:
         settings: RolloutSettings,
         ledger: Ledger,
         audited: Callable[[], Collection[PromptId]],
-        rule: TailRule | None,
+        rule: OwnRule | None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -370,7 +370,7 @@ class Measurements:
 
     def _racing(self, event: ev.StepStarted) -> Racing:
         if self._rule is not None:
-            return racing_of(self._rule, event.step, self.history)
+            return self._rule.start(event.step, self.history)
         tail = self._settings.rollout.tail_batching
         match tail.mode:
             case "race":
@@ -445,7 +445,7 @@ class Measurements:
             "meter": self._meter.state_dict(),
             "admission": self._auto.state_dict(),
             "train": [self._train_s, self._train_tokens],
-            "rule": {} if self._rule is None else state_of(self._rule),
+            "rule": {} if self._rule is None else self._rule.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, cast
+from typing import Any, NoReturn
 
 from rollpacker.config import TailBatchingConfig
 from rollpacker.errors import told
@@ -21,7 +21,7 @@ class RoundView:
 
     Args:
         step: number of the step, from 0.
-        accepted: groups that the step trains on so far.
+        accepted: groups that the step trains on so far: those that are graded.
         wanted: groups of a whole step (``rollout.prompts_per_step``).
         decoding: attempts that engines decode.
         longest: tokens of the longest response that has ended in this round.
@@ -72,45 +72,55 @@ class TailRule:
 _KEY = "rollout.tail_batching.mode"
 
 
-def own_rule(tail: TailBatchingConfig) -> TailRule | None:
-    """The rule that the mode names; None for a mode of ours. Raises ``ValueError``."""
-    if not tail.own:
-        return None
-    made = find(tail.mode, _KEY)
-    if not (isinstance(made, type) and issubclass(made, TailRule)):
-        raise ValueError(
-            f"{_KEY}: '{tail.mode}' is no subclass of rollpacker.policy.rounds.rule.TailRule"
-        )
-    try:
-        return made(tail)
-    except Exception as error:  # the user's code runs
-        raise ValueError(f"{_KEY}: '{tail.mode}' cannot be made: {told(error)}") from error
+class OwnRule:
+    """The rule that the mode names. Its mistakes are ``ValueError``s that name the key.
 
-
-def racing_of(rule: TailRule, step: int, lengths: LengthHistory) -> Racing:
-    """How far the rule lets a round over-provision.
-
-    Raises ``ValueError`` for any other answer: a round that starts fewer responses than a group has
-    would wait for that group for ever.
+    Args:
+        tail: the section ``rollout.tail_batching``, whose mode is a path.
     """
-    racing = cast(Any, rule).start(step, lengths)
-    if not isinstance(racing, Racing):
-        wrong = f"returns a {type(racing).__name__}, no Racing"
-    elif not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
-        wrong = f"returns {racing}: eta_prompts and eta_responses must be at least 1"
-    else:
+
+    def __init__(self, tail: TailBatchingConfig) -> None:
+        self._mode = tail.mode
+        made = find(tail.mode, _KEY)
+        if not (isinstance(made, type) and issubclass(made, TailRule)):
+            raise ValueError(
+                f"{_KEY}: '{tail.mode}' is no subclass of rollpacker.policy.rounds.rule.TailRule"
+            )
+        self._rule: Any = self._asked("__init__", lambda: made(tail))
+
+    def start(self, step: int, lengths: LengthHistory) -> Racing:
+        """See ``TailRule``. A round that starts fewer responses than a group has would wait for
+        that group for ever, so other answers are refused."""
+        racing = self._asked("start", lambda: self._rule.start(step, lengths))
+        if not isinstance(racing, Racing):
+            self._refuse("start", f"returns a {type(racing).__name__}, no Racing")
+        if not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
+            self._refuse("start", f"returns {racing}: both factors must be at least 1")
         return racing
-    raise ValueError(f"{_KEY}: start of '{rule.tail.mode}' {wrong}")
+
+    def ends(self, round: RoundView) -> bool:
+        """See ``TailRule``."""
+        return bool(self._asked("ends", lambda: self._rule.ends(round)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: the rule goes on while the state waits, and a dropped step is kept as it
+        began."""
+        return self._asked("state_dict", lambda: json.loads(json.dumps(self._rule.state_dict())))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``TailRule``."""
+        self._asked("load_state_dict", lambda: self._rule.load_state_dict(state))
+
+    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Exception as error:  # the user's code runs
+            raise ValueError(f"{_KEY}: {what} of '{self._mode}' failed: {told(error)}") from error
+
+    def _refuse(self, what: str, why: str) -> NoReturn:
+        raise ValueError(f"{_KEY}: {what} of '{self._mode}' {why}")
 
 
-def state_of(rule: TailRule) -> dict[str, Any]:
-    """A copy of what the rule remembers: it goes on while the state waits, and a step that is
-    dropped is kept as it began.
-
-    Raises ``ValueError`` where it is no JSON.
-    """
-    try:
-        return json.loads(json.dumps(rule.state_dict()))
-    except (TypeError, ValueError) as error:
-        wrong = f"state_dict of '{rule.tail.mode}' gives no JSON: {told(error)}"
-        raise ValueError(f"{_KEY}: {wrong}") from error
+def own_rule(tail: TailBatchingConfig) -> OwnRule | None:
+    """The rule that the mode names; None for a mode of ours. Raises ``ValueError``."""
+    return OwnRule(tail) if tail.own else None

@@ -24,7 +24,7 @@ from rollpacker.policy.rounds.race import (
     domain_quotas,
     plan_round,
 )
-from rollpacker.policy.rounds.rule import RoundView, TailRule
+from rollpacker.policy.rounds.rule import OwnRule, RoundView
 from rollpacker.policy.settings import RolloutSettings
 
 
@@ -80,7 +80,7 @@ class TailBatching:
         settings: RolloutSettings,
         ledger: Ledger,
         engines: Engines,
-        rule: TailRule | None = None,
+        rule: OwnRule | None = None,
     ) -> None:
         self._settings = settings
         self._config = settings.rollout

@@ -155,7 +155,7 @@ def test_answers_are_what_is_described(checked: Checked) -> None:
     checked.ask(post, "/v1/nodes/{node}/heartbeat", {}, node=permit["nodes"][0])
     checked.ask(post, "/v1/permits/{token}/abandon", {}, token=permit["token"])
     checked.ask(post, "/v1/nodes/{node}/open", {}, node=permit["nodes"][0])
-    checked.ask(post, "/v1/nodes/{node}/heartbeat", {}, node=node)
+    checked.ask(post, "/v1/nodes/{node}/heartbeat", {"attempts": []}, node=node)
     new = {"name": "h800-2", "pool": "train"}
     checked.ask(post, "/v1/nodes", new)
     checked.ask(post, "/v1/nodes", new | {"name": "h800-3"})

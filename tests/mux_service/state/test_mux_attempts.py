@@ -308,3 +308,12 @@ def test_the_program_of_a_held_job_ends_when_its_iteration_is_over_and_goes_on_w
     assert (record.program.used, record.program.outcome) == (0, "")
     assert world.post(commands.end, "a")[0] == 200
     assert world.post(commands.change, "a", {"held": True})[1]["code"] == "ended"
+
+
+def test_no_program_comes_to_a_node_whose_agent_starts_none_any_more(world: World) -> None:
+    for node in ("rollout-0", "rollout-1"):
+        assert world.post(commands.node_heartbeat, node, {})[0] == 200
+    assert world.submit("a", program=PROGRAM)[1]["state"] == "queued"
+    assert "no agent that starts programs" in views.job(world.core, "a")["queue"]["reason"]
+    told(world, "rollout-1")
+    assert world.core.leased.lead("a") == "rollout-1"

@@ -100,7 +100,8 @@ class NodeJoined(Tagged, frozen=True, kw_only=True):
 
 
 class AgentHeard(Tagged, frozen=True, kw_only=True):
-    """A named node's agent reports for the first time, or starts programs for the first time."""
+    """A named node's agent reports for the first time, or starts programs now and did not before, or
+    the other way round."""
 
     node: str
     programs: bool

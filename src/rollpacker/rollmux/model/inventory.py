@@ -214,7 +214,7 @@ class Slot:
         since: when its status last changed; None for never.
         failures: when it failed lately.
         closed: status and why, to be had again by one that is down.
-        agent: whether one was ever heard there, and whether it started programs.
+        agent: whether one was ever heard there, and whether the last one starts programs.
     """
 
     machine: Machine

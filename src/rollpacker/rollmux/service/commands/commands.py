@@ -378,16 +378,17 @@ def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outco
         slot = core.leased.slots[machine.name]
     if (lacks := _lacks(slot.machine, machine)) and slot.status == "open":
         core.record(ev.NodeClosed(node=machine.name, status="set_aside", why=lacks))
-    _heard(core, machine.name, programs=False)
+    if not slot.agent:
+        _heard(core, machine.name, programs=False)
     answer = answers.Registered(status=core.leased.status(machine.name), ttl_s=core.ttl)
     note = daemon_events.AgentJoined(node=machine.name, agent=body.agent)
     return recorded(core, request, note, lambda: answer)
 
 
 def _heard(core: TransactionLog, node: str, *, programs: bool) -> None:
-    """From now on jobs whose programs agents start may come to a named node."""
+    """Jobs whose programs agents start come only to named nodes whose agents start some."""
     slot = core.leased.slots.get(node)
-    if slot is not None and slot.agent != "programs" and (programs or not slot.agent):
+    if slot is not None and slot.agent != ("programs" if programs else "heard"):
         core.record(ev.AgentHeard(node=node, programs=programs))
 
 

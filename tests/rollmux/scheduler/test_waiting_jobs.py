@@ -521,3 +521,28 @@ def test_priority_changes_who_is_next_of_a_team() -> None:
     arrive(on, 0.0, spec("a"), spec("b", priority=1), spec("c"))
     on.handle(1.0, ev.JobChanged(job="c", priority=2))
     assert [job.spec.id for job in on.queue.waiting(2.0)] == ["c", "b"]
+
+
+@pytest.mark.parametrize("first", ["held", "failed"])
+def test_a_held_job_whose_node_failed_loses_its_state_and_no_time_by_the_hold(first: str) -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"))
+    on.handle(1.0, ev.PermitRequested(job="a", phase="rollout"))
+    hold, fail = ev.JobChanged(job="a", held=True), ev.NodeFailed(node="rollout0")
+    for now, event in enumerate((hold, fail) if first == "held" else (fail, hold)):
+        on.handle(10.0 * (now + 1), event)
+    on.handle(30.0, ev.NodeJoined(machine=machines(1, 1)[0]))
+    made = on.handle(120.0, ev.JobChanged(job="a", held=False))
+    assert [each.reason for each in made if isinstance(each, do.Move)] == ["failure"]
+    assert on.cluster.jobs["a"].started == pytest.approx(100.0)
+
+
+def test_the_clock_of_a_job_whose_node_failed_goes_on_with_its_release() -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"))
+    on.handle(10.0, ev.NodeFailed(node="rollout0"))
+    on.handle(20.0, ev.JobChanged(job="a", held=True))
+    on.handle(120.0, ev.JobChanged(job="a", held=False))
+    made = on.handle(150.0, ev.NodeJoined(machine=machines(1, 1)[0]))
+    assert [each.reason for each in made if isinstance(each, do.Move)] == ["failure"]
+    assert on.cluster.jobs["a"].started == pytest.approx(100.0)

@@ -134,7 +134,17 @@ class Checker:
         job.stopped_at = self._now
 
     def _change(self, job: _Job, event: dict[str, Any]) -> None:
-        job.held = job.held if event["held"] is None else event["held"]
+        if event["held"] is not None:
+            job.held = event["held"]
+            self._stop_or_go_on(job)
+
+    def _stop_or_go_on(self, job: _Job) -> None:
+        """The clock of a job whose node failed stands still while it is held."""
+        if job.stranded and job.held and job.stopped_at is None:
+            job.stopped_at = self._now
+        elif job.stranded and not job.held and job.stopped_at is not None:
+            job.uncounted_s += self._now - job.stopped_at
+            job.stopped_at = None
 
     def _take(self, job: _Job, event: dict[str, Any]) -> None:
         if job.held:
@@ -265,6 +275,7 @@ class Checker:
                 self._jobs[name].stranded = True
                 # Of what it has on other nodes nothing is of use any more.
                 self._abandon(name, self._jobs[name])
+                self._stop_or_go_on(self._jobs[name])
 
     def _rebase(self, event: dict[str, Any]) -> None:
         group, epoch = event["group"], event["epoch"]

@@ -66,6 +66,7 @@ class Job:
         leaves_tails: whether it said so of any rollout: plans count on it then.
         programs: of either pool: whether agents start its programs there.
         held: whether somebody has said that it is to have no nodes.
+        stranded: whether it waits because a node of it failed.
     """
 
     spec: JobSpec
@@ -93,6 +94,7 @@ class Job:
     leaves_tails: bool = False
     programs: tuple[bool, bool] = (False, False)
     held: bool = False
+    stranded: bool = False
 
     @property
     def admitted(self) -> bool:
@@ -110,6 +112,17 @@ class Job:
         self.stopped_at = None if clock_runs else now
         self.leaves = False
 
+    def hold(self, held: bool, now: float) -> None:
+        """Time for which it is held and has no nodes does not count, nor does it make patience."""
+        if self.waits_since is not None and self.held and not held:
+            self.waits_since = now
+            if self.stranded:
+                self.run_clock(now)
+                self.stopped_at = None
+        self.held = self.leaves = held
+        if self.waits_since is not None and self.stranded and held and self.stopped_at is None:
+            self.stopped_at = now
+
     def run_clock(self, now: float) -> None:
         """Time for which its clock stands still does not count."""
         if self.stopped_at is not None:
@@ -120,6 +133,7 @@ class Job:
         """It has nodes, or some are being loaded for it."""
         self.run_clock(now)
         self.waits_since = self.stopped_at = None
+        self.stranded = False
         self.admitted_at = now
 
     def memory_gb(self, pool: int) -> float:

@@ -37,7 +37,7 @@ class Assignments:
 
     def admit(self, job: Job, site: Site, now: float) -> None:
         """A job that waited gets nodes: its first ones, or others than it had."""
-        new, stood = not job.admitted, job.stopped_at is not None
+        new, stood = not job.admitted, job.stopped_at is not None and not job.stranded
         self._queue.take(job, now)
         self._reservations.reserve(job, site)
         if not new:

@@ -153,9 +153,7 @@ class Scheduler:
         if event.priority is not None:
             job.spec = replace(job.spec, priority=event.priority)
         if event.held is not None:
-            if job.held and not event.held and job.waits_since is not None:
-                job.waits_since = now  # Else a long hold would pass for patience.
-            job.held = job.leaves = event.held
+            job.hold(event.held, now)
         if job.held and job.waits_since is None:
             self.queue.urge(job, urgent=False)
             if job.destination is not None and not job.going:
@@ -335,7 +333,8 @@ class Scheduler:
                 stranded.append(job)
         # Not before: a group has its dead node as long as anyone is pinned there.
         for job in stranded:
-            self._assignments.wait(job, now, clock_runs=True)
+            self._assignments.wait(job, now, clock_runs=not job.held)
+            job.stranded = True
         self._serve(now)
         for job in stranded:
             if job.waits_since is not None:

@@ -18,7 +18,7 @@ from rollpacker.rollmux.model.inventory import FLAPS, Fixed, Machine, Needs
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.record.trace import Philly, philly
-from rollpacker.rollmux.scheduler.queue import why_it_waits
+from rollpacker.rollmux.scheduler.queue import TRIED, why_it_waits
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation
 
@@ -546,3 +546,12 @@ def test_the_clock_of_a_job_whose_node_failed_goes_on_with_its_release() -> None
     made = on.handle(150.0, ev.NodeJoined(machine=machines(1, 1)[0]))
     assert [each.reason for each in made if isinstance(each, do.Move)] == ["failure"]
     assert on.cluster.jobs["a"].started == pytest.approx(100.0)
+
+
+def test_jobs_that_wait_for_agents_or_closed_nodes_keep_nobody_else_from_free_nodes() -> None:
+    on = scheduler(1, 1)
+    for number in range(TRIED):
+        programs(on, f"p{number}")
+    assert placed(arrive(on, 1.0, spec("driven"))) == ["driven"]
+    on.handle(2.0, ev.JobEnded(job="driven"))
+    assert placed(heard(on, "rollout0")) == ["p0"]

@@ -91,6 +91,10 @@ class Inventory(ABC):
     def free(self, pool: int, needs: Needs) -> float:
         """How many nodes can be taken now; infinite for no limit."""
 
+    def usable(self, pool: int, needs: Needs) -> float:
+        """How many there would be now with nothing running."""
+        return self.ever(pool, needs)
+
     @abstractmethod
     def ever(self, pool: int, needs: Needs) -> float:
         """How many there would be with nothing running."""
@@ -259,7 +263,8 @@ class Fixed(Inventory):
             self.slots[machine.name] = Slot(machine)
         self._suits: dict[_Wanted, list[Slot]] = {}
         self._free: dict[_Wanted, int] = {}
-        # Jobs that wait ask for the same again and again: both are kept until something changes.
+        self._usable: dict[_Wanted, int] = {}
+        # Jobs that wait ask for the same again and again: all are kept until something changes.
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -279,6 +284,7 @@ class Fixed(Inventory):
     def _changed(self, machines: bool = False) -> None:
         """Others are free than were; or there are other machines."""
         self._free.clear()
+        self._usable.clear()
         if machines:
             self._suits.clear()
 
@@ -289,6 +295,13 @@ class Fixed(Inventory):
             suitable = self._suitable(pool, needs)
             self._free[wanted] = sum(s.takes(needs) and not s.used for s in suitable)
         return self._free[wanted]
+
+    def usable(self, pool: int, needs: Needs) -> float:
+        """Open and suitable ones, used or not."""
+        wanted = _wanted(pool, needs)
+        if wanted not in self._usable:
+            self._usable[wanted] = sum(s.takes(needs) for s in self._suitable(pool, needs))
+        return self._usable[wanted]
 
     def ever(self, pool: int, needs: Needs) -> float:
         """Those that are down or closed count: they may be back."""

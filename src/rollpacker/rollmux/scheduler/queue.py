@@ -106,7 +106,7 @@ class Queue:
         """Who gets what; each offer is to be taken before the next one is asked for."""
         self._cluster.reservation = self._for_urgent(now)
         refused: set[str] = set()
-        self._order = self.waiting(now)
+        self._order = self._possible(now)
         tries = iter(self._order)
         while len(refused) < TRIED:
             job = next((job for job in tries if job.spec.id not in refused), None)
@@ -117,7 +117,7 @@ class Queue:
             if site is not None:
                 yield job, site
                 # Its team has more by now: others may come before the ones that were tried.
-                self._order = self.waiting(now)
+                self._order = self._possible(now)
                 tries = iter(self._order)
                 continue
             refused.add(job.spec.id)
@@ -126,6 +126,18 @@ class Queue:
             if self._cluster.reservation is None:
                 self._cluster.reservation = self._reserve(job, now)
         self.retry_at = now + RETRY_S if self.jobs else NEVER
+
+    def _possible(self, now: float) -> list[Job]:
+        """Those that open nodes could take: the others would use up the tries of who is behind."""
+        jobs = self.waiting(now)
+        if not self._settings.backfill:
+            return jobs
+        inventory = self._cluster.inventory
+        return [
+            job
+            for job in jobs
+            if all(inventory.usable(p, job.needs(p)) >= job.spec.gangs[p] for p in POOLS)
+        ]
 
     def _for_urgent(self, now: float) -> Reservation | None:
         """What nobody else may have: the most that one of them asks for."""

@@ -100,8 +100,7 @@ class NodeJoined(Tagged, frozen=True, kw_only=True):
 
 
 class AgentHeard(Tagged, frozen=True, kw_only=True):
-    """A named node's agent reports for the first time, or starts programs now and did not before, or
-    the other way round."""
+    """A named node's agent reports for the first time, or begins or ceases to start programs."""
 
     node: str
     programs: bool

@@ -74,13 +74,18 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
     A mode is where the range of another one begins more than 5% above the end of its own. ``off``
     where the range of the one that would be chosen ends below it.
     """
-    order = [*_SIMPLEST, *(name for name in modes if ":" in name)]
-    fair = [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
+    fair = _fair(modes, limit)
     if not fair:
         return "off"
     best = max(modes[name].low for name in fair)
     chosen = next(name for name in fair if _WORTH_IT * modes[name].high >= best)
     return chosen if modes[chosen].high >= 1.0 else "off"
+
+
+def _fair(modes: Mapping[str, ModeEstimate], limit: float) -> list[str]:
+    """Modes that are on-policy and keep ``limit`` of the true mean length, the simplest first."""
+    order = [*_SIMPLEST, *(name for name in modes if ":" in name)]
+    return [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
 
 
 def sentences(
@@ -115,7 +120,13 @@ def sentences(
         told.append(
             f"Only {read} finished responses were read: a log of more steps says more of the tail."
         )
-    told.append(_use(recommended, chosen, left_out))
+    if _fair(modes, limit):
+        told.append(_use(recommended, chosen, left_out))
+    else:
+        told.append(
+            f"None of these modes is on-policy and keeps {limit:g} of the true mean length "
+            f"(left out: {left_out})."
+        )
     auto = modes.get("auto", exact)
     fair = recommended == "exact" and auto.kept_vs_true_len >= limit
     if fair and auto.speedup > _WORTH_IT * exact.speedup:

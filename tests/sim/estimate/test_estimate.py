@@ -217,6 +217,16 @@ def told(race: ModeEstimate, exact: float, read: int = 999, depends: Any = None)
     return sentences(modes, "exact", left_out="it", depends=depends, read=read, limit=0.95)
 
 
+def test_nobody_is_told_that_a_fast_race_is_slow_where_only_races_were_simulated() -> None:
+    modes = {"off": mode(1.0), "race": mode(1.8, 0.76)}
+    assert recommend(modes, 0.95) == "off"
+    said = sentences(modes, "off", left_out="it", depends=None, read=999, limit=0.95)
+    assert said[0] == (
+        "None of these modes is on-policy and keeps 0.95 of the true mean length (left out: it)."
+    )
+    assert "race may be faster" in said[1]
+
+
 @pytest.mark.parametrize(("speedup", "tempting"), [(1.015, False), (1.2, True)])
 def test_a_race_tempts_where_it_beats_synchronous_rounds_too(
     speedup: float, tempting: bool

@@ -555,3 +555,19 @@ def test_jobs_that_wait_for_agents_or_closed_nodes_keep_nobody_else_from_free_no
     assert placed(arrive(on, 1.0, spec("driven"))) == ["driven"]
     on.handle(2.0, ev.JobEnded(job="driven"))
     assert placed(heard(on, "rollout0")) == ["p0"]
+
+
+@pytest.mark.parametrize("phase", ["rollout", "train"])
+def test_a_held_job_that_loses_its_permit_leaves_where_its_iteration_begins_again(
+    phase: str,
+) -> None:
+    on = scheduler(1, 1)
+    arrive(on, 0.0, spec("a"))
+    on.handle(1.0, ev.PermitRequested(job="a", phase="rollout"))
+    job = on.cluster.jobs["a"]
+    if phase == "train":
+        on.handle(2.0, ev.PhaseFinished(job="a", phase="rollout", seconds=1.0, token=job.token))
+        on.handle(2.0, ev.PermitRequested(job="a", phase="train"))
+    on.handle(3.0, ev.JobChanged(job="a", held=True))
+    made = on.handle(4.0, ev.PermitLost(job="a", token=job.token))
+    assert any(isinstance(each, do.Suspend) for each in made) == (phase == "rollout")

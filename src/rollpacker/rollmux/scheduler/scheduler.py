@@ -293,13 +293,16 @@ class Scheduler:
             job.tail_reached = job.leaves_tails = True
             self._permits.touch(job.home.group)
 
-    def _lost(self, _: float, event: ev.PermitLost) -> None:
+    def _lost(self, now: float, event: ev.PermitLost) -> None:
         job = self.cluster.jobs.get(event.job)
         if job is None or job.token != event.token or job.seat is None or job.home is None:
             return
         job.token = -1
         job.seat.lose()
         self._permits.touch(job.home.group)
+        if job.leaves and job.destination is None:
+            self._assignments.suspend_if_idle(job, now)
+            self._serve(now)
 
     def _ended(self, now: float, event: ev.JobEnded) -> None:
         job = self.cluster.jobs.get(event.job)

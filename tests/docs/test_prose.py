@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pages import ROOT
 
-MOST = {"long": 7, "opening": 4, "head": 0, "semicolon": 18, "private": 5}
+MOST = {"long": 7, "opening": 4, "head": 0, "semicolon": 15, "private": 5}
 """Counts of today. A page that gets better lowers them here."""
 GENERATED = ("config", "simulation", "mux_api", "index")
 """Pages that are written from the code's docstrings, or from the README."""

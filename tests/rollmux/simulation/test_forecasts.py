@@ -20,7 +20,7 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.record.trace import Philly, TraceJob, philly
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.arrivals import LATELY_S, NOBODY, Arrivals, lately
-from rollpacker.rollmux.simulation.forecast import expected_starts, forecast
+from rollpacker.rollmux.simulation.forecast import EVENTS, _Ahead, expected_starts, forecast
 
 MACHINES = [
     Machine(name=f"{pool}{n}", pool=pool) for pool in ("rollout", "train") for n in range(8)
@@ -220,3 +220,20 @@ def test_who_is_like_a_job_that_no_longer_fits_is_not_refused_in_a_run_ahead() -
     scheduler, spec = waiting_pair()
     huge = Arrivals(like=(structs.replace(spec, id="c", rollout_nodes=7),), every_s=1000.0)
     assert math.isfinite(forecast(scheduler, 0.0, arrivals=huge)["b"])
+
+
+@pytest.mark.parametrize("why", ["no agent", "closed"])
+def test_no_run_ahead_goes_on_for_a_job_that_open_nodes_cannot_take(why: str) -> None:
+    scheduler, spec = waiting_pair()
+    programs, gang = (True, False), 1
+    if why == "closed":
+        programs, gang = (False, False), 2
+        scheduler.handle(0.0, ev.NodeJoined(machine=MACHINES[1]))
+        scheduler.handle(0.0, ev.NodeClosed(node=MACHINES[1].name, status="cordoned"))
+    last = structs.replace(spec, id="last", rollout_nodes=gang)
+    scheduler.handle(0.0, ev.JobArrived(spec=last, programs=programs))
+    drawn = Arrivals(like=(structs.replace(spec, id="c"),), every_s=10_000.0)
+    ahead = _Ahead(scheduler, 0.0, 0, drawn)
+    said = ahead.starts(None, EVENTS)
+    assert said["last"] == math.inf
+    assert ahead.now == said["b"], "it ends with the last one that can start"

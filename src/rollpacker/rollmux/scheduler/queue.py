@@ -132,12 +132,7 @@ class Queue:
         jobs = self.waiting(now)
         if not self._settings.backfill:
             return jobs
-        inventory = self._cluster.inventory
-        return [
-            job
-            for job in jobs
-            if all(inventory.usable(p, job.needs(p)) >= job.spec.gangs[p] for p in POOLS)
-        ]
+        return [job for job in jobs if could_start(self._cluster.inventory, job)]
 
     def _for_urgent(self, now: float) -> Reservation | None:
         """What nobody else may have: the most that one of them asks for."""
@@ -182,6 +177,11 @@ class Queue:
             return []
         shares = Shares(self._cluster, self._settings.teams)
         return shares.to_reclaim(shares.entitled(self._order))
+
+
+def could_start(inventory: Inventory, job: Job) -> bool:
+    """Whether enough nodes for a job are open, with nothing else running."""
+    return all(inventory.usable(pool, job.needs(pool)) >= job.spec.gangs[pool] for pool in POOLS)
 
 
 def why_it_waits(cluster: Cluster, job: Job) -> str:

@@ -22,7 +22,7 @@ from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import ROLLOUT, RUNNING, WAITING, Seat
 from rollpacker.rollmux.model.tail_model import TAIL_TIME
 from rollpacker.rollmux.record.trace import TraceJob
-from rollpacker.rollmux.scheduler.queue import why_never
+from rollpacker.rollmux.scheduler.queue import could_start
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.arrivals import NOBODY, Arrivals
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
@@ -162,7 +162,7 @@ class _Ahead(ClusterSimulation):
         waiting = {
             name: each
             for name, each in queue.jobs.items()
-            if not each.held and why_never(cluster.inventory, each) is None
+            if not each.held and could_start(cluster.inventory, each)
         }
         for _ in range(events):
             done = not waiting if job is None else job not in waiting

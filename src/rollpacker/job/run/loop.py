@@ -346,7 +346,7 @@ class _Job:
             return {}
         try:
             result = await evaluator.run(step, step=step)
-            if greedy:
+            if greedy and not self._stopping.hurried:
                 both = await evaluator.run(step, greedy=True, step=step)
                 both["eval/ungraded"] += result["eval/ungraded"]
                 result |= both

@@ -182,6 +182,7 @@ class Client:
         await ask("GET", "/v1/tokens")
         await ask("POST", "/v1/tokens/revoke", {"name": "a"})
         await ask("POST", "/v1/drain", {"draining": False})
+        await ask("POST", f"{job}/change", {"priority": 1})
         await ask("POST", f"{job}/end")
         await ask("POST", f"/v1/jobs/{large['id']}/end")
         return statuses

@@ -112,7 +112,7 @@ def test_a_promise_that_was_missed_is_said_when_the_job_is_over(daemon: Daemon) 
         time.sleep(0.05)
     time.sleep(0.3)
     job.end()
-    broken = r"promise \(SLO 1\) missed: slowdown \d+\.\d\d"
+    broken = r"SLO of 1 missed: slowdown \d+\.\d\d"
     assert re.fullmatch(rf"job late: ended\n{broken}\n", daemon.mux("wait", "late"))
     assert re.search(
         rf"ended: late, ended after 1/50 iterations, {broken}, \d s ago", daemon.mux("status")

@@ -35,8 +35,13 @@ USED_IN: dict[str, tuple[str, ...]] = {
 StaleTokens = Literal["ratio", "mask", "fresh"]
 
 
+def is_own(mode: str) -> bool:
+    """Whether a mode names a rule of the user's."""
+    return ":" in mode
+
+
 def _named(mode: str) -> str:
-    if ":" not in mode:
+    if not is_own(mode):
         raise PydanticCustomError("own_mode", "path/to/file.py:name of a rule of your own")
     return mode
 
@@ -83,7 +88,7 @@ class TailBatchingConfig(Config):
     @property
     def own(self) -> bool:
         """Whether the mode names a rule of the user's."""
-        return ":" in self.mode
+        return is_own(self.mode)
 
     @property
     def races(self) -> Literal["prompts", "responses"] | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollpacker.config.rollout import RolloutConfig, TailMode
+from rollpacker.config.rollout import RolloutConfig, TailMode, is_own
 from rollpacker.core.types import RoundKind
 from rollpacker.policy.settings import RolloutSettings
 from rollpacker.polytrace.schema import Trace
@@ -84,7 +84,7 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
 
 def _fair(modes: Mapping[str, ModeEstimate], limit: float) -> list[str]:
     """Modes that are on-policy and keep ``limit`` of the true mean length, the simplest first."""
-    order = [*_SIMPLEST, *(name for name in modes if ":" in name)]
+    order = [*_SIMPLEST, *(name for name in modes if is_own(name))]
     return [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
 
 
@@ -503,7 +503,7 @@ def _simulated(
     own = drafting if job.ahead and not possible else case
 
     def learns(mode: str) -> bool:
-        return mode == "auto" or ":" in mode
+        return mode == "auto" or is_own(mode)
 
     def run(mode: str, case: CostCase = own, **changes: object) -> JobResult:
         first, count = (0, most) if learns(mode) else (_LEARNS, steps)
@@ -519,7 +519,7 @@ def _simulated(
     found = {"off": _mode(off, base)}
     for mode in modes:
         if mode not in ("off", "partial", AHEAD):
-            whole = size * rollout.num_generations if ":" in mode else None
+            whole = size * rollout.num_generations if is_own(mode) else None
             found[mode] = _mode(run(mode), base, _LEARNS if learns(mode) else 0, whole)
     if job.source.turns is None and "partial" in modes:
         found["partial"] = _partial(run("partial").steps, off.steps)

@@ -53,7 +53,7 @@ def test_a_job_waits_with_its_place_reason_and_forecast_and_starts_in_its_turn(
         time.sleep(0.01)
     assert (queue["position"], queue["of"]) == (2, 2)
     assert queue["reason"] == (
-        "no group can take it (one of them might not keep its promise, slo), and it needs "
+        "no group can take it (one of them might miss its SLO), and it needs "
         "1 rollout node (0 free) and 1 train node (0 free) of its own"
     )
     # Two jobs go first, of four iterations of twenty seconds at worst and 16 usually.
@@ -86,9 +86,7 @@ def test_nodes_that_a_job_would_not_have_to_share_are_not_in_its_way(tmp_path: P
     world = World(tmp_path, NAMED, [*nodes, Machine(name="train-0", pool="train")])
     alone(world, "a", rollout_memory_gb=90.0)
     alone(world, "b", rollout_memory_gb=20.0)
-    assert (
-        "(one of them might not keep its promise" in views.job(world.core, "b")["queue"]["reason"]
-    )
+    assert "(one of them might miss its SLO" in views.job(world.core, "b")["queue"]["reason"]
     world.core.close()
 
 

@@ -122,8 +122,8 @@ def duration(seconds: float) -> str:
 
 
 def missed(job: dict[str, Any]) -> str:
-    """Of a job that is over: that its promise was broken; empty where it was not."""
+    """Of a job that is over: that its SLO was missed; empty where it was met."""
     if job["slo_state"] != "missed":
         return ""
     slowdown = "" if job["slowdown"] is None else f": slowdown {job['slowdown']:.2f}"
-    return f"promise (SLO {job['spec']['slo']:g}) missed{slowdown}"
+    return f"SLO of {job['spec']['slo']:g} missed{slowdown}"

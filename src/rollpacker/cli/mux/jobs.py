@@ -180,7 +180,7 @@ def release(daemon: Daemon, jobs: Jobs) -> Shown:
 def priority(
     daemon: Daemon,
     job: Job,
-    number: Annotated[int, typer.Argument(help="Jobs of the same team with less wait longer.")],
+    number: Annotated[int, typer.Argument(help="The higher ones of a team go first.")],
 ) -> Shown:
     """Change a job's priority inside its team.
 
@@ -203,7 +203,7 @@ def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
 @shown
 @of_daemon
 def show(daemon: Daemon, job: Job) -> Shown:
-    """Show all that is known of a job: nodes, queue, promise, phases, program, what it waits for.
+    """Show all that is known of a job: nodes, queue, SLO, phases, program, what it waits for.
 
     Example: rollpacker mux show my-job
     """
@@ -283,7 +283,7 @@ def history(
         Literal["user", "team", "day", "job"], typer.Option(help="What a row is.")
     ] = "team",
 ) -> Shown:
-    """Show what jobs have had: how many, iterations, node hours of phases alone, missed promises.
+    """Show what jobs have had: how many, iterations, node hours of phases alone, missed SLOs.
 
     Example: rollpacker mux history --by day
     """

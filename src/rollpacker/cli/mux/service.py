@@ -116,7 +116,7 @@ def status(daemon: Daemon) -> Shown:
 
 def _in_words(found: dict[str, Any]) -> Iterator[RenderableType]:
     teams = len(found["teams"]) > 1
-    columns = ("state", "group", "nodes", "done", "promise (SLO)")
+    columns = ("state", "group", "nodes", "done", "SLO")
     view = Table("job", *(("team",) if teams else ()), *columns)
     for job in found["jobs"]:
         view.add_row(

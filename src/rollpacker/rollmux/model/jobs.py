@@ -72,7 +72,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     slo_since: Annotated[
         Literal["admission", "submission"],
         says(
-            "when the promise begins: with `admission`, or with `submission`, so that waiting "
+            "when the SLO begins: with `admission`, or with `submission`, so that waiting "
             "uses it up."
         ),
     ] = "admission"

@@ -235,7 +235,7 @@ def _why_no_group(cluster: Cluster, job: Job) -> str:
             on = f" on {shared:g} of them" if shared > 1 else ""
             memory = f"{needs.memory_gb:g} GB of a {name} node's memory"
             return f"{memory}, at most {least:g} GB are left{on}"
-    return "one of them might not keep its promise, slo"
+    return "one of them might miss its SLO"
 
 
 def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:

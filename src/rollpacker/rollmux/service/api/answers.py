@@ -163,7 +163,7 @@ class JobView(TypedDict):
     ended_s: float | None
     outcome: Annotated[JobOutcome, says("Empty: not yet; `ended`: its driver said no more.")]
     elapsed_s: float
-    uncounted_s: Annotated[float, says("Waiting for nodes, which its promise does not count.")]
+    uncounted_s: Annotated[float, says("Waiting for nodes, which its SLO does not count.")]
     queue: Queued | None
     done: Annotated[int, says("Iterations so far.")]
     next: Phase | None
@@ -174,7 +174,7 @@ class JobView(TypedDict):
     move: MoveView | None
     program: Annotated[StartedProgram | None, says("Null where agents start nothing.")]
     solo_s: Annotated[float, says("What its phases would have taken alone.")]
-    slo_slack_s: Annotated[float, says("What it may still lose without breaking its promise.")]
+    slo_slack_s: Annotated[float, says("What it may still lose without missing its SLO.")]
     slo_state: SloState
     slowdown: float | None
     recent_s: NotRequired[

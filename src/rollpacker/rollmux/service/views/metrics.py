@@ -160,9 +160,14 @@ def _of_jobs(found: Mapping[str, Any]) -> Iterator[Row]:
         values = {(job["id"], job["team"]): job[key] for job in jobs if job[key] is not None}
         yield name, text, labels, values
     promised = {(job["id"], job["team"]): job["spec"]["slo"] for job in jobs}
-    yield "job_slowdown_limit_ratio", "That a live job was promised.", labels, promised
+    yield (
+        "job_slowdown_limit_ratio",
+        "Largest slowdown that a live job's SLO allows.",
+        labels,
+        promised,
+    )
     states = {(job["id"], job["team"], job["slo_state"]): 1.0 for job in jobs}
-    text = "1 for how a live job's promise stands: kept, near, behind or missed."
+    text = "1 for how a live job's SLO stands: kept, near, behind or missed."
     yield "job_slo_state", text, (*labels, "state"), states
 
 

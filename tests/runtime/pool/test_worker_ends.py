@@ -48,15 +48,26 @@ class Sleeping(subprocess.Popen[bytes]):
 
 
 class Machine:
-    """Starts one worker (``Nodes``), whose end of the channel is ``end``."""
+    """Starts workers (``Nodes``), whose ends of their channels are ``ends``.
+
+    The first worker and its end are ``worker`` and ``end``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.ends, self.workers, self._size = list[Wire](), list[Sleeping](), size
 
     async def gather(self) -> Sequence[Node]:
-        return [Node(number=0, places=(("cpu", ()),), folder=Path("/meeting"))]
+        return [Node(number=0, places=(("cpu", ()),) * self._size, folder=Path("/meeting"))]
 
     def start(self, _specs: object) -> Mapping[int, Host]:
-        ours, theirs = socket.socketpair()
-        self.end, self.worker = Wire(theirs), Sleeping(["sleep", "600"])
-        return {0: LocalHost(Link(ours), self.worker)}
+        hosts = dict[int, Host]()
+        for number in range(self._size):
+            ours, theirs = socket.socketpair()
+            self.ends.append(Wire(theirs))
+            self.workers.append(Sleeping(["sleep", "600"]))
+            hosts[number] = LocalHost(Link(ours), self.workers[number])
+        self.end, self.worker = self.ends[0], self.workers[0]
+        return hosts
 
     def close(self) -> None:
         pass
@@ -65,13 +76,16 @@ class Machine:
 Talk = Callable[[WorkerPool, Machine, list[Any], list[str]], Awaitable[None]]
 
 
-def with_pool(talk: Talk) -> None:
-    """Of one worker that takes part; ``talk`` gets what is heard of it, and how it was lost."""
+def with_pool(talk: Talk, workers: int = 1) -> None:
+    """Run ``talk`` with a pool of live workers, the reports it hears, and the texts of losses."""
 
     async def main() -> None:
-        machine, heard, lost = Machine(), list[Any](), list[str]()
+        machine, heard, lost = Machine(workers), list[Any](), list[str]()
         nodes, note = cast(Nodes, machine), heard.append
-        pool = WorkerPool(CONFIG, max_length=9, total_updates=1, nodes=nodes, note=note)
+        config = CONFIG.model_copy(
+            update={"devices": CONFIG.devices.model_copy(update={"per_node": workers})}
+        )
+        pool = WorkerPool(config, max_length=9, total_updates=1, nodes=nodes, note=note)
         listener = Listener(
             lambda _engine, report: heard.append(report),
             lambda _replica, report: heard.append(report),
@@ -81,13 +95,14 @@ def with_pool(talk: Talk) -> None:
             starting = asyncio.create_task(pool.start())
             while not pool.pids:
                 await asyncio.sleep(0)
-            machine.end.send(msg.Ready())
+            for end in machine.ends:
+                end.send(msg.Ready())
             await starting
             with pool.listen(listener):
                 await talk(pool, machine, heard, lost)
         finally:
             pool.close()
-            assert machine.worker.poll() is not None
+            assert all(worker.poll() is not None for worker in machine.workers)
 
     async def patient() -> None:
         async with asyncio.timeout(60.0):
@@ -129,6 +144,21 @@ def test_a_mistake_of_the_users_ends_all_that_is_waited_for() -> None:
         assert not pool.engines
 
     with_pool(talk)
+
+
+def test_a_killed_worker_is_reported_before_the_survivor_whose_collective_it_broke() -> None:
+    async def talk(_pool: WorkerPool, machine: Machine, _heard: list[Any], lost: list[str]) -> None:
+        machine.end.send(msg.Died(fault=Fault(kind="crash", text="Connection closed by peer")))
+        await asyncio.sleep(0.05)
+        machine.workers[1].kill()
+        machine.ends[1].close()
+        await soon(lambda: lost)
+        assert lost == ["worker 1 died: exit code -9"]
+        machine.worker.kill()
+        await soon(lambda: len(lost) == 2)
+        assert lost[1] == "worker 0 died: Connection closed by peer"
+
+    with_pool(talk, workers=2)
 
 
 @pytest.mark.parametrize("asked", [pytest.param(True, marks=pytest.mark.wide), False])

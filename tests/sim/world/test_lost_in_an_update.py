@@ -91,6 +91,27 @@ def test_while_weights_change_it_ends() -> None:
         run(type("Pool", (Deadly,), {"kind": msg.Apply, "victim": 1}))
 
 
+class DiesAfterTheUpdate(Deadly):
+    """The victim dies when the driver has all three reports of the first update, unread."""
+
+    applied = 0
+
+    def _tell(self, worker, report) -> None:
+        super()._tell(worker, report)
+        self.applied += isinstance(report, msg.Applied)
+        if isinstance(report, msg.Applied) and self.applied == 3:
+            self._lose()
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_an_update_that_all_have_made_holds_though_one_dies_right_after_it(
+    victim: int, tmp_path: Path
+) -> None:
+    runtime = run(type("Pool", (DiesAfterTheUpdate,), {"victim": victim, "kind": int}))
+    assert [len(record.updates) for record in runtime.run.records] == [2] * JOB.steps
+    assert replays(runtime, tmp_path)
+
+
 def test_what_waits_for_nodes_is_not_sent_to_who_is_lost_meanwhile() -> None:
     """Nor is the update begun before what was lost is summed again."""
     runtime = Runtime(JOB, Deadly)

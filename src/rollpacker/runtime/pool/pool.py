@@ -107,6 +107,8 @@ class WorkerPool:
         self._newcomers: set[int] = set()
         self._answers: dict[int, asyncio.Future[msg.Report]] = {}
         self._reasons: dict[int, str] = {}
+        """Why workers were put down."""
+        self._last_words: dict[int, str] = {}
         self._spoiled = ""
         self._frozen = False
         """They stand still, and are not expected to give signs of life."""
@@ -244,6 +246,7 @@ class WorkerPool:
         for number, host in started.items():
             self._hosts[number] = host
             self._reasons.pop(number, None)
+            self._last_words.pop(number, None)
             self._silence.begin(number)
             self._listen_to(number, host)
         self._coming |= {*started}
@@ -536,8 +539,13 @@ class WorkerPool:
                 answer = self._answers.pop(number, None)
                 if answer is not None and not answer.done():  # cancelled: nobody waits any more
                     answer.set_result(report)
+            case msg.Died(fault=fault) if fault.kind == "user":
+                self._forget(number, fault.text, fault)
             case msg.Died():
-                self._forget(number, report.fault.text, report.fault)
+                # A collective breaks when one of its ranks is killed. A survivor's report of that
+                # must not come before the news of the rank that was killed.
+                self._last_words[number] = report.fault.text
+                self._wait_for_end(number, self._hosts[number])
             case msg.Beat():
                 self._silence.work(number, report.at, report.done, report.longest_s)
                 self.beat(report)
@@ -601,7 +609,10 @@ class WorkerPool:
         """Its link has closed; how it ended may take some seconds to see."""
         if number in self._reasons:
             self._forget(number, self._reasons[number])
-            return
+        else:
+            self._wait_for_end(number, host)
+
+    def _wait_for_end(self, number: int, host: Host) -> None:
         asking = spawn(self._ask_end(number, host))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
@@ -609,7 +620,8 @@ class WorkerPool:
     async def _ask_end(self, number: int, host: Host) -> None:
         end = await host.end()
         if self._hosts[number] is host and number in self._live | self._coming:
-            self._forget(number, self._reasons.get(number, end))
+            why = self._reasons.get(number) or self._last_words.get(number, end)
+            self._forget(number, why)
 
     def _forget(self, number: int, why: str, fault: Fault | None = None) -> None:
         lived = number in self._live

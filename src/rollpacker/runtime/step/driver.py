@@ -280,18 +280,24 @@ class StepDriver:
         return self._heard.popleft()
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        """Before all else, and without what the lost have said last: a decision must not count on
-        an engine or a sum of gradients that the pool has no more."""
+        """Take a loss before all reports but those of updates, and drop what the lost reported.
+
+        A decision must not count on an engine or on gradients that the pool has no more. An update
+        that every replica has made holds, although one of them died right after it.
+        """
         waiting, self._heard = self._heard, deque()
+        updated: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         for take, report in waiting:
             if take == self._lose:
                 loss = _both(report[0], loss)
+            elif take == self._take_replica and isinstance(report[1], msg.Applied):
+                updated.append((take, report))
             elif not (
                 (take == self._take_engine and report[0] in loss.engines)
                 or (take == self._take_replica and report[0] in loss.replicas)
             ):
                 self._heard.append((take, report))
-        self._heard.appendleft((self._lose, (loss,)))
+        self._heard.extendleft(reversed([*updated, (self._lose, (loss,))]))
         self._more.set()
 
     def _take_engine(self, engine: EngineId, report: msg.EngineReport) -> None:

@@ -272,7 +272,7 @@ class Updates:
         """A replica has updated; when all have, the weights must agree."""
         self._applied[replica] = report
         self._task(replica, "apply", (), report.start_s, report.end_s)
-        if len(self._applied) < len(self._workers.replicas):
+        if not self._applied.keys() >= {*self._workers.replicas}:
             return
         sums = {report.checksum for report in self._applied.values()}
         if len(sums) > 1:

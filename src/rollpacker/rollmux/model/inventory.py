@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, Final, Literal
 
-from rollpacker.core.codec import load, plain, says
+from rollpacker.core.codec import load, says
 from rollpacker.core.types import Phase
 
 POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
@@ -130,7 +130,7 @@ class Inventory(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What later answers depend on, as JSON."""
+        """What later answers depend on: plain values, or slots, which are shared."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -401,7 +401,7 @@ class Fixed(Inventory):
         self._changed(machines=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"slots": plain(list(self.slots.values()))}
+        return {"slots": [*self.slots.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         slots = load(state["slots"], list[Slot])

@@ -240,8 +240,8 @@ class Store:
         return state, [row[0] for row in ended]
 
     def state(self) -> dict[str, str]:
-        """The pieces of the state after the last entry."""
-        return dict(self._read("SELECT name, value FROM state"))
+        """The pieces of the state after the last entry, in the order in which they were new."""
+        return dict(self._read("SELECT name, value FROM state ORDER BY rowid"))
 
     def ended(self) -> list[str]:
         """All jobs that have ended, in that order."""

@@ -17,13 +17,16 @@ from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
 
+_PART = "scheduler"
+_INVENTORY = "scheduler.inventory"
+"""Slots of machines, or one piece where nodes are rented."""
 _ROWS: dict[str, Callable[[Any], object]] = {
     "jobs": lambda record: record.spec.id,
     "scheduler.jobs": lambda job: job.spec.id,
     "scheduler.groups": lambda group: group.id,
+    _INVENTORY: lambda slot: slot.machine.name,
 }
 """Lists of which each element is a piece: the key of an element."""
-_PART = "scheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,9 @@ def encode(state: LeasedState) -> dict[str, bytes]:
     for prefix, owner in (("", state), (f"{_PART}.", state.scheduler)):
         for each in fields(owner):
             name, value = prefix + each.name, getattr(owner, each.name)
-            if (key := _ROWS.get(name)) is not None:
+            if name == _INVENTORY:
+                value = value.get("slots", value)
+            if (key := _ROWS.get(name)) is not None and isinstance(value, list):
                 found |= {f"{name}/{key(row)}": dumps_finite(row) for row in value}
             elif name != _PART:
                 found[name] = dumps_finite(value)
@@ -107,11 +112,14 @@ def encode(state: LeasedState) -> dict[str, bytes]:
 def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
     """The inverse of ``encode``. Raises ``ValueError`` on what is no such state."""
     data: dict[str, Any] = {"jobs": []}
-    inner: dict[str, Any] = {"jobs": [], "groups": []}
+    slots: list[Any] = []
+    inner: dict[str, Any] = {"jobs": [], "groups": [], "inventory": {"slots": slots}}
     for name, text in pieces.items():
         place, row, _ = name.partition("/")
         owner, key = (inner, place[len(_PART) + 1 :]) if place.startswith(_PART) else (data, place)
-        if row and name != place:
+        if place == _INVENTORY and row:
+            slots.append(loads(text))
+        elif row and name != place:
             owner[key].append(loads(text))
         else:
             owner[key] = loads(text)

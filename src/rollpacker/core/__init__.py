@@ -1,4 +1,1 @@
-"""The vocabulary: types, events, decisions, policies and their journal.
-
-It knows no other package.
-"""
+"""The vocabulary: types, events, decisions, policies and their journal."""

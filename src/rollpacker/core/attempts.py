@@ -1,6 +1,6 @@
-"""The one reader of a journal: attempts put together from events and decisions, step by step.
+"""The one reader of a journal: events and decisions become attempts, step by step.
 
-Times are those at which the policy handled an event, so a decision's delay is in them.
+Times are those at which the policy handled an event, so they include a decision's delay.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ENDS = ("AttemptFinished", "AttemptAborted", "AttemptFailed", "EpisodeFailed")
 
 @dataclass(slots=True)
 class RecordedTurn:
-    """``tokens`` sampled in ``latency_s`` (None where that is unknown), then ``wait_s`` until the
-    environment had answered with ``added`` tokens."""
+    """``tokens`` were sampled in ``latency_s`` (None: unknown). After ``wait_s`` the environment
+    had answered with ``added`` tokens."""
 
     tokens: int
     wait_s: float = 0.0
@@ -37,32 +37,32 @@ class RecordedAttempt:
     index: int
     start_s: float
     engine: int
-    """Where it was started or migrated to."""
+    """The engine that it was started on or migrated to last."""
     stays: tuple[tuple[int, float], ...]
-    """Engines and since when: its start, and each time that it went on elsewhere."""
+    """Pairs of an engine and the second since which the attempt was there."""
     state: str = "aborted"
     """``kept``, ``dropped``, ``aborted``, or ``carried``: another attempt goes on with it."""
     since_s: float | None = None
-    """When it began to decode, or its environment to act."""
+    """The second in which it began to decode, or its environment to act."""
     opening_s: float = 0.0
-    """Until its environment had begun."""
+    """Seconds until its environment had begun."""
     turns: tuple[RecordedTurn, ...] = ()
     waits: tuple[Wait, ...] = ()
-    """When an environment had it: from its start and behind each turn, until it decoded again;
-    nothing of one that has none."""
+    """From its start and after each turn: when an environment got it, and when it decoded again. It
+    is empty without an environment."""
     acts: bool = False
     """It has an environment."""
     acting: bool = False
     """Its environment is at work."""
     end_s: float | None = None
     tokens: int = 0
-    """Sampled; known once it has ended."""
+    """Sampled tokens, known when it has ended."""
     finish_reason: str | None = None
     graded_s: float | None = None
     reward: float | None = None
 
     def end_turn(self, now: float, tokens: int) -> None:
-        """A turn has ended, with so many tokens sampled in all."""
+        """End a turn, after ``tokens`` sampled tokens in all."""
         assert self.since_s is not None
         sampled = tokens - sum(turn.tokens for turn in self.turns)
         self.turns += (RecordedTurn(sampled, latency_s=now - self.since_s),)
@@ -77,7 +77,8 @@ class RecordedAttempt:
             self.opening_s = seconds
 
     def go_on(self, now: float, engine: int) -> None:
-        """It decodes again; what was to move it meanwhile may not have been heard yet."""
+        """Decode again. The event of a migration may not have come yet, so the engine may be
+        new."""
         self.since_s = now
         began = self.waits[-1][0] if self.waits else self.start_s
         self.waits = (*self.waits[:-1], (began, now))
@@ -85,7 +86,6 @@ class RecordedAttempt:
             self.stays += ((engine, now),)
 
     def end(self, now: float, event: Line) -> None:
-        """The response is there, or it was stopped."""
         assert self.since_s is not None
         known = sum(turn.tokens for turn in self.turns)
         self.end_s, self.tokens = now, event.get("tokens", known)
@@ -102,7 +102,7 @@ class RecordedAttempt:
 
 @dataclass(slots=True)
 class RecordedStep:
-    """One step, of which the last try counts."""
+    """One step. If it was tried several times, the last try counts."""
 
     number: int
     start_s: float
@@ -113,7 +113,7 @@ class RecordedStep:
     attempts: dict[int, RecordedAttempt] = field(default_factory=dict[int, RecordedAttempt])
     started: int = 0
     formed: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
-    """Engine that leads, one whose devices decode what it does, and from when on."""
+    """The lead of a formed engine, another member of it, and the second since which it decodes."""
     deferred: set[str] = field(default_factory=set[str])
 
 
@@ -126,7 +126,7 @@ class JournalReader:
     def __init__(self) -> None:
         self.steps: dict[int, RecordedStep] = {}
         self.prompts: dict[str, Line] = {}
-        """All that were drawn, or that the policy held back."""
+        """All prompts that were drawn, or that the policy held back."""
         self.cap: int | None = None
         """Longest response, tokens."""
         self._step: RecordedStep | None = None
@@ -150,7 +150,7 @@ class JournalReader:
                 self._decided(self._step, now, decision)
 
     def _resume(self, meta: Line) -> None:
-        """Deferred prompts come back from the policy's state; its attempts do not go on."""
+        """Deferred prompts come back from the policy's state, but running attempts do not go on."""
         self.cap = meta["settings"].get("cap")
         tail = meta["settings"].get("rollout", {}).get("tail_batching", {})
         self._carries = tail.get("mode") == "partial"
@@ -204,7 +204,6 @@ class JournalReader:
                 self._arranged(step, now, decision)
 
     def _arranged(self, step: RecordedStep, now: float, decision: Line) -> None:
-        """What is decided of more than some attempts."""
         match decision["kind"]:
             case "BeginRound":
                 step.round_kind = decision["round"]
@@ -228,10 +227,7 @@ class JournalReader:
 
 
 def read_journal(path: Path) -> JournalReader:
-    """Read a journal, its older segments first.
-
-    Raises ``ValueError`` that names the line: it is none of a journal.
-    """
+    """Read a journal, its older segments first. Raises ``ValueError`` that names a bad line."""
     reader = JournalReader()
     for where, line in read_all(path):
         try:

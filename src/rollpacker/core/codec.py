@@ -1,6 +1,6 @@
-"""Records to JSON and back: what is kept in files, one object a line, by msgspec.
+"""Records to JSON and back, one object a line, by msgspec.
 
-Numbers that are not finite are written as ``json`` writes them, ``NaN``, and are read back.
+Numbers that are not finite are written as ``NaN``, as ``json`` does, and are read back.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Tagged(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    """One of several classes; its JSON object says which, by name, as ``kind``.
+    """A class of a family. Its JSON object has the class's name as ``kind``.
 
-    Each class of a family is declared with ``frozen=True, kw_only=True``.
+    Declare each class of a family with ``frozen=True, kw_only=True``.
     """
 
 
 def _number(value: object) -> object:
-    """A number of numpy's that is one of Python's too."""
+    """Turn numpy's float64, a subclass of ``float``, into a float."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
@@ -35,17 +35,17 @@ def _number(value: object) -> object:
 
 _encode = msgspec.json.Encoder(enc_hook=_number).encode
 _LONGEST = 80
-"""Characters of a wrong value that are shown."""
+"""The most characters of a wrong value that a message shows."""
 _decode = msgspec.json.Decoder().decode
 
 
 def plain(value: object) -> Any:
-    """The same as dicts, lists, tuples, text and numbers. Raises ``TypeError`` on anything else."""
+    """Return dicts, lists, tuples, text and numbers. Raises ``TypeError`` on anything else."""
     return msgspec.to_builtins(value, enc_hook=_number)
 
 
 def dumps(value: object) -> bytes:
-    """JSON in one line of records, dataclasses and plain values. Raises ``TypeError``."""
+    """Records, dataclasses and plain values as one line of JSON. Raises ``TypeError``."""
     try:
         text = _encode(value)
         if b"null" not in text:
@@ -57,9 +57,9 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_finite(value: object) -> bytes:
-    """As ``dumps``, several times faster with much that is None.
+    """As ``dumps``, and several times faster if much is None.
 
-    A number that is not finite becomes null: only for what has none. Raises ``TypeError``.
+    A number that is not finite becomes null. Raises ``TypeError``.
     """
     try:
         return _encode(value)
@@ -76,23 +76,23 @@ def loads(text: bytes | str) -> Any:
 
 
 def load(data: object, kind: type[T]) -> T:
-    """A record or dataclass from its plain values; keys that it does not know are left out.
+    """Build a record or dataclass from plain values, without the keys that it does not know.
 
-    Raises ``ValueError`` with one line: what is wrong, and where.
+    Raises ``ValueError`` in one line that says where the mistake is.
     """
     return msgspec.convert(data, kind)
 
 
 def says(description: str, **limits: Any) -> msgspec.Meta:
-    """What a field means, and its limits, for ``Annotated``: the description of an interface has
-    both, and ``read_record`` holds the limits."""
+    """Describe a field in ``Annotated``, with its limits. The API's description shows both, and
+    ``read_record`` enforces the limits."""
     return msgspec.Meta(description=description, **limits)
 
 
 def read_record(data: object, kind: type[T], strict: bool = True) -> T:
-    """A record of what somebody wrote: as ``load``, but every key has to be known.
+    """Build a record from a user's values: as ``load``, but an unknown key is an error.
 
-    Raises ``ValueError`` with one line: which key, what is wrong with it, and what was meant.
+    Raises ``ValueError`` in one line: the key, the mistake, and a suggestion.
     """
     for key, near in _unknown(data, kind, ""):
         raise ValueError(f"unknown key '{key}'{near}")
@@ -112,7 +112,7 @@ def _is_record(kind: object) -> bool:
 
 
 def _unknown(data: object, kind: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Keys that no record of a kind has, and what was meant."""
+    """Yield keys that no record of this kind has, each with a suggestion."""
     if isinstance(data, list | tuple):
         for each in cast(list[object], data):
             yield from _unknown(each, kind, where)
@@ -134,7 +134,7 @@ def _near(text: str, choices: list[str], where: str = "") -> str:
 
 
 def _problem(text: str, data: Any, kind: Any) -> str:
-    """What msgspec found wrong, with the value and, of a choice, what it may be."""
+    """msgspec's message, with the value and the possible choices."""
     text, _, at = text.partition(" - at ")
     at = at.rpartition("`$")[2].strip("`.")
     value: Any = data
@@ -163,7 +163,7 @@ def kinds(union: Any) -> dict[str, type[Tagged]]:
 
 
 def load_tagged(data: Mapping[str, Any], classes: Mapping[str, type[T]]) -> T:
-    """The record that ``data`` says it is. Raises ``ValueError`` in one line."""
+    """Build the record that ``kind`` names. Raises ``ValueError`` in one line."""
     kind = data.get("kind", "")
     if kind not in classes:
         raise ValueError(f"unknown kind {kind!r}; known: {', '.join(sorted(classes))}")
@@ -174,7 +174,7 @@ def load_tagged(data: Mapping[str, Any], classes: Mapping[str, type[T]]) -> T:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield ``(line number, value)``; a last line that was torn is left out.
+    """Yield ``(line number, value)`` without a torn last line.
 
     Raises ``ValueError`` that names the file and the line.
     """

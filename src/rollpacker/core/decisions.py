@@ -1,4 +1,4 @@
-"""What to do, in the imperative. Policies make decisions, drivers perform them without waiting."""
+"""Decisions are imperatives. Policies make them, and drivers perform them without waiting."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rollpacker.core.types import (
 
 
 class DrawPrompts(Tagged, frozen=True, kw_only=True):
-    """Take up to ``counts[domain]`` fresh prompts of each domain; answered by ``PromptsDrawn``."""
+    """Take up to ``counts[domain]`` fresh prompts of each domain. Answered by ``PromptsDrawn``."""
 
     counts: dict[str, int]
 
 
 class BeginRound(Tagged, frozen=True, kw_only=True):
-    """The kind of this step's round; announced before its first attempt.
+    """The kind of this step's round, before its first attempt.
 
-    ``updates``: steps' worth of prompts that it runs, with an update for each.
+    ``updates``: the round runs so many steps' prompts, with an update for each step.
     """
 
     step: int
@@ -41,27 +41,27 @@ class StartAttempt(Tagged, frozen=True, kw_only=True):
 
 
 class StepEnvironment(Tagged, frozen=True, kw_only=True):
-    """Give a finished turn to the attempt's environment; answered by ``EnvironmentReplied``, or by
-    ``AttemptFinished`` where that ends the episode."""
+    """Give a finished turn to the attempt's environment. Answered by ``EnvironmentReplied``, or by
+    ``AttemptFinished`` if that ends the episode."""
 
     attempt: AttemptId
 
 
 class ContinueAttempt(Tagged, frozen=True, kw_only=True):
-    """Sample the next turn of an attempt, on ``engine``."""
+    """Sample the next turn of an attempt on ``engine``."""
 
     attempt: AttemptId
     engine: EngineId
 
 
 class AbortAttempt(Tagged, frozen=True, kw_only=True):
-    """Stop decoding or grading an attempt; its tokens are counted and thrown away."""
+    """Stop decoding or grading an attempt. Its tokens are counted and thrown away."""
 
     attempt: AttemptId
 
 
 class GradeAttempt(Tagged, frozen=True, kw_only=True):
-    """Compute the reward of a finished attempt; answered by ``AttemptGraded``."""
+    """Compute the reward of a finished attempt. Answered by ``AttemptGraded``."""
 
     attempt: AttemptId
 
@@ -69,8 +69,8 @@ class GradeAttempt(Tagged, frozen=True, kw_only=True):
 class AcceptGroup(Tagged, frozen=True, kw_only=True):
     """These graded attempts are the prompt's group in this step's update.
 
-    ``informative``: their rewards differ. Where they do not, most algorithms have advantages of
-    zero; whitening over a whole batch or punishing lengths may still give them some.
+    ``informative``: their rewards differ. If they do not, most algorithms have advantages of zero.
+    Whitening over a whole batch or a length penalty may still give them some.
     """
 
     prompt: PromptId
@@ -79,7 +79,7 @@ class AcceptGroup(Tagged, frozen=True, kw_only=True):
 
 
 class DropGroup(Tagged, frozen=True, kw_only=True):
-    """The prompt is done without being trained on; ``reason`` says why."""
+    """The prompt is done and is not trained on, for ``reason``."""
 
     prompt: PromptId
     attempts: tuple[AttemptId, ...]
@@ -93,7 +93,7 @@ class DeferPrompt(Tagged, frozen=True, kw_only=True):
 
 
 class MigrateAttempts(Tagged, frozen=True, kw_only=True):
-    """Move running attempts to another engine; answered by one ``AttemptMigrated`` each."""
+    """Move running attempts to another engine. Answered by one ``AttemptMigrated`` each."""
 
     attempts: tuple[AttemptId, ...]
     source: EngineId
@@ -101,14 +101,14 @@ class MigrateAttempts(Tagged, frozen=True, kw_only=True):
 
 
 class OfferTail(Tagged, frozen=True, kw_only=True):
-    """Most responses are there: whoever shares the nodes may have them; ``TailReleased`` if so."""
+    """Most responses are there, so other jobs may have the nodes. ``TailReleased`` if one does."""
 
 
 class FormEngine(Tagged, frozen=True, kw_only=True):
-    """The devices of ``members``, engines of the smallest size, become one engine, ``engine``.
+    """Join the devices of ``members``, engines of the smallest size, to one engine: ``engine``.
 
-    Answered by ``EngineFormed``.
-    Whatever they decode stops where it is and is migrated, to ``engine`` itself too, one of them.
+    ``engine`` is one of the members. All attempts that the members decode stop and are migrated,
+    those of ``engine`` too. Answered by ``EngineFormed``.
     """
 
     engine: EngineId
@@ -116,15 +116,15 @@ class FormEngine(Tagged, frozen=True, kw_only=True):
 
 
 class SleepEngine(Tagged, frozen=True, kw_only=True):
-    """``engine`` gives its memory to the replica on its devices, until it has new weights; answered
+    """``engine`` gives its memory to the replica on its devices until it has new weights. Answered
     by ``EngineSlept``."""
 
     engine: EngineId
 
 
 class Speculate(Tagged, frozen=True, kw_only=True):
-    """``engine`` decodes several tokens at once where it guesses them, while it runs at most
-    ``below`` attempts; until it has new weights (``engine.base.Speculation``)."""
+    """``engine`` decodes with drafts while it runs at most ``below`` attempts, until it has new
+    weights. The fields are those of ``engine.base.Speculation``."""
 
     engine: EngineId
     below: int
@@ -134,14 +134,14 @@ class Speculate(Tagged, frozen=True, kw_only=True):
 
 
 class AccumulateGradients(Tagged, frozen=True, kw_only=True):
-    """Add these parts' gradients on ``replica``; answered by ``GradientsAccumulated``."""
+    """Add the gradients of these parts on ``replica``. Answered by ``GradientsAccumulated``."""
 
     replica: ReplicaId
     parts: tuple[GroupPart, ...]
 
 
 class FinishRollout(Tagged, frozen=True, kw_only=True):
-    """No attempt of this step is left running and every group is decided."""
+    """No attempt of this step is left running, and every group is decided."""
 
     step: int
     round: RoundKind
@@ -150,7 +150,7 @@ class FinishRollout(Tagged, frozen=True, kw_only=True):
 class ApplyUpdate(Tagged, frozen=True, kw_only=True):
     """All gradients of this update are summed: divide once, reduce and change the weights.
 
-    A step has one update, or several over mini-batches of its groups; ``last`` is its last one.
+    A step has one update, or several over mini-batches of its groups. ``last`` marks the last one.
     """
 
     step: int
@@ -159,10 +159,8 @@ class ApplyUpdate(Tagged, frozen=True, kw_only=True):
 
 
 class PublishWeights(Tagged, frozen=True, kw_only=True):
-    """Bring the weights to all engines, for the step ``version``; ends the step.
-
-    Answered by ``WeightsPublished``.
-    """
+    """Bring the weights of step ``version`` to all engines and end the step. Answered by
+    ``WeightsPublished``."""
 
     version: int
 

@@ -1,4 +1,4 @@
-"""What happened, in the past tense. Drivers make events, policies take them."""
+"""Events are in the past tense. Drivers make them, and policies take them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rollpacker.core.types import AttemptId, EngineId, FinishReason, GroupPart, 
 
 
 class StepStarted(Tagged, frozen=True, kw_only=True):
-    """All engines hold the weights of ``step``; a rollout round may begin.
+    """All engines hold the weights of ``step``, so a rollout round may begin.
 
     ``remaining`` counts the fresh prompts of each domain that this epoch still has.
     """
@@ -19,17 +19,18 @@ class StepStarted(Tagged, frozen=True, kw_only=True):
 
 
 class PromptsDrawn(Tagged, frozen=True, kw_only=True):
-    """Answer to ``DrawPrompts``: fresh prompts in data order; fewer where a domain ran out."""
+    """Answer to ``DrawPrompts``: fresh prompts in data order, fewer if a domain ran out."""
 
     prompts: tuple[Prompt, ...]
 
 
 class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
-    """A response is complete (``stop``) or truncated (``length``); ``tokens`` were generated.
+    """A response of ``tokens`` tokens is complete (``stop``) or truncated (``length``).
 
-    ``drafted`` tokens were guessed, and ``accepted`` of them were right, in ``verifications`` of
-    its decode steps. Its environment took ``seconds`` to end the episode; of one that is used again
-    after an interruption, in all of its ``turns``. ``carried`` tokens are of earlier steps.
+    ``accepted`` of ``drafted`` tokens were right, in ``verifications`` decode steps. Its
+    environment took ``seconds`` to end the episode. If an episode is used again after an
+    interruption, ``seconds`` are those of all its ``turns``. ``carried`` tokens were sampled in
+    earlier steps.
     """
 
     attempt: AttemptId
@@ -44,8 +45,8 @@ class AttemptFinished(Tagged, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnFinished(Tagged, frozen=True, kw_only=True):
-    """The model has ended turn ``turn`` (from 0) of an attempt with an environment, or was cut off
-    (``length``); ``tokens`` were sampled in all its turns."""
+    """The model ended turn ``turn`` (from 0) of an attempt with an environment, or was cut off
+    (``length``). ``tokens`` were sampled in all its turns."""
 
     attempt: AttemptId
     turn: int
@@ -54,9 +55,8 @@ class TurnFinished(Tagged, frozen=True, kw_only=True):
 
 
 class EnvironmentReplied(Tagged, frozen=True, kw_only=True):
-    """An environment has answered turn ``turn`` after ``seconds``, with messages of ``tokens``:
-    the attempt goes on. Turn -1 is its beginning. One that ends the episode is ``AttemptFinished``.
-    """
+    """An environment answered turn ``turn`` after ``seconds`` with ``tokens`` tokens, and the
+    attempt goes on. Turn -1 is the beginning. The end of an episode is ``AttemptFinished``."""
 
     attempt: AttemptId
     turn: int
@@ -67,7 +67,7 @@ class EnvironmentReplied(Tagged, frozen=True, kw_only=True):
 class EpisodeFailed(Tagged, frozen=True, kw_only=True):
     """An attempt's environment raised, hung or died.
 
-    ``blameless``: it died with its process, which another attempt's environment brought down.
+    ``blameless``: another attempt's environment brought down the process that they shared.
     """
 
     attempt: AttemptId
@@ -76,9 +76,9 @@ class EpisodeFailed(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptAborted(Tagged, frozen=True, kw_only=True, omit_defaults=True):
-    """An attempt that was told to stop has stopped after ``tokens`` generated tokens.
+    """An aborted attempt has stopped after ``tokens`` generated tokens.
 
-    ``estimated``: from how long it ran, where the engine does not say how many it had.
+    ``estimated``: the engine gives no count, so ``tokens`` follow from the time that it ran.
     """
 
     attempt: AttemptId
@@ -94,14 +94,14 @@ class AttemptFailed(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptGraded(Tagged, frozen=True, kw_only=True):
-    """The reward of a finished attempt has come back; None where no reward function applies."""
+    """The reward of a finished attempt. It is None if no reward function applies."""
 
     attempt: AttemptId
     reward: float | None
 
 
 class GradingFailed(Tagged, frozen=True, kw_only=True):
-    """The reward of a finished attempt cannot be computed: it raised, hung or returned nonsense."""
+    """A reward function raised, hung or returned nonsense for a finished attempt."""
 
     attempt: AttemptId
     error: str
@@ -116,7 +116,7 @@ class AttemptMigrated(Tagged, frozen=True, kw_only=True):
 
 
 class TailReleased(Tagged, frozen=True, kw_only=True):
-    """Another job has the nodes: what still decodes is to leave most engines."""
+    """Another job has the nodes, so running attempts have to leave most engines."""
 
 
 class GradientsAccumulated(Tagged, frozen=True, kw_only=True):
@@ -128,26 +128,26 @@ class GradientsAccumulated(Tagged, frozen=True, kw_only=True):
 
 
 class UpdateApplied(Tagged, frozen=True, kw_only=True):
-    """The weights have changed (or the update was skipped): update ``update`` of ``step``."""
+    """Update ``update`` of ``step`` has changed the weights, or was skipped."""
 
     step: int
     update: int
 
 
 class WeightsPublished(Tagged, frozen=True, kw_only=True):
-    """Answer to ``PublishWeights``: all engines hold them; the step is over."""
+    """Answer to ``PublishWeights``: all engines hold the weights, and the step is over."""
 
     version: int
 
 
 class EngineFormed(Tagged, frozen=True, kw_only=True):
-    """Answer to ``FormEngine``: it takes attempts."""
+    """Answer to ``FormEngine``: the engine takes attempts."""
 
     engine: EngineId
 
 
 class EngineSlept(Tagged, frozen=True, kw_only=True):
-    """Answer to ``SleepEngine``: replicas have its memory."""
+    """Answer to ``SleepEngine``: replicas have the engine's memory."""
 
     engine: EngineId
 
@@ -160,21 +160,21 @@ class RoundMeasured(Tagged, frozen=True, kw_only=True):
 
 
 class DecodeTimed(Tagged, frozen=True, kw_only=True):
-    """What decode steps of the engines took lately: rows that they ran, each a token of a sequence
-    or of its draft, and seconds."""
+    """Pairs of rows and seconds of the engines' last decode steps. A row is a token of a sequence
+    or of its draft."""
 
     step: int
     rows: tuple[tuple[int, float], ...]
 
 
 class EpochEnded(Tagged, frozen=True, kw_only=True):
-    """The data is used up; prompts still queued are given up (``data.drop_last``)."""
+    """The epoch's data is used up, and prompts still queued are given up (``data.drop_last``)."""
 
     epoch: int
 
 
 class DevicesLost(Tagged, frozen=True, kw_only=True):
-    """Devices are gone: what the engines ran must run elsewhere, the replicas' sums are lost."""
+    """Devices are gone: attempts of these engines must run elsewhere, sums of replicas are lost."""
 
     engines: tuple[EngineId, ...]
     replicas: tuple[ReplicaId, ...]

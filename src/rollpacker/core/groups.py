@@ -1,5 +1,4 @@
-"""Groups of responses: how many to start, how alike the responses of a prompt are, and whether
-their rewards are."""
+"""Groups of responses: how many to start, and how alike their values and rewards are."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ _EQUAL = 1e-6
 
 
 def over_provision(count: int, eta: float) -> int:
-    """``ceil(eta * count)``, proof against ``1.1 * 10 = 11.000000000000002``."""
+    """``ceil(eta * count)``, although ``1.1 * 10`` is ``11.000000000000002``."""
     return math.ceil(eta * count - _ROUNDING)
 
 
 def differ(rewards: Sequence[float], least: float) -> bool:
-    """Whether a group's rewards teach anything: by their range, which rounding cannot fool.
+    """Whether a group's rewards teach anything: whether their range exceeds rounding.
 
-    ``least`` is ``rollout.min_reward_range``; 0 leaves out rounding only.
+    ``least`` is ``rollout.min_reward_range``, and 0 allows any range above rounding.
     """
     if not rewards:
         return False
@@ -33,11 +32,9 @@ def differ(rewards: Sequence[float], least: float) -> bool:
 
 
 def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
-    """ICC(1) by analysis of variance, not clipped; nan with fewer than two groups of two.
+    """ICC(1) by analysis of variance, not clipped, nan with fewer than two groups of two.
 
-    Args:
-        values: shape (n,).
-        groups: group number of each, from 0, shape (n,).
+    ``values`` and ``groups`` (group numbers from 0) have shape (n,).
     """
     sizes = np.bincount(groups).astype(np.float64)
     several = sizes >= 2
@@ -50,13 +47,10 @@ def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
 
 
 def weighted_icc(sizes: Floats, means: Floats, inside: Floats, weights: Floats) -> Floats:
-    """ICC(1) of groups that are counted ``weights`` times, shape (..., groups); nan if constant.
+    """ICC(1) of groups that are counted ``weights`` times, nan if constant.
 
-    Args:
-        sizes: responses of each group.
-        means: mean of each.
-        inside: sum of squares around it.
-        weights: how often each group counts; leading axes are kept.
+    ``sizes``, ``means`` and ``inside`` (sums of squares around the mean) have shape (groups,), and
+    ``weights`` has shape (..., groups). The result keeps the leading axes of ``weights``.
     """
     count = weights.sum(-1)
     total = weights @ sizes

@@ -1,8 +1,8 @@
 """The journal: one JSON line per event, with its time and the decisions that it led to.
 
-The first line, and one line after every resume, is a ``meta`` object that says how to build the
-policy: its configuration and its state. Replaying the events that follow must give the same
-decisions, always. A bounded journal is cut into segments, each with a ``meta`` line at its head.
+The first line, and one line after every resume, is a ``meta`` object: the policy's configuration
+and state. If the following events are replayed, they must give the same decisions. A bounded
+journal is cut into segments, each with a ``meta`` line at its head.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rollpacker.core import decisions, events
 from rollpacker.core.codec import dumps, kinds, load_tagged, loads, read_lines
 
 VERSION = 2
-"""Of the lines that are written, named in every ``meta`` line; no other is read."""
+"""The version of the format, in every ``meta`` line. No other version is read."""
 _EVENTS = kinds(events.Event)
 _BUFFER = 1 << 16
-"""Bytes that wait for the next ``flush`` at most."""
+"""At most so many bytes wait for the next ``flush``."""
 _SEGMENTS = 8
 """A bounded journal is cut into so many files."""
 _DIGITS = 5
@@ -30,28 +30,28 @@ _DIGITS = 5
 class Policy(Protocol):
     """A pure state machine: events in, decisions out.
 
-    It has no clock, no I/O and no global randomness, so the runtime and the simulator can drive
-    the same one, and a journal replays to the same decisions.
+    It has no clock, no I/O and no global randomness. So the runtime and the simulator can drive the
+    same policy, and a journal replays to the same decisions.
     """
 
     def handle(self, now: float, event: events.Event) -> Iterable[decisions.Decision]:
-        """Take one event at time ``now`` (seconds) and return what to do, in order."""
+        """Take one event at time ``now`` (seconds) and return the decisions in order."""
         ...
 
 
 def decode_event(data: dict[str, Any]) -> events.Event:
-    """An event from its JSON object. Raises ``ValueError`` on an unknown kind."""
+    """Build an event from its JSON object. Raises ``ValueError`` on an unknown kind."""
     return cast(events.Event, load_tagged(data, _EVENTS))
 
 
 class JournalWriter:
-    """Appends to a journal. A line torn by a crash is cut off first.
+    """Appends to a journal. It first cuts off a line that a crash has torn.
 
     Args:
-        path: the file; older lines may be in segments beside it (see ``segments``).
-        on_error: told when it cannot be written, a full disk for one; what comes until the next
-            ``meta`` or ``turn`` is then left out. Told too when no new segment can be begun, or an
-            old one stays. None raises ``OSError``.
+        path: the file, with older lines in ``segments`` beside it.
+        on_error: called if the file cannot be written, if no new segment can be begun, or if an old
+            segment stays. Events until the next ``meta`` or ``turn`` are then left out. None raises
+            ``OSError``.
     """
 
     def __init__(self, path: Path, on_error: Callable[[OSError], None] | None = None) -> None:
@@ -68,13 +68,13 @@ class JournalWriter:
         self._lost = self._torn = False
 
     def meta(self, policy: dict[str, Any]) -> None:
-        """Write how to build the policy whose events follow: ``{"settings": …, "state": …}``."""
+        """Write the head of the events that follow: ``{"settings": …, "state": …}``."""
         self._lost = False
         self._add({"meta": policy, "version": VERSION})
         self.flush()
 
     def record(self, now: float, event: events.Event, made: Sequence[decisions.Decision]) -> None:
-        """Write one handled event, and the time exactly as the policy was told it."""
+        """Write one handled event, with the time exactly as the policy got it."""
         if self._lost:
             return
         self._add({"t": now, "event": event, "decisions": made})
@@ -86,7 +86,7 @@ class JournalWriter:
         self._waiting += len(self._lines[-1])
 
     def flush(self) -> None:
-        """Hand what waits to the operating system."""
+        """Hand waiting bytes to the operating system."""
         if not self._lines:
             return
         data = b"".join(self._lines)
@@ -105,7 +105,7 @@ class JournalWriter:
             self._good += len(data)
 
     def _cut(self) -> None:
-        """Off with what was written of a line that did not fit."""
+        """Truncate the file to its last whole line."""
         self._file.truncate(self._good)
         self._torn = False
 
@@ -115,11 +115,11 @@ class JournalWriter:
         self._on_error(error)
 
     def turn(self, policy: Callable[[], dict[str, Any]], most: float) -> None:
-        """Between two steps: keep at most about ``most`` bytes, 0 for all.
+        """Keep at most about ``most`` bytes (0: all). Call this between two steps.
 
-        When the file is large enough it becomes a segment, the oldest segments go, and a new file
-        begins with what ``policy`` gives for ``meta``: each replays alone. So does what follows a
-        gap.
+        A large file becomes a segment, the oldest segments go, and a new file begins with
+        ``policy()`` as its ``meta``. So each segment replays alone. A gap of lost lines also ends
+        with a ``meta`` line.
         """
         self.flush()
         if most and self._good >= most / _SEGMENTS:
@@ -151,10 +151,8 @@ class JournalWriter:
 
 
 def segments(path: Path) -> list[Path]:
-    """The files of a journal in order: ``journal-00001.jsonl``, ..., ``journal.jsonl``.
-
-    Of a ``path`` that is a segment itself, that one.
-    """
+    """The files of a journal in order: ``journal-00001.jsonl``, ..., ``journal.jsonl``. If ``path``
+    is a segment, only that one."""
     beside = (p for p in path.parent.glob(f"{path.stem}-*.jsonl") if _number(p) > 0)
     return [*sorted(beside, key=_number), path]
 
@@ -165,7 +163,7 @@ def _number(path: Path) -> int:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Only the file's end is read, in blocks: a journal may have gigabytes."""
+    """Read the file's end only, in blocks: a journal may have gigabytes."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -183,7 +181,7 @@ def _cut_torn_line(path: Path) -> None:
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, object)``.
 
-    Raises ``ValueError`` that names the line: not JSON, or of another version.
+    Raises ``ValueError`` that names a line that is not JSON or of another version.
     """
     for number, found in read_lines(path):
         if not isinstance(found, dict):
@@ -198,14 +196,14 @@ def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same over all segments: yields ``("FILE, line N", object)``."""
+    """Yield ``("FILE, line N", object)`` over all segments. Raises as ``read``."""
     for part, number, line in _lines_of(path):
         yield f"{part}, line {number}", line
 
 
 def prompts_in(state: object) -> Iterator[dict[str, Any]]:
-    """Prompts anywhere within a policy's state: what is held back was drawn in earlier lines,
-    which a bounded journal may have dropped."""
+    """Yield all prompts within a policy's state. They were drawn in earlier lines, which a bounded
+    journal may have dropped."""
     if isinstance(state, dict):
         found = cast(dict[str, Any], state)
         if isinstance(found.get("id"), str) and "tokens" in found:
@@ -224,18 +222,18 @@ def _lines_of(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
 
 
 class Replay:
-    """Result of a replay: counts, and the lines whose decisions differ."""
+    """The result of a replay: counts, and the lines with other decisions."""
 
     def __init__(self) -> None:
         self.events = 0
         self.decisions = 0
         self.differences: list[dict[str, Any]] = []
         self.unfinished: int | None = None
-        """The step within which it ends: the run goes on, was killed, or lines are lost."""
+        """The step that the journal ends in, because the run goes on or was killed or lines are
+        lost."""
         self._last_update: int | None = None
 
     def follow(self, event: events.Event, made: Iterable[decisions.Decision]) -> None:
-        """Note where a step begins and ends."""
         for decision in made:
             if isinstance(decision, decisions.ApplyUpdate) and decision.last:
                 self._last_update = decision.update
@@ -246,10 +244,9 @@ class Replay:
 
 
 def replay(path: Path, build: Callable[[dict[str, Any]], Policy]) -> Replay:
-    """Feed a journal's events, those of its segments first, to the policy that ``build`` makes from
-    each ``meta`` object.
+    """Feed a journal's events to the policy that ``build`` makes from each ``meta`` object.
 
-    Raises ``ValueError`` when the file is no journal.
+    Raises ``ValueError`` if the file is no journal.
     """
     result = Replay()
     policy: Policy | None = None

@@ -1,4 +1,4 @@
-"""The pump: events into a policy, its decisions out, every line of it on record."""
+"""The pump: events go into a policy, and its decisions are recorded and performed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollpacker.core.events import Event
 from rollpacker.core.journal import Policy
 
 Record = Callable[[float, Event, Sequence[Decision]], None]
-"""Takes the time of an event, the event, and what it led to; a journal's ``record`` is one."""
+"""Takes an event's time, the event and its decisions, as a journal's ``record`` does."""
 
 
 class Pump:
-    """Feeds events to a policy in first-in first-out order and performs what it decides.
+    """Feeds events to a policy in first-in first-out order and performs its decisions.
 
     Args:
-        policy: decides.
-        perform: starts what one event led to and never waits; may post events itself.
-        clock: seconds; the run's own, or simulated.
-        record: where every event goes; None for nowhere.
+        policy: makes the decisions.
+        perform: starts the decisions of one event without waiting. It may post events.
+        clock: returns seconds, real or simulated.
+        record: gets every event, if it is not None.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Pump:
         self._pumping = False
 
     def post(self, *events: Event) -> None:
-        """Something happened. Returns when the inbox is empty, unless it is being pumped."""
+        """Take events. Returns when the inbox is empty, or at once within another ``post``."""
         self._inbox.extend(events)
         if self._pumping:
             return

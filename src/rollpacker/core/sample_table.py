@@ -1,7 +1,7 @@
 """A run's table of responses: its columns, its files, and how they are read as one.
 
-Each step is a part, ``samples/step-*.parquet``. Parts may lack columns or have more, by what was
-chosen to be kept. A part that cannot be read is *damaged*: readers leave it out and say so.
+Each step is a part, ``samples/step-*.parquet``. Parts differ in optional columns. If a part cannot
+be read, it is *damaged*: readers leave it out and log that.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ REQUIRED: dict[str, pl.DataType] = {
     "advantage": pl.Float32(),
     "stale_tokens": pl.Int32(),
 }
-"""Columns that every part has, and without which it is damaged; times are seconds since the
+"""Columns that every part has. Without one of them a part is damaged. Times are seconds since the
 run began. Values come from ``runtime/record/samples.py``.
 
-``truncated``: cut off at the longest length, null where the response did not end by itself or by
-that; ``advantage``: what the update multiplied it by, null where it was not trained on;
-``stale_tokens``: those of earlier weights than the step's, the oldest of ``weights_version``."""
+- ``truncated``: whether the response was cut off at the longest length. It is null if the response
+  ended neither by itself nor at that length.
+- ``advantage``: the factor of the response in the update, null if it was not trained on.
+- ``stale_tokens``: tokens sampled by earlier weights, the oldest of ``weights_version``."""
 
 TEXTS: dict[str, pl.DataType] = {
     "prompt_text": pl.String(),
     "completion": pl.String(),
     "answer": pl.String(),
 }
-"""The prompt as the model saw it, special tokens included, the response without what ends
-it, and the problem's reference answer."""
+"""The prompt as the model saw it, with special tokens, the response without its end token or stop
+string; the problem's reference answer."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 
@@ -57,7 +58,7 @@ PROGRAM: dict[str, pl.DataType] = {
     "sandbox_level": pl.String(),
     "forgeable": pl.Boolean(),
 }
-"""More columns, where a reward runs programs; null for responses that it did not grade."""
+"""More columns if a reward runs programs, null for responses that it did not grade."""
 
 TURNS: dict[str, pl.DataType] = {
     "turn_tokens": pl.List(pl.Int32()),
@@ -67,26 +68,26 @@ TURNS: dict[str, pl.DataType] = {
     "failed_calls": pl.Int32(),
     "messages": pl.String(),
 }
-"""More columns, where an environment takes part: for each turn the tokens sampled, those of the
-environment's answer and the seconds that it took; tools called; the conversation behind the prompt
-as JSON, once it is over (``samples.texts``)."""
+"""More columns if there is an environment. Each turn has its sampled tokens, the tokens of the
+environment's answer and its seconds. When the conversation is over and ``samples.texts`` is set,
+``messages`` has its part after the prompt as JSON."""
 
 REWARD = "rewards/"
-"""Begins the name of each reward's own column; null where it does not apply."""
+"""The prefix of each reward's own column, which is null if the reward does not apply."""
 
 EXTRA = "extra/"
-"""Begins the name of each column that a reward function logs; null where it did not."""
+"""The prefix of each column that a reward function logs, null if it did not."""
 
 PARTS = "samples"
 
 
 def part(folder: Path, step: int) -> Path:
-    """The file that has a step's rows."""
+    """The file of a step's rows."""
     return folder / PARTS / f"step-{step:06d}.parquet"
 
 
 def step_of(path: Path) -> int:
-    """Of a part."""
+    """The step of a part."""
     return int(path.stem.removeprefix("step-"))
 
 
@@ -96,23 +97,23 @@ def files(folder: Path) -> list[Path]:
 
 
 def reward_columns(frame: pl.DataFrame) -> dict[str, str]:
-    """Name of each reward function, by its column."""
+    """The name of each reward function by its column."""
     return {c: c.removeprefix(REWARD) for c in frame.columns if c.startswith(REWARD)}
 
 
 class DamagedError(ValueError):
-    """A part cannot be read; the message names it."""
+    """A part cannot be read. The message names it."""
 
 
 def query(
     folder: Path, ask: Callable[[pl.LazyFrame], pl.LazyFrame], say: Say | None = None
 ) -> pl.DataFrame:
-    """What ``ask`` makes of all rows on disk, of a run that may be going on.
+    """Return ``ask`` of all rows on disk. The run may be going on.
 
     Args:
         folder: the run's.
-        ask: its table has all of ``REQUIRED`` and ``TEXTS``.
-        say: told of each damaged part, whose rows are left out; None raises ``DamagedError``.
+        ask: gets a table with all columns of ``REQUIRED`` and ``TEXTS``.
+        say: gets a message for each damaged part, which is left out. None raises ``DamagedError``.
     """
     paths = files(folder)
     try:
@@ -125,12 +126,12 @@ def query(
 
 
 def read(folder: Path) -> pl.DataFrame:
-    """All rows that are on disk. Raises ``DamagedError``."""
+    """All rows on disk. Raises ``DamagedError``."""
     return query(folder, lambda table: table)
 
 
 def _table(paths: Sequence[Path]) -> pl.LazyFrame:
-    """The rows of some parts; columns that a part lacks are null in its rows."""
+    """The rows of some parts. A column that a part lacks is null there."""
     known = REQUIRED | TEXTS
     if not paths:
         return pl.LazyFrame(schema=known)
@@ -142,7 +143,7 @@ def _table(paths: Sequence[Path]) -> pl.LazyFrame:
 
 
 def _whole(path: Path, say: Say | None) -> bool:
-    """Whether a part is there, and can be read to its end."""
+    """Whether a part is there and readable to its end."""
     try:
         schema = pl.read_parquet_schema(path)
         reason = ", ".join(name for name in REQUIRED if schema.get(name) != REQUIRED[name])

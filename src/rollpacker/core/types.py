@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 AttemptId = NewType("AttemptId", int)
-"""One try at one response of one prompt; never reused within a run."""
+"""One try at one response of one prompt, never reused within a run."""
 PromptId = NewType("PromptId", str)
 """Stable across epochs and restarts."""
 EngineId = NewType("EngineId", int)
 """An engine decodes on some devices of one node."""
 ReplicaId = NewType("ReplicaId", int)
-"""A set of devices that shards one copy of the trained model, and sums gradients.
+"""A set of devices that shards one copy of the trained model and sums gradients.
 
-Where engines and replicas cover the same devices (colocated), theirs have one number.
+If engines and replicas share their devices (colocated), they also share their number.
 """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """What computes: a GPU, or some CPU cores; ``index`` is its place on the node."""
+    """A GPU or some CPU cores. ``index`` is its place on the node."""
 
     node: int
     index: int
@@ -35,27 +35,25 @@ class Device:
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["rollout", "train"]
-"""Of a step."""
 
 
 class RoundKind(StrEnum):
-    """What a rollout round does with its losers."""
+    """How a rollout round treats its losers."""
 
     FULL = "full"
-    """Plain synchronous: every attempt that is started is kept."""
+    """Plain synchronous: every started attempt is kept."""
     SHORT = "short"
-    """Over-provisioned: the first to finish are kept, the others are aborted."""
+    """Over-provisioned: the first to finish are kept, and the others are aborted."""
     LONG = "long"
-    """Re-runs the losers of short rounds, without racing."""
+    """Runs the losers of short rounds again, without racing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a policy may know of a prompt.
+    """A prompt as policies see it.
 
     Args:
-        id: stable identity.
-        domain: task domain; quotas are kept per domain.
+        domain: task domain. Quotas are per domain.
         tokens: prompt length in tokens.
     """
 
@@ -64,29 +62,27 @@ class Prompt:
     tokens: int = 0
 
 
-# Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
+# No slots: samples are sent by the hundred, and a frozen class with slots pickles in Python code.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
     """One finished response.
 
     Args:
-        prompt: the prompt that it answers.
-        index: position in its group, ``0 <= index``; part of the sampling seed.
-        attempt: the attempt that produced it.
+        index: position in its group, from 0, and part of the sampling seed.
         prompt_tokens: shape (P,), int32.
-        tokens: response token ids, shape (T,), int32; includes the end token if one was sampled.
-        logprobs: of the sampler for ``tokens``, shape (T,), float32, nats.
+        tokens: response token ids with a sampled end token, shape (T,), int32.
+        logprobs: the sampler's, of ``tokens``, shape (T,), float32, nats, 0 on tokens that were not
+            sampled.
         finish_reason: ``stop``, ``length`` (truncated) or ``abort`` (partial).
-        weights_version: version of the weights that sampled its first token; equals the step, but
-            in mode ``partial``.
-        reward: weighted sum of ``rewards``; None until graded, and where no function applies.
-        rewards: each reward function's own score by name.
-        old_logprobs: like ``logprobs``, of the whole softmax of the weights that sampled, where
-            the weights have changed since; None: they are the trainer's own.
-        loss_mask: true on sampled tokens, false on those that an environment put in, shape (T,),
-            bool; None: all were sampled. Tokens that were not sampled have a logprob of 0.
-        stale: true on tokens of earlier weights that are to have no loss, shape (T,), bool; None:
-            all have one.
+        weights_version: version of the weights that sampled its first token. It equals the step,
+            except in mode ``partial``.
+        reward: weighted sum of ``rewards``, None until graded, and if no function applies.
+        rewards: each reward function's score by name.
+        old_logprobs: as ``logprobs``, but of the whole softmax of the weights that sampled, if the
+            weights have changed since. None: the trainer computes them.
+        loss_mask: true on sampled tokens, false on an environment's, shape (T,), bool. None: all
+            were sampled.
+        stale: true on tokens of earlier weights that get no loss, shape (T,), bool. None: none are.
     """
 
     prompt: PromptId
@@ -105,7 +101,7 @@ class Sample:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the model sampled: those of the loss."""
+        """The number of tokens that the model sampled, which are those of the loss."""
         return len(self.tokens) if self.loss_mask is None else int(self.loss_mask.sum())
 
 
@@ -113,10 +109,7 @@ class Sample:
 class Group:
     """The kept responses of one prompt, ordered by sample index, with their advantages.
 
-    Args:
-        prompt: the prompt.
-        samples: graded samples, length G.
-        advantages: shape (G,), float32.
+    ``advantages`` has shape (len(samples),), float32.
     """
 
     prompt: PromptId
@@ -134,18 +127,18 @@ class GroupPart:
 
 
 def sampling_seed(run_seed: int, step: int, prompt: PromptId, index: int) -> int:
-    """Seed of one attempt: 63 bits that depend on what is sampled, never on scheduling."""
+    """The seed of one attempt: 63 bits that depend on the sample, never on scheduling."""
     text = f"{run_seed}/{step}/{index}/{prompt}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 class Drafted(NamedTuple):
-    """What drafts brought.
+    """Counts of speculative decoding.
 
     Args:
-        verifications: decode steps of a sequence that had a draft.
-        drafted: tokens of its drafts.
-        accepted: of them, those that were sampled.
+        verifications: decode steps of a sequence with a draft.
+        drafted: draft tokens.
+        accepted: draft tokens that were sampled.
     """
 
     verifications: int = 0
@@ -154,7 +147,7 @@ class Drafted(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Tokens of a verification; 1 where there was none."""
+        """Mean tokens of a verification, 1 if there was none."""
         return 1.0 + self.accepted / max(1, self.verifications)
 
     def plus(self, other: Drafted) -> Drafted:

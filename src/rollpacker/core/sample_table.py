@@ -47,7 +47,7 @@ TEXTS: dict[str, pl.DataType] = {
     "answer": pl.String(),
 }
 """The prompt as the model saw it, with special tokens, the response without its end token or stop
-string; the problem's reference answer."""
+string, and the problem's reference answer."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 

@@ -1,7 +1,4 @@
-"""One RL job: built from its configuration, resumed or started, and trained.
-
-It knows all parts of one job, and no other job.
-"""
+"""One RL job: built from its configuration, resumed or started, and trained."""
 
 from rollpacker.job.run.loop import train
 from rollpacker.job.run.stopping import Stopped

@@ -1,4 +1,4 @@
-"""A run inside somebody else's trainer: rounds are ours, updates are the host's."""
+"""A run inside a host trainer: rollpacker samples and grades rounds, and the host updates."""
 
 from __future__ import annotations
 
@@ -33,17 +33,13 @@ from rollpacker.train import algorithms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTrainer:
-    """What a host gives its run.
+    """The host's objects for a run.
 
     Args:
-        engine: decodes.
-        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
-        problems: prompts, and the order in which they are drawn.
-        rewards: grades responses.
-        params: how responses are sampled.
-        tokenizer: decodes prompts.
-        read: decodes responses, as the host's rewards are given them.
-        progress: told what the user should know.
+        weights: the host's weights by the checkpoint's names. None if the engine reads them in
+            place.
+        problems: prompts in the order in which they are drawn.
+        read: decodes responses as the host's rewards get them.
     """
 
     engine: Engine
@@ -57,13 +53,9 @@ class HostTrainer:
 
 
 class HostedJob:
-    """Rounds of responses, each of which the host trains on before the next one begins.
+    """Rounds of responses. The host trains on each before the next one begins.
 
-    ``begin`` once, then ``round`` and ``finish`` in turn, all on one event loop.
-
-    Args:
-        config: the run's; ``output`` is its folder.
-        host: what it runs with.
+    Call ``begin`` once, then ``round`` and ``finish`` in turn, all on one event loop.
     """
 
     def __init__(self, config: RunConfig, host: HostTrainer) -> None:
@@ -77,7 +69,8 @@ class HostedJob:
         self._failed = False
 
     async def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Measure the engine and open the run's files, as ``state_dict`` left them or anew."""
+        """Measure the engine and open the run's files, anew or with the ``state`` of
+        ``state_dict``."""
         config, host = self._config, self._host
         self._folder.mkdir(parents=True, exist_ok=True)
         save_config(config, self._folder, hosted=True)
@@ -108,7 +101,7 @@ class HostedJob:
         self._files.callback(self._leave)
 
     def _plan(self, state: Mapping[str, Any] | None) -> None:
-        """What decides of the rounds from here on, and what performs it."""
+        """Build the policy and its driver for the next rounds."""
         host = self._host
         self._policy = RolloutPolicy(self._settings)
         setup = Setup(
@@ -129,7 +122,7 @@ class HostedJob:
 
     @property
     def step(self) -> int:
-        """Rounds that are done, and the version of the weights that the next one samples."""
+        """The number of finished rounds, which is also the version of the next round's weights."""
         return self._counters.step
 
     @property
@@ -142,10 +135,10 @@ class HostedJob:
         return self._before is not None
 
     async def round(self) -> StepRecord:
-        """Sample and grade a round's groups from the weights in place. After one that has failed
-        the next one begins where that began.
+        """Sample and grade a round's groups from the current weights. If it fails, the next call
+        begins at the same state.
 
-        Raises ``WorkerError`` when the engine fails, ``ValueError`` when rewards do.
+        Raises ``WorkerError`` if the engine fails, ``ValueError`` if rewards do.
         """
         assert not self.open
         self._before = self._state()
@@ -164,13 +157,13 @@ class HostedJob:
         return self._driver.record
 
     def _forget(self) -> None:
-        """Nobody wants what is being decoded and graded: the next round has the same numbers."""
+        """Abort decoding and grading, because the next round uses the same numbers of attempts."""
         self._host.engine.abort(list(self._driver.record.attempts))
         for attempt in list(self._host.rewards.pending()):
             self._host.rewards.cancel(attempt)
 
     async def finish(self, update: HostUpdate) -> Metrics:
-        """The host has trained on the round: load its weights, and write the step."""
+        """After the host has trained on the round, load its weights and record the step."""
         assert self.open
         self._workers.trained(update)
         with self._round:
@@ -191,7 +184,7 @@ class HostedJob:
         return metrics
 
     def turn_epoch(self) -> None:
-        """Begin the next epoch when this one has no whole round left."""
+        """Begin the next epoch if no whole round is left in this one."""
         source = self._host.problems.source
         left = sum(source.remaining().values()) + self._policy.queue
         if left < self._config.rollout.prompts_per_step:
@@ -200,11 +193,11 @@ class HostedJob:
             source.next_epoch()
 
     async def refresh(self) -> None:
-        """Let the engine decode with the weights in place, between rounds."""
+        """Let the engine decode with the current weights, between rounds."""
         await Breaker().run(publish(self._workers, self.step))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON: a round that is open is sampled again."""
+        """The state for a resumed run, as JSON. An open round will be sampled again."""
         return self._state() if self._before is None else self._before
 
     def _state(self) -> dict[str, Any]:
@@ -216,7 +209,7 @@ class HostedJob:
         }
 
     def close(self) -> None:
-        """Close the run's files, as far as they are open; the engine stays its host's."""
+        """Close the run's open files. The engine stays open for its host."""
         self._round.close()
         self._files.close()
 

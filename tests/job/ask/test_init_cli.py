@@ -113,7 +113,7 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward=reward)
     assert tree["data"] == {"path": str(data), "label_key": "", "input_key": "riddle"}
     assert any("no chat template" in line for line in warnings)
-    assert any("'riddle' is taken for the prompt" in line for line in warnings)
+    assert any("'riddle' is used as the prompt" in line for line in warnings)
     assert any(line.endswith("needs its name here, of ['riddle', 'n']") for line in warnings)
     # Held-out problems are never drawn, even where the files overlap.
     held = rows(tmp_path / "held.jsonl", {"prompt": "1", "answer": "1"})
@@ -153,7 +153,7 @@ def test_rows_for_programs_need_no_answer_and_no_solution_is_a_prompt(shop, init
     data = rows(tmp_path / "mbpp.jsonl", mbpp, {**mbpp, "text": "Write it again."})
     tree, warnings = written(init, tmp_path, model=shop.model, data=data, reward="code")
     assert tree["data"] == {"path": str(data), "label_key": "", "input_key": "text"}
-    assert any("'text' is taken for the prompt" in line for line in warnings)
+    assert any("'text' is used as the prompt" in line for line in warnings)
     # Of some rows answers are empty: they are no reason to leave those out.
     code = {"prompt": "Write f.", "answer": "", **ASSERTS}
     data = rows(tmp_path / "mix.jsonl", {**code, "answer": "4"}, {**code, "prompt": "Write g."})

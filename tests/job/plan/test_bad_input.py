@@ -126,7 +126,7 @@ def test_responses_longer_than_the_context(fails: Fails) -> None:
     """The length is to blame, not the data."""
     assert fails(rollout__max_completion_length=256) == (
         "rollout.max_completion_length=256 leaves no room for a prompt in the model's context of "
-        "256 tokens: lower it, or leave it unset to take what prompts leave"
+        "256 tokens: lower it, or leave it unset for all tokens behind the longest prompt"
     )
     said = fails(rollout__max_completion_length=254)
     assert "lower rollout.max_completion_length from 254" in said or "leaves no room" in said
@@ -156,16 +156,17 @@ def test_a_tokenizer_that_is_larger_than_the_model(
     tokenizer.add_tokens(["<spare>", "000"])
     tokenizer.save_pretrained(tmp_path)
     said = fails(model__path=str(tmp_path))
-    assert "its tokenizer has '000', which is beyond the model's vocab_size=18, and prompts" in said
+    assert "its tokenizer's '000' is beyond the model's vocab_size=18, and prompts" in said
     assert "resize_token_embeddings" in said
     tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path))
     tokenizer.add_tokens("<spare>")
     tokenizer.save_pretrained(tmp_path)
     settings = {"model__path": str(tmp_path), "model__dtype": "bfloat16", "steps": 1}
     said = run(shop.config("larger", "off", **settings))[1]
-    assert "'<spare>', which is beyond the model's vocab_size=18: no response can hold it" in said
+    assert "'<spare>' is beyond the model's vocab_size=18: no response can contain it" in said
     assert (
-        "model.dtype=bfloat16: the run's checkpoints are in bfloat16; model.path is in fl" in said
+        "model.dtype=bfloat16: the run's checkpoints are in bfloat16, and model.path is in fl"
+        in said
     )
 
 

@@ -207,7 +207,10 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (("--gpus", 2), "--gpus 2: of which kind"),
         (("--device", "V100"), "unknown device 'V100'"),
-        (("--device", "H100", "--gpus", 9), "--gpus 9: a machine has at most 8 H100: ask about"),
+        (
+            ("--device", "H100", "--gpus", 9),
+            "--gpus 9: a machine has at most 8 H100. For more, use",
+        ),
         (
             ("--device", "H100", "--gpus", 8, "devices.per_node=16"),
             "add devices.per_node=8, or spread it over several machines: devices.nodes",

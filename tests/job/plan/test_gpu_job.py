@@ -46,7 +46,7 @@ def on_a_gpu(
 def test_a_line_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> None:
     chosen, said = on_a_gpu(monkeypatch, config)
     assert (chosen.engine.kind, chosen.model.dtype) == ("vllm", "bfloat16")
-    assert "on L4, of what the job leaves out: model.dtype=bfloat16" in said
+    assert "on L4, for keys that the job leaves out: model.dtype=bfloat16" in said
     assert "WARNING" not in said
 
 

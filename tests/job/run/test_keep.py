@@ -118,7 +118,7 @@ def test_a_metric_that_no_evaluation_has_is_said_before_the_first_step(
 ) -> None:
     shop = Workshop(tmp_path, rows=4)
     changes = {**FIXED, "eval": evaluated(shop, 4), "checkpoint": {"best": metric}}
-    with pytest.raises(ValueError, match=rf"have no '{metric}'; they have .*eval/sampled_acc"):
+    with pytest.raises(ValueError, match=rf"have no metric '{metric}', only .*eval/sampled_acc"):
         run(shop.config("run", **changes))
     assert not (tmp_path / "run" / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match=r"checkpoint\.best=eval/x .* set eval\.every"):

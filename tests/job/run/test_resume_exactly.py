@@ -75,7 +75,7 @@ def test_resume_is_exact_and_passes_over_a_damaged_checkpoint(
     weights.write_bytes(data)
     said = resume(shop, "race", copy)
     assert "checkpoint-2 is not usable" in said
-    assert "safetensors changed; an older checkpoint is used" in said
+    assert "safetensors changed. An older checkpoint is used." in said
     assert "1 of them done before" in said
     assert_same(copy, folder, checkpoints(folder)[-1])
     replay = journal.replay(copy / "journal.jsonl", from_journal)

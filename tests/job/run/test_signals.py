@@ -160,8 +160,8 @@ def test_a_step_that_does_not_fit_is_dropped(bench: Bench) -> None:
     folder = bench.shop.folder / "dropped"
     assert code == 143
     step = checkpoints(folder)[0]
-    assert f"step {step} is dropped on its way" in said
-    assert f"checkpoint-{step} holds all {step} steps; go on with --resume auto" in said
+    assert f"step {step} is dropped before its end" in said
+    assert f"checkpoint-{step} holds all {step} steps. Continue with --resume auto." in said
     bench.assert_goes_on("dropped", options, **changes)
 
 
@@ -274,7 +274,7 @@ def test_every_phase(tmp_path: Path, phase: str, workers: int) -> None:
     (bench.shop.folder / "run-marker").touch()
     code, said = stopped(bench.config("run", **changes), **options)
     assert code == 143
-    assert phase == "close" or "go on with --resume auto" in said
+    assert phase == "close" or "Continue with --resume auto" in said
     bench.assert_goes_on("run", **changes)
 
 
@@ -286,7 +286,7 @@ def test_the_nodes_of_a_training_do_not_come(bench: Bench) -> None:
     (bench.shop.folder / f"{name}-marker").touch()
     code, said = stopped(bench.config(name, **changes), phases=Waiting("train", 2))
     assert code == 143
-    assert "step 1 is dropped on its way" in said
+    assert "step 1 is dropped before its end" in said
     assert checkpoints(bench.shop.folder / name) == [1]
     bench.assert_goes_on(name, **changes)
 

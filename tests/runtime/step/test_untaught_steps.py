@@ -117,7 +117,7 @@ def test_without_dynamic_sampling_the_end_says_it_too(shop: Workshop) -> None:
     assert said.count("WARNING 2 of 2 steps taught nothing") == 1
     assert not [name for name in metrics(folder)[0] if name.startswith("dynamic_sampling")]
     _, said = run(shop.config("flat", steps=2, rewards=reward(shop, "flat")), resume=True)
-    assert "nothing to do: all 2 steps are done; raise 'steps' or 'epochs'" in said
+    assert "nothing to do: all 2 steps are done, raise 'steps' or 'epochs'" in said
 
 
 @pytest.mark.wide

@@ -1,4 +1,1 @@
-"""Questions about a job or a checkpoint that train nothing.
-
-Nothing here changes a run.
-"""
+"""Questions about a job or a checkpoint. They train nothing and change no run."""

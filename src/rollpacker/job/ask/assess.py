@@ -1,4 +1,4 @@
-"""Accuracy of any checkpoint on a configuration's held-out problems; nothing is trained."""
+"""Accuracy of a checkpoint on a configuration's held-out problems, without training."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _DRAWS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedAnswer:
-    """One graded answer, and the vote that equal answers have in common."""
+    """One graded answer. Equal answers have the same ``vote``."""
 
     vote: str
     right: bool
 
 
 def ks(count: int) -> list[int]:
-    """The k to report of so many answers: powers of two, and all."""
+    """The k to report for ``count`` answers: powers of two, and all."""
     powers = itertools.takewhile(lambda k: k < count, (2**i for i in itertools.count()))
     return [*powers, count]
 
 
 def pass_at(k: int, right: Sequence[bool]) -> float:
-    """Probability that one of k answers, drawn without replacement, is right.
+    """The probability that one of k answers, drawn without replacement, is right.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. (2021), "Evaluating Large
     Language Models Trained on Code".
@@ -64,10 +64,10 @@ def pass_at(k: int, right: Sequence[bool]) -> float:
 
 
 def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
-    """Probability that the most frequent of k answers, drawn without replacement, is right.
+    """The probability that the most frequent of k answers, drawn without replacement, is right.
 
-    Self-consistency (Wang et al., 2022). Among equally frequent ones each counts alike. Exact
-    where there are few ways to draw k, else the mean of 1,000 draws, always the same ones.
+    Self-consistency (Wang et al., 2022). Equally frequent answers count alike. It is exact if there
+    are few ways to draw k. Otherwise it is the mean of 1,000 draws with a fixed seed.
     """
     if math.comb(len(answers), k) <= _EXACT:
         draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
@@ -92,16 +92,16 @@ def assess(
 ) -> dict[str, Any]:
     """Answer every held-out problem with a checkpoint, by the workers and rewards of ``config``.
 
-    With the settings of a run, ``accuracy`` is what the run measured with the same weights, if its
-    ``rollout.max_completion_length`` is set (by default it follows the longest prompt).
+    If the settings are a run's and its ``rollout.max_completion_length`` is set, ``accuracy`` is
+    the run's own for the same weights. (By default that key follows the longest prompt.)
 
     Args:
-        config: of a run; its model gives way to the checkpoint.
+        config: a run's. Its model is replaced by the checkpoint.
         checkpoint: folder or hub name.
-        generations: answers to each problem; default: ``eval.num_generations``.
-        progress: shows how far it is.
+        generations: answers to each problem. None: ``eval.num_generations``.
+        progress: shows the progress.
 
-    Raises ``ValueError`` for the user's mistakes and ``WorkerError`` when a worker dies.
+    Raises ``ValueError`` for the user's mistakes and ``WorkerError`` if a worker dies.
     """
     return asyncio.run(_assess(_without_training(config, checkpoint, generations), progress))
 
@@ -109,7 +109,7 @@ def assess(
 def _without_training(config: RunConfig, checkpoint: str, generations: int | None) -> RunConfig:
     if config.eval is None:
         raise ValueError(
-            "eval.data is missing: the config names no held-out problems, nor an eval.fraction"
+            "eval.data is missing: the config has neither held-out problems nor an eval.fraction"
         )
     check_emulated(config)
     count = generations or config.eval.num_generations
@@ -118,7 +118,7 @@ def _without_training(config: RunConfig, checkpoint: str, generations: int | Non
             f"eval.temperature=0 gives the same answer {count} times: raise it, or take one answer"
         )
     changes = {
-        # What is saved of a LoRA run has its adapters merged.
+        # The checkpoint of a LoRA run has its adapters merged.
         "model": config.model.model_copy(update={"path": checkpoint, "lora_rank": 0}),
         "train": TrainConfig(),
         "eval": config.eval.model_copy(update={"num_generations": count}),
@@ -175,7 +175,7 @@ async def _answer(
 
 
 def _within(reward: RewardConfig, domains: set[str]) -> RewardConfig:
-    """Without the domains that no held-out problem is of."""
+    """Leave out domains without a held-out problem."""
     return reward.model_copy(update={"domains": [d for d in reward.domains if d in domains]})
 
 
@@ -194,7 +194,7 @@ def _result(
     pass_k: dict[int, float | None] = {}
     maj_k: dict[int, float | None] = {}
     for k in ks(config.eval.num_generations):
-        # A problem where a reward failed may have fewer answers.
+        # A problem may have fewer answers if a reward failed.
         enough = [each for each in answers.values() if len(each) >= k]
         pass_k[k] = _mean([pass_at(k, [a.right for a in each]) for each in enough])
         maj_k[k] = _mean([maj_at(k, each) for each in enough])

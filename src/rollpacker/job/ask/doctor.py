@@ -1,8 +1,8 @@
-"""Whether a job fits into memory, and which layout would: ``rollpacker doctor job.yaml``; with
-``--run`` its parts are tried on this machine, one after the other.
+"""Whether a job fits into memory, and which layout would fit: ``rollpacker doctor job.yaml``. With
+``--run``, its parts are tried on this machine one after the other.
 
-Each step has a deadline and runs in another process, as a driver or a kernel may hang, or end it. A
-step that fails is named; steps that need it are skipped.
+Each step has a deadline and runs in another process, as a driver or a kernel may hang or crash it.
+A failed step is named, and steps that need it are skipped.
 """
 
 from __future__ import annotations
@@ -47,30 +47,29 @@ from rollpacker.sim.memory.settings import (
 )
 
 _MOST_GPUS, _MOST_NODES = 8, 4
-"""Of one machine, and how many of them are thought of."""
+"""The largest machine and number of machines to consider."""
 _NO_BFLOAT16 = ("T4",)
 _Found = tuple[Changes, MemoryNeeds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """What was found.
+    """The result of ``look``.
 
     Args:
         config: the job, with its ``defaults``.
-        defaults: what it gets on GPUs for keys that it leaves out.
-        shape: its model's.
-        needs: as the job is.
-        changes: with which it fits, where it does not, maybe on more devices; None where none were
-            found. Where some learn the same, it is these.
-        changed: what it then needs.
-        otherwise: where these are for more devices, changes for those that are there, with which it
-            learns otherwise, and what it then needs.
-        nearest: where none were found, those with which it takes least, and what that is.
-        free_host: bytes of the machine's own memory that are free, where that is this machine and
-            devices are GPUs.
-        rooms: where the weights for engines may lie, in the order in which it is tried, and bytes
-            that are free there; empty where that is not this machine.
+        defaults: values for GPUs of keys that the job leaves out.
+        shape: the model's.
+        needs: the job's as it is.
+        changes: changes that make it fit, maybe on more devices. None if it fits already or nothing
+            helps. Changes that learn the same come first.
+        changed: the job's needs with ``changes``.
+        otherwise: if ``changes`` need more devices, changes that fit these devices but learn
+            differently, and the needs with them.
+        nearest: if nothing helps, the changes with the least needs, and those needs.
+        free_host: free bytes of host memory, if it is known and this machine has GPUs.
+        rooms: folders for the engines' weights in the order of preference, and their free bytes.
+            Empty for another machine.
     """
 
     config: RunConfig
@@ -86,22 +85,22 @@ class MemoryFit:
 
     @property
     def fits(self) -> bool:
-        """On its devices and, where that is known, in the memory beside them."""
+        """On its devices and, if known, in host memory."""
         return self.needs.fits and self.host_fits and self.weights_fit
 
     @property
     def host_fits(self) -> bool:
-        """Whether what processes on GPUs take of the machine's own memory is free."""
+        """Whether the host memory for processes on GPUs is free."""
         return self.free_host is None or sum(p.size for p in self.needs.host) <= self.free_host
 
     @property
     def weights_fit(self) -> bool:
-        """Whether there is a place, where that is known, for the weights that engines read."""
+        """Whether there is a folder, if known, for the weights that engines read."""
         return not self.rooms or self.room is not None
 
     @property
     def room(self) -> tuple[Path, int] | None:
-        """The place that is taken for them."""
+        """The folder for these weights, and its free bytes."""
         size = self.needs.shared_weights
         return next(((folder, free) for folder, free in self.rooms if free >= size), None)
 
@@ -109,13 +108,13 @@ class MemoryFit:
 def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
     """Compare a job with this machine, or with one that has ``gpus`` of ``device``.
 
-    Loads no weights and starts nothing. Raises ``ValueError`` in one line.
+    It loads no weights and starts nothing. Raises ``ValueError`` in one line.
     """
     check(config)
     if device is None and config.devices.emulate is not None:
         raise ValueError(
-            "devices.emulate: emulated devices hold nothing; --device and --gpus say on which "
-            "machine the job is to fit"
+            "devices.emulate: emulated devices hold nothing. Give --device and --gpus to name the "
+            "machine for the job."
         )
     shape = shape_of(config.model.path)
     if device is None:
@@ -156,17 +155,17 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
     device = find_device(name)
     if config.devices.kind == "cpu":
         raise ValueError(
-            f"--device {name}: devices.kind=cpu keeps the job on CPUs; add devices.kind=cuda"
+            f"--device {name}: devices.kind=cpu keeps the job on CPUs. Add devices.kind=cuda."
         )
     if gpus > device.per_node:
         raise ValueError(
-            f"--gpus {gpus}: a machine has at most {device.per_node} {name}: ask about --gpus "
-            f"{device.per_node} of each of devices.nodes={-(-gpus // device.per_node)}"
+            f"--gpus {gpus}: a machine has at most {device.per_node} {name}. For more, use --gpus "
+            f"{device.per_node} and devices.nodes={-(-gpus // device.per_node)}."
         )
     asked, most = config.devices.per_node, gpus * config.devices.per_gpu
     if asked > most:
         wanted = -(-asked // config.devices.per_gpu)
-        other = f"ask about --gpus {wanted}"
+        other = f"use --gpus {wanted}"
         if wanted > device.per_node:
             other = "spread it over several machines: devices.nodes"
         raise ValueError(
@@ -188,8 +187,8 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
 def _better(
     config: RunConfig, shape: ModelShape, machine: JobMachine
 ) -> tuple[_Found | None, _Found | None]:
-    """Changes with which it fits this machine, or one with more such GPUs, or several; and where it
-    learns the same on more GPUs only, what fits this machine."""
+    """Changes that make it fit this machine, or machines with more such GPUs. If changes that learn
+    the same need more GPUs, the second result fits this machine."""
     same = _first(config, shape, [*_machines(config, machine)], [NONE])
     if same is not None and same[1].machine.workers == machine.workers:
         return same, None
@@ -207,7 +206,7 @@ def _first(
     machines: Sequence[tuple[Changes, JobMachine]],
     settings: Sequence[Changes],
 ) -> _Found | None:
-    """The first of some machines that the job fits with one of some settings."""
+    """The first machine that the job fits with one of the settings."""
     for changes, machine in machines:
         for also in settings:
             found = fitting(with_changes(config, changes), shape, machine, also)
@@ -217,7 +216,7 @@ def _first(
 
 
 def _nearest(config: RunConfig, shape: ModelShape, machine: JobMachine) -> _Found | None:
-    """Changes with which it takes least, on as many such GPUs as a machine has."""
+    """The changes with the least needs, on as many such GPUs as a machine has."""
     (changes, wider), *_ = reversed(
         [each for each in _machines(config, machine) if each[1].nodes == machine.nodes]
     )
@@ -226,7 +225,7 @@ def _nearest(config: RunConfig, shape: ModelShape, machine: JobMachine) -> _Foun
 
 
 def _machines(config: RunConfig, machine: JobMachine) -> Iterator[tuple[Changes, JobMachine]]:
-    """This one, with more such GPUs, and several; with the keys that the job needs for it."""
+    """Yield this machine, larger ones and several, with the job's keys for them."""
     yield NONE, machine
     devices, nodes = machine.devices, machine.nodes
     while machine.cuda and (devices < _MOST_GPUS or nodes < _MOST_NODES):
@@ -242,18 +241,19 @@ def _machines(config: RunConfig, machine: JobMachine) -> Iterator[tuple[Changes,
 
 
 _DEADLINE_S = {"engine": 900.0, "step": 900.0}
-"""Kernels are compiled as an engine starts for the first time."""
+"""Kernels are compiled at the first start of an engine."""
 _USUAL_S = 180.0
 _NEEDED = ("devices", "engine", "sleep")
-"""Steps without which the engine's others are skipped; the job's own needs the first two."""
+"""If the engine fails such a step, its later steps are skipped. The step of the job needs the first
+two."""
 _PROMPTS, _LONGEST = 8, 256
-"""Of the job's step, which is to take seconds."""
+"""Limits of the job's step, which is to take seconds."""
 _SAID = ("rollpacker", "torch", "transformers", "vllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a step found; ``ok`` is None where it was skipped."""
+    """The result of a step. ``ok`` is None if it was skipped."""
 
     step: str
     ok: bool | None
@@ -263,10 +263,9 @@ class Finding:
 
 
 def trial(config: RunConfig) -> Iterator[Finding]:
-    """Each step as it ends. Raises ``ValueError`` for a configuration that no step
-    could begin with."""
+    """Yield each step's result. Raises ``ValueError`` for a configuration without real devices."""
     if config.devices.emulate is not None:
-        raise ValueError("devices.emulate: emulated devices are no machine that can be tried")
+        raise ValueError("devices.emulate: emulated devices are no machine to try the job on")
     failed = False
     for steps, part in ((EngineTrial.STEPS, _try_engine), (("step",), _try_step)):
         if failed:
@@ -278,7 +277,7 @@ def trial(config: RunConfig) -> Iterator[Finding]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the trial ran."""
+    """Versions of the packages that the trial uses."""
     found: dict[str, str] = {}
     for name in _SAID:
         with suppress(PackageNotFoundError):
@@ -289,7 +288,7 @@ def versions() -> dict[str, str]:
 def _apart(
     part: Callable[[RunConfig, Connection], None], config: RunConfig, steps: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """What a process finds, and the step that it was at where it hangs or dies."""
+    """Yield a process's results. If it hangs or dies, the current step has failed."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=part, args=(config, theirs))
@@ -339,7 +338,7 @@ def _found(step: str, act: Callable[[], tuple[str, dict[str, Any]]]) -> Finding:
 
 
 def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
-    """A step of the job itself, of few prompts, in a folder that goes."""
+    """Run one step of the job with few prompts, in a temporary folder."""
     from rollpacker.job import train
 
     with tempfile.TemporaryDirectory(prefix="rollpacker-doctor-") as folder:
@@ -369,12 +368,7 @@ def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 
 class EngineTrial:
-    """The job's engine and model in this process.
-
-    Args:
-        config: the job.
-        build: makes the engine.
-    """
+    """The job's engine and model in this process. ``build`` makes the engine."""
 
     STEPS = ("devices", "engine", "weights", "log-probabilities", "sleep", "drafts", "rates")
 
@@ -387,7 +381,8 @@ class EngineTrial:
         self._loads = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Of each step, in order; without devices or an engine the others are skipped."""
+        """Yield each step's result in order. Without devices or an engine, later steps are
+        skipped."""
         acts = (
             self._devices,
             self._start,
@@ -421,7 +416,7 @@ class EngineTrial:
 
         logging.disable_progress_bar()
         config, device = self._config, self._device
-        # Beside vLLM, which takes its share of the device, the model is compared on the CPU.
+        # vLLM takes its share of the device, so the model to compare with is on the CPU.
         self._place = device if config.engine.kind == "mini" else "cpu"
         self._model, tokenizer = load_model(config.model, self._place)
         before, begun = _held(device), time.monotonic()
@@ -437,7 +432,7 @@ class EngineTrial:
         return f"{config.engine.kind} starts in {took:.0f} s and takes {size:.1f} GB", facts
 
     def _load(self) -> None:
-        """The model's weights, as they are now."""
+        """Load the model's current weights into the engine."""
         from rollpacker.checkpoint_names import CheckpointNames, stored
 
         self._loads += 1
@@ -459,7 +454,7 @@ class EngineTrial:
 
         self._load()
         self._first = answers(self._engine)
-        self._scale(2.0)  # a power of two: halved again they are what they were, to the bit
+        self._scale(2.0)  # halving a power of two later restores every bit
         self._load()
         doubled = answers(self._engine)
         self._scale(0.5)
@@ -471,7 +466,7 @@ class EngineTrial:
         return "new weights arrive", {}
 
     def _logprobs(self) -> tuple[str, dict[str, Any]]:
-        """The engine's against the model's own."""
+        """Compare the engine's log-probabilities with the model's own."""
         import torch
 
         gaps: list[float] = []
@@ -512,7 +507,7 @@ class EngineTrial:
         if self._notes:
             raise ValueError(self._notes[-1])
         if not self._engine.info().speculates:
-            return "this engine does not decode ahead here", {}
+            return "this engine does not use speculative decoding here", {}
         self._load()
         if said := drafts_differ(self._engine, loose=self._loose):
             raise ValueError(f"with drafts, {said}")
@@ -535,7 +530,7 @@ def _with_prompt(number: int, tokens: Any) -> Any:
 
 
 def _held(device: str) -> float:
-    """Bytes of the device that are taken, or of this process on a CPU."""
+    """Used bytes of the device, or of this process on a CPU."""
     if device == "cpu":
         return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     import torch

@@ -1,4 +1,4 @@
-"""A first configuration, from what the model and the data are: ``rollpacker init``."""
+"""``rollpacker init``: a first configuration that suits the model and the data."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _LEAST_RESPONSE = 16
 _SHORT_ROOM = 128
 _LARGE = 1e9
 _SHORT, _LONG = 1024, 4096
-"""Longest responses, tokens, of models below and above that size."""
+"""The longest responses (tokens) of models below and above that size."""
 _BYTES_A_PARAMETER = 18
-"""Weights in two types at worst, gradients, AdamW's moments."""
+"""Weights in two types at worst, gradients, and AdamW's moments."""
 _BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user says.
+    """The user's choices.
 
     Args:
         model: folder or hub name.
         data: as ``data.path``.
         reward: as ``rewards[].function``.
-        held_out: as ``eval.data.path``; empty for none.
-        steps: of the run; 0 for one pass over the data.
+        held_out: as ``eval.data.path``. Empty for none.
+        steps: of the run. 0 for one pass over the data.
     """
 
     model: str
@@ -73,9 +73,9 @@ class _Facts:
 
 
 def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
-    """A commented job file that trains as it is, and what to think about first.
+    """Return a commented job file that trains as it is, and points to consider first.
 
-    Raises ``ValueError`` when model, data and reward cannot make a job.
+    Raises ``ValueError`` if model, data and reward cannot make a job.
     """
     _check_reward(wishes.reward)
     facts = _look(wishes)
@@ -86,7 +86,7 @@ def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
 
 
 def _check(config: RunConfig, card: Card, progress: Progress) -> None:
-    """What a run would refuse before its model is loaded."""
+    """Raise ``ValueError`` for anything that a run would refuse before it loads the model."""
     check(config)
     problems, held_out = load_data(config, card, progress)
     every = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
@@ -95,7 +95,7 @@ def _check(config: RunConfig, card: Card, progress: Progress) -> None:
 
 def _check_reward(function: str) -> None:
     if function == "judge":
-        raise ValueError("--reward judge needs a model and options of its own: see docs/judge.md")
+        raise ValueError("--reward judge needs a model and options: see docs/judge.md")
     place, colon, name = function.rpartition(":")
     if not colon and function not in BUILT_IN and not Path(function).expanduser().is_dir():
         raise ValueError(
@@ -110,13 +110,13 @@ def _check_reward(function: str) -> None:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"--reward {function}: '{place}' is no Python: {error}") from None
+        raise ValueError(f"--reward {function}: '{place}' is not Python: {error}") from None
     if not any(name in _names(node) for node in tree.body):
         raise ValueError(f"--reward {function}: '{place}' has no function '{name}'")
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """What a statement at the top of a file may define."""
+    """Names that a statement at the top of a file may define."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -132,7 +132,7 @@ def _look(wishes: Wishes) -> _Facts:
     data, rows, warnings = _read(wishes.data, _ANSWERS.get(wishes.reward, "taken"))
     data |= _instructions(wishes.reward, rows, card, warnings)
     if wishes.held_out == wishes.data:
-        warnings.append("the problems to train on are those of the evaluation: it shows no skill")
+        warnings.append("the training problems are also those of the evaluation: it shows no skill")
     elif Path(wishes.held_out).is_file():
         data["exclude"] = wishes.held_out
     config = DataConfig.model_validate({**data, "overlong": "skip"})
@@ -157,18 +157,18 @@ def _look(wishes: Wishes) -> _Facts:
 
 
 def _read(path: str, answers: Answers) -> tuple[dict[str, Any], list[Row], list[str]]:
-    """The keys of ``data`` under which the rows can be read, the rows, and warnings."""
+    """Return the keys of ``data`` that read the rows, the rows, and warnings."""
     found = load_guessed(DataConfig(path=path), answers)
-    warnings = [f"{found.skipped}, as the new job does"] if found.skipped else []
+    warnings = [f"{found.skipped}, and the new job skips them too"] if found.skipped else []
     if found.columns:
         warnings.append(
-            f"data.input_key: '{found.keys['input_key']}' is taken for the prompt, a guess among "
+            f"data.input_key: '{found.keys['input_key']}' is used as the prompt, a guess among "
             f"{list(found.columns)}"
         )
     if answers == "taken" and found.keys.get("label_key") == "":
         warnings.append(
-            "data.label_key: no column is taken for the answer; a reward that reads one (TRL's "
-            "'answer', verl's 'ground_truth') needs its name here, of "
+            "data.label_key: no column is used as the answer. If a reward reads one (TRL's "
+            "'answer', verl's 'ground_truth'), set its name here: one of "
             f"{list(found.rows[0].columns)}"
         )
     return {"path": path, **found.keys}, found.rows, warnings
@@ -177,12 +177,12 @@ def _read(path: str, answers: Answers) -> tuple[dict[str, Any], list[Row], list[
 def _instructions(
     reward: str, rows: Sequence[Row], card: Card, warnings: list[str]
 ) -> dict[str, Any]:
-    """How the model is told what the reward reads."""
+    """Return keys of ``data`` that ask the model for the format that the reward reads."""
     plain = all(isinstance(row.prompt, str) for row in rows)
     template = bool(card.tokenizer.chat_template)
     if plain and not template:
         warnings.append(
-            "the tokenizer has no chat template: prompts are given as they are, which suits base "
+            "the tokenizer has no chat template: prompts are used as they are, which suits base "
             "models"
         )
     if reward != "math" or any("boxed" in str(row.prompt) for row in rows[:20]):
@@ -190,10 +190,10 @@ def _instructions(
     ends = {"user"} if plain else {turn["role"] for row in rows for turn in _turns(row)[-1:]}
     if template and not any(turn["role"] == "system" for row in rows for turn in _turns(row)[:1]):
         return {"system_prompt": _BOXED}
-    # A system turn would take the place of the rows' own.
+    # A system prompt would replace the rows' own.
     if plain or (template and ends <= {"user"}):
         return {"prompt_template": f"{{prompt}}\n{_BOXED}" + "\n" * (not template)}
-    warnings.append("no row says that the answer belongs into \\boxed{}, where 'math' looks first")
+    warnings.append("no row asks for the answer in \\boxed{}, where 'math' looks first")
     return {}
 
 
@@ -210,19 +210,19 @@ def _warnings(wishes: Wishes, facts: _Facts) -> list[str]:
             "a response"
         )
     if len(facts.rows) < _FEW_ROWS:
-        found.append(f"{len(facts.rows)} prompts are few: the model may learn them by heart")
+        found.append(f"{len(facts.rows)} prompts are few: the model may memorize them")
     if not wishes.held_out and len(facts.rows) < _FEW_ROWS:
         found.append(
-            "no problems are held out, so accuracy is not measured: give --eval-data PATH, or set "
+            "no problems are held out, so accuracy is not measured: use --eval-data PATH, or set "
             "eval.fraction"
         )
     if facts.gpus == 0 and facts.count.active > _LARGE:
-        found.append("no GPU: a step of a model of this size takes many minutes here")
+        found.append("no GPU: a step of a model of this size takes many minutes on CPUs")
     needed = _BYTES_A_PARAMETER * facts.count.total / 1024**3
     if facts.gpus == 0 and needed > free_memory_gb():
         found.append(
-            f"training all weights takes about {needed:.1f} GB in each worker and "
-            f"{free_memory_gb():.1f} GB are free: set model.lora_rank, or take a smaller model"
+            f"training all weights takes about {needed:.1f} GB in each worker, and "
+            f"{free_memory_gb():.1f} GB are free: set model.lora_rank, or use a smaller model"
         )
     return found
 
@@ -236,7 +236,7 @@ $until
 
 model:
   path: $model
-  dtype: $dtype              # of forward and backward; the optimizer keeps float32
+  dtype: $dtype              # of forward and backward, the optimizer keeps float32
   # lora_rank: 16            # train adapters instead of all weights
 
 data:                        # $rows prompts, the longest of $longest tokens
@@ -290,7 +290,7 @@ def _text(wishes: Wishes, facts: _Facts) -> str:
         output=_value(f"runs/{_name(wishes.data)}"),
         until=f"steps: {wishes.steps}"
         if wishes.steps
-        else f"epochs: 1                    # {one_pass} steps; or say: steps: N",
+        else f"epochs: 1                    # {one_pass} steps, or set steps: N",
         model=_value(wishes.model),
         dtype="float32" if small and not facts.gpus else "bfloat16",
         rows=len(facts.rows),
@@ -314,7 +314,7 @@ def _name(path: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """As YAML; JSON is a part of it."""
+    """Format as YAML, or as JSON, which YAML includes."""
     text = str(value)
     plain = isinstance(value, str) and _reads_as(text, value)
     return text if plain and text and "#" not in text else json.dumps(value, ensure_ascii=False)

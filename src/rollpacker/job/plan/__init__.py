@@ -1,4 +1,1 @@
-"""A job before it starts: its configuration checked, its parts built, its checkpoint found.
-
-Nothing here knows the loop of steps.
-"""
+"""A job before it starts: its configuration checked, its parts built, its checkpoint found."""

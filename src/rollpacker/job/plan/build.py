@@ -1,4 +1,4 @@
-"""Builds a job's parts from its configuration: the one place that knows them all."""
+"""Builds all parts of a job from its configuration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What a job is made of."""
+    """All parts of a job."""
 
     pool: WorkerPool
     problems: Problems
@@ -74,7 +74,7 @@ class Parts:
     environments: Environments | None = None
 
     def close(self) -> None:
-        """End all processes and close all files, whatever keeps one of them from it."""
+        """End all processes and close all files, even if one of them raises."""
         with contextlib.ExitStack() as stack:
             for part in (self.log, self.log.progress, self.pool, self.rewards):
                 stack.callback(part.close)
@@ -85,7 +85,7 @@ class Parts:
 async def build(
     config: RunConfig, folder: Path, progress: Progress, start: RunStart, phases: PhaseNodes | None
 ) -> Parts:
-    """Build everything. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
+    """Build all parts. Raises ``ValueError`` for the user's mistakes, before any work is lost."""
     check(config)
     check_emulated(config)
     card = read_card(config.model)
@@ -164,7 +164,7 @@ def rewards_of(
     rows: Sequence[Row],
     steps: int = 0,
 ) -> Rewards:
-    """The processes of ``used`` reward functions, which fit the rows. Raises ``ValueError``."""
+    """Build the reward functions ``used`` for these rows. Raises ``ValueError``."""
     check_rows(used, rows)
     return Rewards(
         used,
@@ -181,7 +181,7 @@ def rewards_of(
 def evaluator_of(
     config: RunConfig, problems: Problems, setup: Setup, progress: Progress
 ) -> Evaluator:
-    """Held-out answers are sampled plainly, at the evaluation's temperature."""
+    """Held-out answers are sampled without racing, at the evaluation's temperature."""
     assert config.eval is not None
     params = replace(setup.params, temperature=config.eval.temperature, top_p=1.0, top_k=0)
     setup = replace(setup, problems=problems, params=params)
@@ -189,7 +189,7 @@ def evaluator_of(
 
 
 async def start_all(pool: WorkerPool, rewards: Rewards, note: Callable[[str], None]) -> None:
-    """Of the reward functions, then of the devices."""
+    """Start the processes of rewards, then the workers."""
     for warning in rewards.start(asyncio.get_running_loop()):
         note(warning)
     await pool.start()
@@ -204,7 +204,7 @@ def assemble(
     rewards: Rewards,
     phases: PhaseNodes | None,
 ) -> Parts:
-    """The policy and its driver over started processes."""
+    """Build the policy and its driver over started processes."""
     policy = RolloutPolicy(settings)
     tail, stale = config.rollout.tail_batching, stale_tokens(config)
     updates = Updates(
@@ -233,7 +233,7 @@ def assemble(
 
 
 def max_completion_length(config: RunConfig, card: Card, problems: Problems) -> int:
-    """The configured longest response, or what the longest prompt leaves of the context."""
+    """The configured longest response, or the context without the longest prompt."""
     return config.rollout.max_completion_length or card.context - problems.longest
 
 
@@ -259,7 +259,7 @@ def rollout_settings(
     *,
     hosted: bool = False,
 ) -> RolloutSettings:
-    """What the policy is told of this run; where it is ``hosted``, somebody else trains."""
+    """The policy's settings. If the run is ``hosted``, its host trains."""
     algorithm = algorithms.build(config.train.algorithm)
     whole_batch = (
         hosted  # its host trains when it has the whole round
@@ -292,8 +292,9 @@ def rollout_settings(
 
 
 def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:
-    """What the planner, or the rule that frees devices, asks; None where neither does."""
-    # Ordered gradients wait for the rollout's end: there is nothing to free devices for.
+    """The hardware model of the planner and of the rule that frees devices, if one of them is
+    on."""
+    # Ordered gradients wait for the rollout's end, so no device can be freed.
     stays = len(pool.engines) < 2 or config.deterministic
     rules = config.rollout
     if rules.planner == "off" and (stays or rules.streaming.scaling == "off"):
@@ -320,7 +321,8 @@ def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | No
 
 
 def _replica_engines(config: RunConfig, pool: WorkerPool | InProcess) -> int:
-    """Engines on a colocated replica's devices; 0 where they end together."""
+    """Engines on the devices of a colocated replica. 0 if the layout is separate, or without
+    processes."""
     size = config.engine.tensor_parallel
     if config.devices.layout == "separate" or pool.transport is None:
         return 0
@@ -328,7 +330,7 @@ def _replica_engines(config: RunConfig, pool: WorkerPool | InProcess) -> int:
 
 
 def total_steps(config: RunConfig, problems: Problems) -> int:
-    """Steps of the whole run; racing may take a few more at an epoch's end."""
+    """Steps of the whole run. Racing may take a few more at an epoch's end."""
     per_epoch = sum(problems.source.quotas.values()) / config.rollout.prompts_per_step
     rounded = int(per_epoch) if config.data.drop_last else -int(-per_epoch // 1)
     return config.steps or max(1, rounded * config.epochs)
@@ -337,20 +339,18 @@ def total_steps(config: RunConfig, problems: Problems) -> int:
 def nodes_of(
     config: RunConfig, launcher: Launcher | None = None, start: Start = start_processes
 ) -> Nodes:
-    """This machine, or those of a cluster, on which Ray starts agents if no launcher is given.
-
-    Raises ``ValueError``.
-    """
+    """This machine, or the nodes of a cluster. If there is no launcher, Ray starts their agents.
+    Raises ``ValueError``."""
     if not config.cluster.address:
         if config.devices.nodes > 1:
             raise ValueError(
-                f"devices.nodes={config.devices.nodes} needs cluster.address: of the Ray cluster "
-                "that has them, or 'mux'"
+                f"devices.nodes={config.devices.nodes} needs cluster.address: set it to the "
+                "address of a Ray cluster, or to 'mux'"
             )
         return ThisMachine(config, start)
     if launcher is None and config.cluster.address == "mux":
         raise ValueError(
-            "cluster.address=mux is for runs that RollMux's agents start: rollpacker mux submit"
+            "cluster.address=mux works only for runs that RollMux starts: rollpacker mux submit"
         )
     from rollpacker.runtime.cluster.cluster import RunNodes
     from rollpacker.runtime.cluster.ray_launcher import RayLauncher

@@ -1,4 +1,4 @@
-"""Mistakes that no single key shows, found before anything is started."""
+"""Checks of a configuration as a whole, before any process starts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def check(config: RunConfig) -> None:
     if races(config) and config.grading.asynchronous is False:
         raise ValueError(
             f"grading.asynchronous=false cannot work with rollout.tail_batching.mode={mode}: "
-            "a race needs each reward when its response ends; use mode 'exact' or 'off'"
+            "a race needs each reward when its response ends: use mode 'exact' or 'off'"
         )
     if tail.races == "responses" and any(reward.needs_group for reward in config.rewards):
         raise ValueError(
-            "a reward with needs_group compares all responses of a prompt, which "
-            f"rollout.tail_batching.mode={mode} may abort; use 'exact', 'off' or 'prompts'"
+            "a reward with needs_group compares all responses of a prompt, and "
+            f"rollout.tail_batching.mode={mode} may abort some: use 'exact', 'off' or 'prompts'"
         )
     if tail.long_round_steps > 1 and config.train.updates_per_step > 1:
         raise ValueError(
@@ -48,8 +48,8 @@ def check(config: RunConfig) -> None:
         )
     if config.deterministic and config.engine.kind == "vllm":
         raise ValueError(
-            "deterministic: true needs engine.kind=mini: what vLLM computes for a response depends "
-            "in the last bits on what shares its batch"
+            "deterministic: true needs engine.kind=mini: vLLM's result for a response depends on "
+            "the other responses in its batch"
         )
     if config.rollout.planner != "off" and config.engine.kind != "vllm":
         raise ValueError(
@@ -63,7 +63,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_turns(config: RunConfig) -> None:
-    """Who leaves a device for whom, where it is not left to us."""
+    """Refuse ``devices.turns`` together with options that exclude turns."""
     if (asked := config.devices.turns) in ("auto", "off"):
         return
     others = {
@@ -80,15 +80,15 @@ def _check_turns(config: RunConfig) -> None:
 
 
 def _check_partial(config: RunConfig) -> None:
-    """Tokens of several weights in one response."""
+    """Refuse options that mode ``partial`` excludes."""
     tail = config.rollout.tail_batching
     if not tail.carries:
         return
     key = "rollout.tail_batching.mode=partial"
     if config.environment is not None:
         raise ValueError(
-            f"{key} and environment: the conversation of a response that goes on in a later step "
-            "is not kept; take another mode"
+            f"{key} and environment: a response that goes on in a later step would lose its "
+            "conversation: use another mode"
         )
     if config.devices.emulate is not None:
         raise ValueError(f"{key} and devices.emulate: emulated devices start every response anew")
@@ -96,14 +96,14 @@ def _check_partial(config: RunConfig) -> None:
         raise ValueError(f"{key} has no long rounds: leave long_round_steps at 1")
     if config.deterministic and (config.devices.per_node != 1 or config.devices.nodes != 1):
         raise ValueError(
-            f"{key} and deterministic: which weights sampled a token depends on when other engines "
-            "are stopped; set devices.per_node to 1"
+            f"{key} and deterministic: the weights of a token depend on the time at which other "
+            "engines are stopped: set devices.per_node to 1"
         )
     correction = config.train.sampler_correction
     if tail.stale_tokens == "mask" and correction.kind != "none" and correction.level != "token":
         raise ValueError(
-            "rollout.tail_batching.stale_tokens=mask leaves tokens out, of which the ratio of a "
-            f"response would be made: set train.sampler_correction.level to token, not "
+            "rollout.tail_batching.stale_tokens=mask leaves out tokens that the ratio of a "
+            "response needs: set train.sampler_correction.level to token, not "
             f"{correction.level}"
         )
     if stale_tokens(config) == "ratio":
@@ -111,23 +111,23 @@ def _check_partial(config: RunConfig) -> None:
 
 
 def _check_ratio(config: RunConfig, key: str) -> None:
-    """What the algorithm's ratio to earlier weights needs."""
+    """Refuse settings for which the ratio to earlier weights cannot be computed."""
     other = "set rollout.tail_batching.stale_tokens to 'mask', or a train.sampler_correction"
     kind = config.train.algorithm.kind
     if algorithms.build(config.train.algorithm).sequence_level:
         raise ValueError(
-            f"{key} with train.algorithm.kind={kind}: its one ratio for a whole response, to "
-            f"weights that are several steps old, is clipped for many of them; {other}"
+            f"{key} with train.algorithm.kind={kind}: the algorithm has one ratio for a "
+            f"whole response, and clips many responses of weights several steps old: {other}"
         )
     if not config.rollout.full_softmax:
         raise ValueError(
-            f"{key} compares with the probabilities that earlier weights sampled with, of the "
-            f"whole softmax: set rollout.top_p to 1 and rollout.top_k to 0, or {other}"
+            f"{key} compares with the probabilities of earlier weights over the whole softmax: set "
+            f"rollout.top_p to 1 and rollout.top_k to 0, or {other}"
         )
 
 
 def stale_tokens(config: RunConfig) -> StaleTokens:
-    """What is done about tokens of earlier weights, if there are any."""
+    """The effective rule for tokens of earlier weights."""
     tail = config.rollout.tail_batching
     corrected = config.train.sampler_correction.kind != "none"
     if not tail.carries or (tail.stale_tokens == "ratio" and corrected):
@@ -142,7 +142,7 @@ def _check_environment(config: RunConfig) -> None:
     if config.devices.emulate is not None:
         raise ValueError(
             "environment and devices.emulate: emulated devices sample no text that an environment "
-            "could answer; drop one of them"
+            "could answer: drop one of them"
         )
     if config.data.chat is False:
         raise ValueError(
@@ -153,12 +153,12 @@ def _check_environment(config: RunConfig) -> None:
     if total and most and total < most:
         raise ValueError(
             f"environment.max_total_tokens={total} is less than rollout.max_completion_length="
-            f"{most}, which the model alone may sample: raise it, or lower the other"
+            f"{most}, the limit of sampled tokens alone: raise it, or lower the other"
         )
 
 
 def _check_group(config: RunConfig) -> None:
-    """A response alone teaches nothing where it is compared with the others of its prompt."""
+    """Refuse groups of one response if the algorithm compares responses with each other."""
     if config.rollout.num_generations > 1:
         return
     algorithm = algorithms.build(config.train.algorithm)
@@ -167,13 +167,13 @@ def _check_group(config: RunConfig) -> None:
     if not any(np.any(group) for group in algorithm.batch_advantages(groups)):
         raise ValueError(
             "rollout.num_generations=1 trains nothing: train.algorithm.kind="
-            f"{config.train.algorithm.kind} compares the responses of a prompt with each other; "
-            "take 2 or more, such as 8"
+            f"{config.train.algorithm.kind} compares the responses of a prompt with each other: "
+            "set 2 or more, such as 8"
         )
 
 
 def check_context(config: RunConfig, context: int) -> None:
-    """Raise ``ValueError`` when responses may fill a model's whole context of so many tokens."""
+    """Raise ``ValueError`` if responses may fill the whole ``context`` (tokens)."""
     longest = config.rollout.max_completion_length
     total = 0 if config.environment is None else config.environment.max_total_tokens
     if total >= context:
@@ -184,22 +184,20 @@ def check_context(config: RunConfig, context: int) -> None:
     if longest is not None and longest >= context:
         raise ValueError(
             f"rollout.max_completion_length={longest} leaves no room for a prompt in the model's "
-            f"context of {context} tokens: lower it, or leave it unset to take what prompts "
-            "leave"
+            f"context of {context} tokens: lower it, or leave it unset for all tokens behind the "
+            "longest prompt"
         )
 
 
 def check_engine(config: RunConfig, kind: str) -> None:
-    """Raise ``ValueError`` for a model's family that the engine would refuse when it starts."""
+    """Raise ``ValueError`` for a model family that the engine does not run."""
     if config.engine.kind == "mini":
         check_family(kind)
 
 
 def check_size(config: RunConfig, problems: Problems) -> list[str]:
-    """What to say of fewer prompts than a step takes.
-
-    Raises ``ValueError`` when ``drop_last`` would drop everything.
-    """
+    """Lines for the user if the data has fewer prompts than a step. Raises ``ValueError`` if
+    ``drop_last`` would drop everything."""
     count, wanted = len(problems.tokens), config.rollout.prompts_per_step
     if count >= wanted:
         return []
@@ -215,21 +213,21 @@ def check_size(config: RunConfig, problems: Problems) -> list[str]:
 
 
 def check_used(tail: TailBatchingConfig) -> list[str]:
-    """What to say where an option was changed that the mode does not look at."""
+    """Lines for the user on changed options that the mode ignores."""
     return [
-        f"rollout.tail_batching.{key}={getattr(tail, key)} does nothing in mode '{tail.mode}', but "
-        f"in {' or '.join(map(repr, modes))}"
+        f"rollout.tail_batching.{key}={getattr(tail, key)} has no effect in mode '{tail.mode}', "
+        f"only in {' or '.join(map(repr, modes))}"
         for key, modes in tail.unused.items()
     ]
 
 
 def check_written(config: RunConfig, card: Card) -> list[str]:
-    """What to say where checkpoints will differ from the one that the run begins with."""
+    """Lines for the user if checkpoints will differ in format from ``model.path``."""
     said: list[str] = []
     before, now = str(card.config.dtype).removeprefix("torch."), config.model.dtype
     if before not in ("None", now):
         said.append(
-            f"model.dtype={now}: the run's checkpoints are in {now}; model.path is in {before}"
+            f"model.dtype={now}: the run's checkpoints are in {now}, and model.path is in {before}"
         )
     if older_fields(card.config.to_dict()) is None:
         said.append(
@@ -240,32 +238,30 @@ def check_written(config: RunConfig, card: Card) -> list[str]:
 
 
 def check_tokenizer(card: Card, *problems: Problems | None) -> list[str]:
-    """What to say of a tokenizer that is larger than the model.
-
-    Raises ``ValueError`` where prompts hold a token that the model does not have.
-    """
+    """Lines for the user if the tokenizer is larger than the model. Raises ``ValueError`` if
+    prompts have a token that the model lacks."""
     rows = card.config.vocab_size
     beyond = [number for number in card.tokenizer.get_vocab().values() if number >= rows]
     if not beyond:
         return []
     most = max(int(each.max()) for part in problems if part for each in part.tokens.values())
     token = card.tokenizer.convert_ids_to_tokens(most if most >= rows else min(beyond))
-    said = f"model.path: its tokenizer has '{token}', which is beyond the model's vocab_size={rows}"
+    said = f"model.path: its tokenizer's '{token}' is beyond the model's vocab_size={rows}"
     if most >= rows:
         raise ValueError(
-            f"{said}, and prompts hold it: take the tokenizer that the model was trained with, or "
-            "add rows to the model (resize_token_embeddings)"
+            f"{said}, and prompts contain it: use the tokenizer that the model was trained with, "
+            "or add rows to the model (resize_token_embeddings)"
         )
-    return [f"{said}: no response can hold it"]
+    return [f"{said}: no response can contain it"]
 
 
 _SAID = "said5d41402a"
-"""Stands for a response; nothing that a template looks for."""
+"""A stand-in for a response. No chat template looks for it."""
 
 
 def check_ends(config: RunConfig, card: Card) -> list[str]:
-    """What to say where nothing is known to end responses, which then all fill their longest
-    length: the model's end tokens are not those that its prompts lead to."""
+    """Lines for the user if the model's end tokens are not those of its prompts, so that responses
+    may never end by themselves."""
     if config.devices.emulate is not None or config.engine.kind == "fake" or config.rollout.stop:
         return []
     tokenizer: Any = card.tokenizer
@@ -284,7 +280,7 @@ def check_ends(config: RunConfig, card: Card) -> list[str]:
         if {*card.stop_token_ids} <= {*ids}:
             return [
                 f"data.chat is false, but responses end only with {known}, which the model writes "
-                "behind turns of its chat template: leave data.chat unset, or set rollout.stop"
+                "after turns of its chat template: leave data.chat unset, or set rollout.stop"
             ]
         return []
     if {*card.stop_token_ids} & {*ids}:
@@ -297,19 +293,19 @@ def check_ends(config: RunConfig, card: Card) -> list[str]:
 
 
 def _closing(tokenizer: Any, kwargs: dict[str, Any]) -> str:
-    """What the chat template writes behind what the assistant says; empty where it is not known."""
+    """The chat template's text after an assistant's message. Empty if unknown."""
     if not tokenizer.chat_template:
         return ""
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _SAID}]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
-    except Exception:  # templates are programs with errors of their own, said where prompts are
+    except Exception:  # a template is a program; its errors are reported where prompts are encoded
         return ""
     _, found, closing = text.rpartition(_SAID)
     return closing.strip() if found else ""
 
 
 def _end(tokenizer: Any, closing: str, ids: list[int]) -> str:
-    """The token of its own that closes a turn, or the text."""
+    """The special token that closes a turn, or the first line of the text."""
     token = tokenizer.added_tokens_decoder.get(ids[0])
     return str(token) if token is not None else closing.splitlines()[0]

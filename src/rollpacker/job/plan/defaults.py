@@ -39,17 +39,17 @@ _TOO_LARGE = (
     "it fit"
 )
 _SLOW = (
-    "vLLM is not installed, so engine mini decodes, which takes about 25 ms a token whatever the "
-    "model: pip install 'rollpacker[vllm]'"
+    "vLLM is not installed, so engine mini decodes, at about 25 ms a token for every model: "
+    "pip install 'rollpacker[vllm]'"
 )
 
 
 def with_gpu_defaults(
     config: RunConfig, progress: Progress, found: VerifiedCheckpoint | None = None
 ) -> RunConfig:
-    """``config`` with the engine, type and memory that this machine's GPUs want, where the job
-    leaves them out, or with those of the checkpoint to go on from; the same on a CPU, and where
-    the GPUs are other machines'. Raises ``ValueError``."""
+    """Return ``config`` with engine, types and memory for this machine's GPUs, for keys that the
+    job leaves out. A run that goes on takes those of its checkpoint ``found``. On a CPU, on other
+    machines' GPUs and on emulated devices nothing changes. Raises ``ValueError``."""
     devices = config.devices
     elsewhere = devices.nodes > 1 or bool(config.cluster.address)
     if devices.emulate is not None or devices.kind == "cpu" or elsewhere:
@@ -63,18 +63,18 @@ def with_gpu_defaults(
     changes = defaults_here(config, shape, machine)
     if not changes:
         return config
-    progress.note(f"on {machine.name}, of what the job leaves out: {in_words(changes)}")
+    progress.note(f"on {machine.name}, for keys that the job leaves out: {in_words(changes)}")
     chosen = with_changes(config, changes)
     if chosen.engine.kind == "mini" and not _has_vllm():
         progress.note(_SLOW)
-    with suppress(ValueError):  # that devices do not divide is said where they are taken
+    with suppress(ValueError):  # devices that do not divide are reported when they are assigned
         if not needs(chosen, shape, machine).fits:
             progress.note(f"WARNING {_TOO_LARGE}")
     return chosen
 
 
 def _as_before(config: RunConfig, saved: Mapping[str, Any]) -> Changes:
-    """Values of a run for what the job leaves out: another machine would choose others."""
+    """The run's former values of keys that the job leaves out. This machine might choose others."""
     keys = left_out(config)
     if "engine" in keys:
         keys = {key for key in keys if not key.startswith("engine.")}
@@ -89,7 +89,7 @@ def _as_before(config: RunConfig, saved: Mapping[str, Any]) -> Changes:
 
 
 def defaults_here(config: RunConfig, shape: ModelShape, machine: JobMachine) -> Changes:
-    """What it gets on this machine's GPUs for keys that it leaves out; nothing on a CPU."""
+    """Values for this machine's GPUs of keys that the job leaves out. Empty on a CPU."""
     if not machine.cuda:
         return NONE
     import torch
@@ -103,7 +103,8 @@ def _has_vllm() -> bool:
 
 
 def shape_of(path: str) -> ModelShape:
-    """Of a folder or a known model; the hub is asked where it is neither. Raises ``ValueError``."""
+    """The shape of a folder's model, of a known model, or of one on the hub. Raises
+    ``ValueError``."""
     with suppress(ValueError):
         found = find_model(path)
         if found.frozen is not None:
@@ -141,8 +142,8 @@ def machine_here(config: RunConfig) -> JobMachine:
 def with_learning_rate(
     config: RunConfig, found: VerifiedCheckpoint | None, progress: Progress
 ) -> RunConfig:
-    """``config`` with ``train.learning_rate``: as given, as in the checkpoint to go on from, or by
-    all weights of the model. Raises ``ValueError`` when there is no such model."""
+    """Return ``config`` with ``train.learning_rate``: as set, as in the checkpoint ``found``, or by
+    the number of weights. Raises ``ValueError`` if there is no such model."""
     if config.train.learning_rate is not None:
         return config
     if found is not None:
@@ -158,14 +159,14 @@ def with_learning_rate(
 
 
 def count_model(path: str) -> WeightCount:
-    """Of a folder or hub name. Raises ``ValueError``."""
+    """Weights of a folder's or hub's model. Raises ``ValueError``."""
     return count_weights(source(path)[1], path)
 
 
 def shape_of_config(config: Any, name: str) -> ModelShape:
-    """Of a configuration of transformers, of its text model where it is composed.
+    """The shape of a transformers configuration, or of its text model.
 
-    Raises ``ValueError`` in one line where transformers has no such model, or a size is missing.
+    Raises ``ValueError`` in one line if transformers has no such model, or a size is missing.
     """
     count, text = count_weights(config, name), config.get_text_config()
     frozen = 0 if text is config else _size(_built(config, name)) - count.total
@@ -174,12 +175,10 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
 
 
 def count_weights(config: Any, name: str) -> WeightCount:
-    """Weights of the model that transformers builds of a configuration, without memory for them;
-    of a composed one, of its model of text.
+    """Count the weights of a configuration's model, or of its text model, without memory for them.
 
-    Experts are tensors of as many matrices as the configuration names experts.
-
-    Raises ``ValueError`` in one line where transformers builds none.
+    Experts are stacked tensors with one matrix for each expert. Raises ``ValueError`` in one line
+    if transformers builds no such model.
     """
     text = config.get_text_config()
     model = _built(text, name)
@@ -196,9 +195,9 @@ def _built(config: Any, name: str) -> Any:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # whatever a model's own code raises for sizes that do not fit
+    except Exception as error:  # models raise anything for sizes that do not fit
         raise ValueError(
-            f"model.path={name}: transformers builds no model of its config.json: "
+            f"model.path={name}: transformers cannot build the model of its config.json: "
             f"{first_line(error)}"
         ) from error
 
@@ -208,5 +207,5 @@ def _size(model: Any) -> int:
 
 
 def _stacked(weight: torch.Tensor, experts: int) -> bool:
-    """Whether it holds a matrix of each expert; a convolution has one row of each channel."""
+    """Whether it has a matrix for each expert. A convolution has one row for each channel."""
     return weight.dim() == 3 and weight.shape[0] == experts > 0 and weight.shape[1] > 1

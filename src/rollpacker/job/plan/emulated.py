@@ -1,4 +1,4 @@
-"""What is different in a job on emulated devices."""
+"""The differences of a job on emulated devices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Note = Callable[[str], None]
 
 
 def check_emulated(config: RunConfig) -> None:
-    """Refuse what emulated devices cannot do. Raises ``ValueError``."""
+    """Refuse options that emulated devices cannot do. Raises ``ValueError``."""
     if config.devices.emulate is None:
         return
     wrong = {
-        "eval": (config.eval is not None, "their answers are random tokens: drop it"),
-        "deterministic": (config.deterministic, "they go by the clock: leave it out"),
-        "mux.url": (bool(config.mux.url), "they have no nodes to share: leave it out"),
+        "eval": (config.eval is not None, "their answers are random tokens, so drop it"),
+        "deterministic": (config.deterministic, "they follow the clock, so leave it out"),
+        "mux.url": (bool(config.mux.url), "they have no nodes to share, so leave it out"),
     }
     for key, (is_set, why) in wrong.items():
         if is_set:
@@ -28,14 +28,14 @@ def check_emulated(config: RunConfig) -> None:
 
 
 def emulation_of(config: RunConfig, card: Card) -> Emulation | None:
-    """The job's emulated devices, if it has some. Raises ``ValueError``."""
+    """The job's emulated devices, if it has any. Raises ``ValueError``."""
     if config.devices.emulate is None:
         return None
     return Emulation(config, len(card.tokenizer))
 
 
 def title(config: RunConfig, emulation: Emulation | None) -> str:
-    """What the user sees above the run."""
+    """The title of the run's progress display."""
     if emulation is None:
         return config.output
     devices, factor = config.devices.nodes * config.devices.per_node, emulation.factor
@@ -43,7 +43,7 @@ def title(config: RunConfig, emulation: Emulation | None) -> str:
 
 
 def sum_up(emulation: Emulation | None, counters: Counters, note: Note) -> dict[str, Any]:
-    """Its part of ``summary.json``; says whether the driver kept up."""
+    """The emulation's part of ``summary.json``. It also logs whether the driver kept up."""
     if emulation is None:
         return {}
     found = emulation.summary(counters.driver_cpu_s, counters.rollout_s, counters.step)
@@ -53,6 +53,8 @@ def sum_up(emulation: Emulation | None, counters: Counters, note: Note) -> dict[
         f"{late['p50']:.1f} ms (median) and {late['p99']:.1f} ms (99%), {behind:.1%} of a rollout"
     )
     if not found["honest"]:
-        said = f"WARNING not honest: {said}: lower the factor in the file of devices.emulate"
+        said = (
+            f"WARNING too slow to be valid: {said}: lower the factor in the file of devices.emulate"
+        )
     note(said)
     return {"emulated": found}

@@ -1,4 +1,4 @@
-"""A job's problems, read, encoded and ordered, and the environments in which they are met."""
+"""A job's problems, read, encoded and ordered, and the environments that they run in."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from rollpacker.train.model.loading import Card
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What all data of a run is read with."""
-
     config: RunConfig
     card: Card
     progress: Progress
@@ -40,8 +38,8 @@ def load_data(
     progress: Progress,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Problems, Problems | None]:
-    """The problems to train on, and those to evaluate by; ``tools`` are the schemas of those that
-    an environment gives every prompt. Raises ``ValueError``."""
+    """Return the problems to train on, and those to evaluate with. ``tools`` are the schemas of an
+    environment's tools, for every prompt. Raises ``ValueError``."""
     reading = _Reading(config, card, progress, tools)
     loaded = load_rows(config.data)
     if config.eval is None or not config.eval.fraction:
@@ -59,7 +57,7 @@ def load_data(
         return problems, held_out
     rows, held_out = hold_out(loaded.rows, config.eval.fraction, config.seed)
     progress.note(
-        f"{loaded.mapping}; {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
+        f"{loaded.mapping}, {len(held_out)} of {len(loaded.rows)} rows held out (eval.fraction)"
     )
     training = _problems(reading, config.data, rows)
     return training, _problems(reading, config.data, held_out)
@@ -71,7 +69,7 @@ def load_held_out(
     progress: Progress,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Problems:
-    """The problems to evaluate by, of a configuration that has some. Raises ``ValueError``."""
+    """The problems to evaluate with. The configuration must have some. Raises ``ValueError``."""
     assert config.eval is not None
     if config.eval.data is not None:
         return _load(_Reading(config, card, progress, tools), config.eval.data)
@@ -107,14 +105,14 @@ def _problems(reading: _Reading, data: DataConfig, rows: Sequence[Row]) -> Probl
         [Prompt(id=r.id, domain=r.domain, tokens=len(encoded.tokens[r.id])) for r in rows],
         config.seed,
         data.shuffle,
-        # Those of an environment are its own.
+        # Without the environment's tools: an environment reports its own.
         told={row.id: told(row, tokenizer, data) for row in own if row.id in encoded.tokens},
     )
     return Problems(rows, encoded.tokens, source, lambda row: chat(row, data))
 
 
 class Environments:
-    """Those of a run, whose processes are ready; none where a response is one turn."""
+    """A run's environments, with their processes ready, if the configuration has some."""
 
     def __init__(self, config: RunConfig, card: Card, pool: EnvironmentPool | None) -> None:
         self._config = config
@@ -127,7 +125,7 @@ class Environments:
         return () if self._pool is None else self._pool.tools
 
     def episodes(self, cap: int, room: int, clock: Clock) -> Episodes | None:
-        """The attempts' environments, heard in the loop that runs now.
+        """The attempts' environments, which report to the event loop that runs now.
 
         Args:
             cap: most tokens that the model samples in all turns of a response.
@@ -154,9 +152,9 @@ class Environments:
 
 
 def environments_of(config: RunConfig, card: Card, progress: Progress) -> Environments:
-    """Start their processes, and wait until they are ready.
+    """Start the environments' processes and wait until they are ready.
 
-    Raises ``ValueError`` where the environment cannot be loaded, or the model has no chat template.
+    Raises ``ValueError`` if the environment cannot be loaded, or the model has no chat template.
     """
     if config.environment is None:
         return Environments(config, card, None)
@@ -174,8 +172,8 @@ def environments_of(config: RunConfig, card: Card, progress: Progress) -> Enviro
 
 
 def check_call_ends(config: RunConfig, card: Card) -> list[str]:
-    """What to say where a token of its own stands behind calls, and ends no response: the model
-    would make up what its tools answer. A template that cannot be used is named elsewhere."""
+    """Lines for the user if a special token follows tool calls but ends no response. The model
+    would then invent its tools' answers. A broken template is reported elsewhere."""
     if config.environment is None or config.environment.kind == "python":
         return []
     kwargs = config.model.chat_template_kwargs
@@ -190,7 +188,7 @@ def check_call_ends(config: RunConfig, card: Card) -> list[str]:
         return []
     known = [f"'{card.tokenizer.convert_ids_to_tokens(id_)}'" for id_ in card.stop_token_ids]
     return [
-        f"model.path: its chat template has '{end}' behind a call of a tool, but responses end "
-        f"only with {' or '.join(known)}: the model would go on by itself; set rollout.stop: "
+        f"model.path: its chat template has '{end}' after a tool call, but responses end only with "
+        f"{' or '.join(known)}, so the model would invent the tool's answer: set rollout.stop: "
         f"['{end}']"
     ]

@@ -14,17 +14,17 @@ from rollpacker.core.journal import segments
 from rollpacker.runtime.record.checkpoint import VerifiedCheckpoint
 
 _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "environment.path")
-"""Keys that may name a file or folder, of which another spelling is no change."""
+"""Keys that may name a file or folder. Another spelling of the same path is no change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Where a run begins.
+    """The beginning of a run.
 
     Args:
-        path: the checkpoint's folder; None for a new run.
-        state: what the checkpoint holds besides tensors.
-        changed: a line for each setting that is not what it was.
+        path: the checkpoint's folder. None for a new run.
+        state: the checkpoint's state without tensors.
+        changed: a line for each setting that has changed since.
     """
 
     path: Path | None = None
@@ -33,7 +33,6 @@ class RunStart:
 
     @property
     def step(self) -> int:
-        """The first step to run."""
         return 0 if self.state is None else int(self.state["counters"]["step"])
 
 
@@ -42,8 +41,8 @@ def choose_start(
 ) -> RunStart:
     """Begin anew or go on.
 
-    Raises ``ValueError`` when the folder holds a run that nobody asked to continue, or one of
-    another configuration.
+    Raises ``ValueError`` if the folder holds a run that is not to be continued, or a run of another
+    configuration.
     """
     if not resume:
         if found is None and any(p.exists() for p in segments(folder / "journal.jsonl")):
@@ -64,7 +63,7 @@ def choose_start(
             f"devices.emulate cannot go on from the checkpoint in {folder}: choose another folder "
             "with --out"
         )
-    # A key that came later has its default.
+    # Keys that are newer than the checkpoint get their defaults.
     before = RunConfig.model_validate(found.state["config"]).model_dump(mode="json")
     changed = _changes(found, before, config.model_dump(mode="json"))
     changed += _edited(found.state["code"], code_of(config))
@@ -87,7 +86,7 @@ def code_of(config: RunConfig) -> dict[str, str]:
 
 def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
-        f"WARNING {key}: its file has been edited since: what is learned from here on is another"
+        f"WARNING {key}: its file has been edited, so training differs from here on"
         for key, digest in now.items()
         if before.get(key, digest) != digest
     )
@@ -96,7 +95,8 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 def _changes(
     found: VerifiedCheckpoint, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What may change and did, in words. Raises ``ValueError`` on what may not."""
+    """Lines for the user on allowed changes. Raises ``ValueError`` for a change that is not
+    allowed."""
     said: list[str] = []
     last_bits: list[str] = []
     scheduled = new["train"]["lr_scheduler_type"] != "constant"
@@ -108,8 +108,8 @@ def _changes(
         change = f"{where} was {before!r} and is {now!r}"
         if kind == "refused":
             raise ValueError(
-                f"{found.path} was made with another config: '{where}' was {before!r}, now "
-                f"{now!r}; change it back or choose another folder with --out"
+                f"{found.path} was made with another config: '{where}' was {before!r} and is now "
+                f"{now!r}: change it back, or choose another folder with --out"
             )
         if kind == "said":
             said.append(f"{change} from here on")
@@ -117,16 +117,16 @@ def _changes(
             last_bits.append(change)
     if last_bits:
         said.append(
-            f"WARNING {', '.join(last_bits)}: from here on results may differ in their last bits "
-            "from those of a run without a change"
+            f"WARNING {', '.join(last_bits)}: from here on results may differ in rounding from "
+            "those of a run without a change"
         )
     return tuple(said)
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves that differ; a member of a union that took another's place is one, its ``kind``, and
-    so is a list that has another length. A section that comes or goes is one together with what it
-    sets."""
+    """Yield differing leaves: their key, old and new value. If a union has another member, only its
+    ``kind`` differs. A list of another length is one leaf. A section that comes or goes is one
+    leaf, followed by the values that it sets."""
     if isinstance(old, dict) and isinstance(new, dict):
         before, now = cast(dict[str, Any], old), cast(dict[str, Any], new)
         names = [*{**before, **now}]
@@ -146,7 +146,6 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
 
 
 def _set_in(section: Any) -> list[tuple[str, Any]]:
-    """What a section that comes or goes has set."""
     if not isinstance(section, dict):
         return []
     return [(name, value) for name, value in cast(dict[str, Any], section).items() if value]
@@ -159,8 +158,8 @@ def _sections(value: Any) -> bool:
 
 
 def _located(named: Any, folder: Path) -> list[Any]:
-    """Where the files and folders are that a key names, as seen from a folder; what is no path is
-    compared as one too."""
+    """The absolute paths of a key's files and folders, seen from ``folder``. Other names become
+    paths too, which is harmless in a comparison."""
     return [_place(name, folder) for name in _listed(named)]
 
 

@@ -1,4 +1,4 @@
-"""What a job keeps for the time after it was stopped: checkpoints, and grades of a dropped step."""
+"""Writes a job's checkpoints, and the state that a dropped step began with."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from rollpacker.runtime.record.metrics import Counters
 
 
 class CheckpointManager:
-    """Writes the checkpoints of a job.
-
-    Args:
-        config: the run's.
-        parts: whose state they hold.
-        checkpoints: those of the run.
-    """
+    """Writes the checkpoints of a job, and restores its best one."""
 
     def __init__(self, config: RunConfig, parts: Parts, checkpoints: Checkpoints) -> None:
         self._config = config
@@ -32,17 +26,17 @@ class CheckpointManager:
         self._checkpoints = checkpoints
         self._begun: dict[str, Any] | None = None
         self._committing: asyncio.Task[None] | None = None
-        self._code = code_of(config)  # as it is imported, not as it may be edited meanwhile
+        self._code = code_of(config)  # now, as files may be edited after their import
         self.saved = -1
-        """Step of the newest checkpoint of the run that is durable."""
+        """The step of the newest durable checkpoint, -1 if there is none."""
         self.slowest_s = 0.0
         """Seconds of the slowest checkpoint so far."""
 
     def restore(self, step: int, summary: dict[str, Any]) -> None:
-        """The run goes on from the checkpoint of ``step``; puts the best one into ``summary``.
+        """Go on from the checkpoint of ``step``, and put the best checkpoint into ``summary``.
 
-        The marker in the run's folder and the checkpoint's own summary differ by a kill between the
-        two; one that is damaged, or later than what is gone on from, does not count.
+        After a kill between two writes, the folder's marker and the checkpoint's summary may
+        differ. The later one counts, unless its checkpoint is damaged or later than ``step``.
         """
         self.saved = step
         named = [best for best in (summary.pop("best", None), self._checkpoints.marker()) if best]
@@ -55,18 +49,18 @@ class CheckpointManager:
     async def evaluated(
         self, counters: Counters, summary: dict[str, Any], result: Mapping[str, float]
     ) -> None:
-        """Keep the checkpoint of the weights in place if no evaluation was better so far.
+        """Keep the checkpoint of the current weights if no evaluation was better so far.
 
-        Raises ``ValueError`` when evaluations have no such metric.
+        Raises ``ValueError`` if evaluations have no such metric.
         """
         metric = self._config.checkpoint.best
-        # Greedy answers are measured before and after a run only: they choose nothing.
+        # Greedy answers are measured only before and after a run, so they choose no checkpoint.
         result = {name: v for name, v in result.items() if not name.startswith("eval/greedy_")}
         if not metric or not result:
             return
         if metric not in result:
             raise ValueError(
-                f"checkpoint.best: evaluations have no '{metric}'; they have "
+                f"checkpoint.best: evaluations have no metric '{metric}', only "
                 f"{', '.join(sorted(result))}"
             )
         best = summary.get("best")
@@ -90,7 +84,7 @@ class CheckpointManager:
             self._parts.log.progress.note(f"WARNING best.json cannot be written ({error})")
 
     def begin_step(self, counters: Counters) -> None:
-        """Remember the state that a step begins with, should it be dropped."""
+        """Remember the state at a step's beginning, in case that the step is dropped."""
         self._begun = None if self.saved == counters.step else self._state(counters)
 
     def _state(self, counters: Counters) -> dict[str, Any]:
@@ -107,14 +101,14 @@ class CheckpointManager:
         }
 
     async def settle(self) -> None:
-        """Wait until what was saved is durable, or given up."""
+        """Wait until the last checkpoint is durable or has failed."""
         if self._committing is not None:
             await self._committing
 
     async def keep(
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
-        """A checkpoint of this step that is durable, if there is none."""
+        """Ensure a durable checkpoint of this step."""
         await self.settle()
         if self.saved < counters.step:
             await self.save(counters, summary, dropped=dropped)
@@ -123,11 +117,11 @@ class CheckpointManager:
     async def save(
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
-        """Write a checkpoint, which becomes durable while training goes on; it goes on without it
-        when the disk is full.
+        """Write a checkpoint, which becomes durable while training goes on. If the disk is full,
+        training goes on without it.
 
-        With ``dropped`` it is of the state that the step in flight has begun with. Emulated
-        devices have nothing to keep.
+        If ``dropped``, the checkpoint has the state at the beginning of the current step. Emulated
+        devices write none.
         """
         parts = self._parts
         if parts.emulation is not None:
@@ -152,8 +146,8 @@ class CheckpointManager:
             await asyncio.to_thread(self._checkpoints.write, step, write, state)
         except (CheckpointError, WorkerError) as error:
             if not parts.pool.replicas:
-                raise WorkerError(f"{error}; no replica is left") from error
-            parts.log.progress.note(f"WARNING {error}; the run goes on without it")
+                raise WorkerError(f"{error}, and no replica is left") from error
+            parts.log.progress.note(f"WARNING {error}, so the run goes on without it")
         else:
             self._committing = spawn(self._commit(step, began))
 
@@ -161,7 +155,7 @@ class CheckpointManager:
         try:
             await asyncio.to_thread(self._checkpoints.commit, step)
         except CheckpointError as error:
-            self._parts.log.progress.note(f"WARNING {error}; the run goes on without it")
+            self._parts.log.progress.note(f"WARNING {error}, so the run goes on without it")
         else:
             self.saved = step
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)

@@ -12,16 +12,16 @@ from types import TracebackType
 class RunLock:
     """An exclusive lock on a run's folder, held until ``release`` or the end of the process.
 
-    The kernel drops it when the process dies, however it dies; forked children do not keep it.
+    The kernel drops it when the process dies, and forked children do not keep it.
 
     Args:
-        folder: the run's folder; made if missing.
-        waits: is told that another process runs there, and its end is waited for; None: it is an
-            error. For a start that follows one on a node that was cut off: what is left there is
-            frozen, and killed within an hour.
+        folder: the run's folder, created if it is missing.
+        waits: called with a message if another process runs there, whose end is then awaited. None
+            raises. A managed run needs it: an earlier process on a node that was cut off is frozen,
+            and killed within an hour.
 
     Raises:
-        ValueError: another process runs there; the message names its pid.
+        ValueError: another process runs there. The message has its pid.
     """
 
     def __init__(self, folder: Path, waits: Callable[[str], None] | None = None) -> None:
@@ -34,15 +34,15 @@ class RunLock:
             problem = f"{folder}: another run (pid {owner}) is writing here"
             if waits is None:
                 self._close()
-                raise ValueError(f"{problem}; stop it or change 'output'") from None
-            waits(f"{problem}; waiting for its end")
+                raise ValueError(f"{problem}: stop it, or change 'output'") from None
+            waits(f"{problem}, waiting for its end")
             fcntl.flock(self._handle, fcntl.LOCK_EX)
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         os.register_at_fork(after_in_child=self._close)
 
     def release(self) -> None:
-        """Let the next run start. May be called twice."""
+        """Let the next run start. It may be called twice."""
         if self._handle >= 0:
             os.ftruncate(self._handle, 0)
         self._close()

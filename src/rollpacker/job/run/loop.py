@@ -1,4 +1,4 @@
-"""One RL job from configuration to trained model: ``_Job.run`` is its loop over steps.
+"""One RL job from configuration to trained model. ``_Job.run`` is its loop over steps.
 
 ``runtime/step/driver.py`` has the loop over the events of a step.
 """
@@ -44,8 +44,6 @@ from rollpacker.runtime.step.step import DroppedError, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What was asked for, and what it may use."""
-
     config: RunConfig
     folder: Path
     progress: Progress
@@ -61,11 +59,11 @@ def train(
     progress: Progress | None = None,
     phases: PhaseNodes | None = None,
 ) -> Path:
-    """Run a job to its end; returns the run's folder.
+    """Run a job to its end and return the run's folder.
 
-    With ``phases`` it shares nodes: each step's rollout and training wait for theirs. Raises
-    ``ValueError`` for the user's mistakes, ``WorkerError`` when workers are lost, and ``Stopped``
-    (a ``SystemExit``) when a signal has stopped the run early, its work being kept.
+    With ``phases`` it shares nodes: each step's rollout and training wait for their nodes. Raises
+    ``ValueError`` for the user's mistakes and ``WorkerError`` if workers are lost. If a signal has
+    stopped the run early, it keeps the work and raises ``Stopped``, a ``SystemExit``.
     """
     folder = Path(config.output)
     progress = progress or Progress()
@@ -83,8 +81,7 @@ def train(
         except Stopped as stop:
             if not stop.said:
                 progress.note(
-                    f"stopped by {stop.number.name}: nothing was under way that is not kept; go on "
-                    "with --resume auto"
+                    f"stopped by {stop.number.name}: no work is lost. Continue with --resume auto."
                 )
             raise
     if signals.taken is not None:
@@ -93,7 +90,7 @@ def train(
 
 
 def _run(order: _Order, resume: bool) -> bool:
-    """Whether the job is over; it is to be resumed when its nodes have failed."""
+    """Return whether the job is over. If nodes have failed, the caller resumes it."""
     folder = order.folder
     try:
         if order.signals.taken is None:
@@ -104,7 +101,7 @@ def _run(order: _Order, resume: bool) -> bool:
     except (WorkerError, NoRoomError) as error:
         if not order.restarts.again(newest_step(folder), error):
             raise
-        order.progress.note(f"WARNING {error}; {order.restarts}")
+        order.progress.note(f"WARNING {error}, so {order.restarts}")
         return False
     except StoppedAtOnceError:
         return True
@@ -114,8 +111,8 @@ def _run(order: _Order, resume: bool) -> bool:
         if not disk_full(error):
             raise
         raise CheckpointError(
-            f"{folder}: no space left ({error}); free some or change 'output', then --resume auto "
-            "goes on from the newest checkpoint"
+            f"{folder}: no space left ({error}). Free some or change 'output', then continue from "
+            "the newest checkpoint with --resume auto"
         ) from error
     return True
 
@@ -126,7 +123,7 @@ async def _train(order: _Order, resume: bool) -> None:
     checkpoints = Checkpoints(folder, config.checkpoint.keep)
     found = checkpoints.latest()
     for problem in checkpoints.problems:
-        progress.note(f"WARNING {problem}; an older checkpoint is used")
+        progress.note(f"WARNING {problem}. An older checkpoint is used.")
     config = with_gpu_defaults(config, progress, found if resume else None)
     config = with_learning_rate(config, found if resume else None, progress)
     start = choose_start(config, folder, found, resume)
@@ -145,8 +142,8 @@ async def _train(order: _Order, resume: bool) -> None:
         raise
     finally:
         signals.react(first=lambda: None)
-        if not frozen:  # by whoever called this, who may have much that is never garbage
-            gc.unfreeze()  # another one may follow, or whatever the process does besides
+        if not frozen:  # else the caller has frozen objects of its own
+            gc.unfreeze()  # this process may go on
         gc.set_threshold(*collected)
         try:
             await phases.close(displaced=displaced)
@@ -155,7 +152,7 @@ async def _train(order: _Order, resume: bool) -> None:
 
 
 class _Job:
-    """A built job: from its checkpoint to its last step."""
+    """A built job, from its checkpoint to its last step."""
 
     def __init__(
         self,
@@ -195,8 +192,8 @@ class _Job:
     # The loop over steps ------------------------------------------------------------------------
 
     async def run(self, start: RunStart, opening: Awaitable[None]) -> None:
-        """One step after another, each sampled by the weights that the last one left: sample,
-        grade, learn, publish; evaluate, record, checkpoint."""
+        """Run steps: each one samples with the last one's weights, grades, learns and publishes.
+        Then the job evaluates, records and writes checkpoints."""
         await opening
         await self._restore(start)
         parts, count, first = self._parts, self._counters, self._counters.step
@@ -204,14 +201,14 @@ class _Job:
         dropped, over = False, self._over()
         if over and first and not self._stopping.interrupted:
             more = "raise 'steps' or 'epochs' for more"
-            self._say(f"nothing to do: all {first} steps are done; {more}")
+            self._say(f"nothing to do: all {first} steps are done, {more}")
         while not over and await self._may_roll_out():
             late = await self._evaluate() if self._put_off else {}
             await self._manager.evaluated(count, self._summary, late)
             self._manager.begin_step(count)
             cpu_s = time.process_time()
             try:
-                # When the engines have begun to decode.
+                # It runs when the engines have begun to decode.
                 asyncio.get_running_loop().call_soon(gc.collect)
                 record = await parts.driver.step(count.step)
             except DroppedError:
@@ -228,7 +225,7 @@ class _Job:
             await self._checkpoint()
             if too_many:
                 await self._give_up()
-            await asyncio.sleep(0)  # what a step leaves and what begins one are long enough alone
+            await asyncio.sleep(0)  # the end of a step and the next begin are each long enough
             over = self._over() or not await leave(self._phases)
             if not over and await self._recovery.between_steps(count.step):
                 parts.updates.check_next()
@@ -236,7 +233,6 @@ class _Job:
         await self._finish(first, dropped)
 
     async def _restore(self, start: RunStart) -> None:
-        """Load the checkpoint, if there is one, and write the journal's head."""
         parts = self._parts
         if start.state is not None:
             state = start.state
@@ -256,7 +252,7 @@ class _Job:
         parts.log.journal.meta(parts.policy.journal_head())
 
     async def _begin(self, first: int) -> asyncio.Task[None]:
-        """From now on signals end the job by itself; returns what shows its steps."""
+        """Let signals end the job, and return the task that shows its steps."""
         parts = self._parts
         self._order.restarts.begin()
         self._stopping.begin()
@@ -265,8 +261,8 @@ class _Job:
         if await self._may_roll_out() and "before" not in self._summary:
             await self._evaluate_whole("before")
         gc.collect()
-        gc.freeze()  # collections must not walk the libraries' objects again and again
-        # Nor all attempts of a large step while reports wait: each step has its time for that.
+        gc.freeze()  # collections need not walk the libraries' objects again and again
+        # Nor all attempts of a large step while reports wait: each step collects by itself.
         gc.set_threshold(700, 10, 1000)
         watch = Watch(
             parts.log.progress,
@@ -279,7 +275,7 @@ class _Job:
         return spawn(watch.run())
 
     def _over(self) -> bool:
-        """Whether no step is to follow; begins the next epoch when this one is used up."""
+        """Whether no step follows. If the epoch is used up, begin the next one."""
         config, count, source = self._config, self._counters, self._parts.problems.source
         if self._stopping.interrupted or (config.steps and count.step >= config.steps):
             return True
@@ -295,7 +291,7 @@ class _Job:
         return False
 
     async def _may_roll_out(self) -> bool:
-        """Wait for the nodes; False when a signal comes first."""
+        """Wait for the nodes. False if a signal comes first."""
         try:
             await self._phases.begin("rollout")
         except WaitStoppedError:
@@ -304,7 +300,6 @@ class _Job:
         return True
 
     async def _record(self, record: StepRecord, evaluated: dict[str, float]) -> None:
-        """Write the step to the run's files."""
         parts = self._parts
         await parts.log.step(
             record,
@@ -316,10 +311,10 @@ class _Job:
         )
 
     async def _checkpoint(self) -> None:
-        """If one is due; then a long journal goes on in another file."""
+        """Write a checkpoint if it is due. Then a long journal goes on in another file."""
         settings, count, parts = self._config.checkpoint, self._counters, self._parts
         due = settings.every and not count.step % settings.every
-        # It could not be kept later: then the trainers' nodes are another job's.
+        # A later checkpoint is impossible, as the trainers' nodes will be another job's.
         due = due or (settings.best and self._put_off)
         if due and self._manager.saved < count.step:
             await self._manager.save(count, self._summary)
@@ -334,13 +329,13 @@ class _Job:
 
     @property
     def _put_off(self) -> bool:
-        """Whether one is due that waits for nodes to decode on: until the next rollout they are
-        another job's."""
+        """Whether an evaluation is due but must wait: until the next rollout, another job has the
+        nodes."""
         return self._shared and self._counters.step > 0 and self._due
 
     async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
-        """Metrics of the weights in place; empty without held-out problems, and where there is no
-        time left."""
+        """Metrics of the current weights. Empty without held-out problems, and if no time is
+        left."""
         evaluator, step = self._parts.evaluator, self._counters.step
         if evaluator is None or self._stopping.hurried:
             return {}
@@ -355,14 +350,15 @@ class _Job:
         return result
 
     async def _evaluate_whole(self, when: str) -> None:
-        """Sampled and greedy, into the summary; one that was dropped is done on resume."""
+        """Put the sampled and greedy accuracy into the summary. A dropped evaluation runs on
+        resume."""
         result = await self._evaluate(greedy=True)
         if not self._stopping.hurried:
             await self._manager.evaluated(self._counters, self._summary, result)
             self._summary[when] = result
 
     async def _evaluate_the_end(self, trained: bool) -> None:
-        """On nodes to decode on, if it takes any."""
+        """Evaluate on nodes for rollouts."""
         possible = self._parts.evaluator is not None
         if possible and not await self._may_roll_out():
             return
@@ -373,17 +369,17 @@ class _Job:
     # The end ------------------------------------------------------------------------------------
 
     async def _give_up(self) -> None:
-        """Keep what there is of a run that goes on without training. Raises ``ValueError``."""
+        """Stop a run whose steps train nothing, but keep its state. Raises ``ValueError``."""
         await self._manager.keep(self._counters, self._summary)
         self._write_summary()
         raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
     async def _finish(self, first: int, dropped: bool) -> None:
-        """Keep what is new, evaluate when all is done, and say how it ended."""
+        """Keep new work, evaluate if all steps are done, and log how the run ended."""
         count, signals = self._counters, self._order.signals
         await self._manager.keep(count, self._summary, dropped=dropped)
         if dropped:
-            self._say(f"step {count.step} is dropped on its way")
+            self._say(f"step {count.step} is dropped before its end")
         trained = count.step > first
         left = not trained or await leave(self._phases)
         if left and not self._stopping.interrupted:
@@ -395,18 +391,18 @@ class _Job:
         self._write_summary()
         if self._manager.saved < count.step:
             raise CheckpointError(
-                f"{self._order.folder}: the last checkpoint cannot be written, so all but the "
-                f"first {max(self._manager.saved, 0)} steps are lost: free some space, then "
-                "--resume auto"
+                f"{self._order.folder}: the last checkpoint cannot be written, so all steps after "
+                f"the first {max(self._manager.saved, 0)} are lost: free some space, then continue "
+                "with --resume auto"
             )
         if signals.taken is not None and self._parts.emulation is None:
             self._say(
                 f"stopped by {signals.taken.name}: checkpoint-{count.step} holds all "
-                f"{count.step} steps; go on with --resume auto"
+                f"{count.step} steps. Continue with --resume auto."
             )
 
     def _last_words(self) -> Iterator[str]:
-        """What is to be said of all steps together."""
+        """Log lines on all steps together."""
         parts, count, config = self._parts, self._counters, self._config
         planned = total_steps(config, parts.problems)
         if not config.steps and count.epochs >= config.epochs and count.step < planned:

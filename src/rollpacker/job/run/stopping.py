@@ -1,6 +1,7 @@
-"""How a run ends before its time, by a signal, and how often it starts again by itself.
+"""How a signal stops a run early, and how often a run restarts by itself.
 
-A signal ends it where it is; once it steps, after the step, within the grace time, or at once.
+Before the first step, a signal ends the run where it is. Later it ends the run after the step,
+within the grace time, or at once.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from rollpacker.runtime.messages.faults import Breaker
 from rollpacker.runtime.step.phase_nodes import PhaseNodes
 
 _SHARE = 0.4
-"""Of the grace time, kept for the checkpoint until it is known how long one takes."""
+"""The share of the grace time for the checkpoint, until a checkpoint was timed."""
 _ECHO_S = 0.5
-"""A launcher may signal a process and then its whole group: within this, that is one signal."""
+"""A launcher may signal a process and then its group. Within this time, both are one signal."""
 
 
 class Stopped(SystemExit):
-    """A signal has stopped the run early; uncaught, the process exits with 128 + its number.
+    """A signal has stopped the run early. If it is not caught, the process exits with 128 +
+    ``number``.
 
     Args:
         number: the first signal.
-        said: whether the user was told what is kept.
+        said: whether a log line has already named the work that is kept.
     """
 
     def __init__(self, number: signal.Signals, *, said: bool = True) -> None:
@@ -39,10 +41,10 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """Takes SIGINT, SIGTERM and ``others``, as ``checkpoint.signals`` has them, while it is open.
+    """Handles SIGINT, SIGTERM and ``others`` (see ``checkpoint.signals``) while it is open.
 
-    A signal raises ``Stopped`` wherever the main thread is, unless ``react`` says otherwise. In
-    another thread than the main one it takes none.
+    A signal raises ``Stopped`` in the main thread, unless ``react`` has set another reaction.
+    Outside the main thread it handles none.
     """
 
     def __init__(self, others: Sequence[str] = ()) -> None:
@@ -56,7 +58,7 @@ class Signals:
     def react(
         self, first: Callable[[], None] | None = None, again: Callable[[], None] | None = None
     ) -> None:
-        """What the first signal does and what a further one does; None raises ``Stopped``."""
+        """Set the reactions to the first signal and to a further one. None raises ``Stopped``."""
         self._first = first or (lambda: self._stop(said=False))
         self._again = again or (lambda: self._stop(said=True))
 
@@ -86,12 +88,12 @@ class Signals:
 
 
 class StoppedAtOnceError(RuntimeError):
-    """The grace time is over, or the user cannot wait."""
+    """The grace time is over, or the user sent a second signal."""
 
 
 class Stopping:
-    """What the job asks at its forks: ``interrupted`` ends it after the step, ``hurried`` with no
-    time but for a checkpoint; ``step`` tells how far it is.
+    """The job's view of signals: ``interrupted`` ends it after the step, and ``hurried`` leaves
+    time only for a checkpoint. ``step`` returns the current step.
     """
 
     def __init__(
@@ -123,17 +125,17 @@ class Stopping:
         )
 
     def _stop(self) -> None:
-        """A signal: end after this step; but for Ctrl-C, within the grace time."""
+        """End after this step. A signal other than Ctrl-C also starts the grace time."""
         taken = self._signals.taken
         assert taken is not None
         self.interrupted = True
         self._phases.interrupt()
         say = self._parts.log.progress.note
         if taken == signal.SIGINT:
-            say("interrupted: finishing the step, then a checkpoint; once more stops at once")
+            say("interrupted: finishing the step, then a checkpoint. Ctrl-C again stops at once.")
             return
         grace = self._grace_s
-        say(f"{taken.name}: a checkpoint within {grace:g} s; the step is finished if it fits")
+        say(f"{taken.name}: a checkpoint follows within {grace:g} s, after the step if it fits")
         loop = asyncio.get_running_loop()
         left = grace - self._signals.age()
         reserve = max(_SHARE * grace, 2 * self._manager.slowest_s)
@@ -141,7 +143,7 @@ class Stopping:
         loop.call_later(left, self._stop_at_once)
 
     def _hurry(self) -> None:
-        """No more time but for a checkpoint."""
+        """Drop the step and evaluations, as only a checkpoint still fits."""
         self.hurried = True
         self._phases.interrupt()
         self._parts.driver.drop("the step")
@@ -149,24 +151,21 @@ class Stopping:
             self._parts.evaluator.drop()
 
     def _stop_at_once(self) -> None:
-        """The grace time is over, or a second signal came: what is not kept yet is lost."""
+        """The grace time is over, or a second signal came: lose all work after the last
+        checkpoint."""
         taken, saved = self._signals.taken, self._manager.saved
         assert taken is not None
         lost = self._step() - max(saved, 0)
         kept = f"checkpoint-{saved} is kept" if saved >= 0 else "there is no checkpoint yet"
         also = f", the {lost} steps after it are lost" if lost else ""
         self._parts.log.progress.note(
-            f"stopped at once by {taken.name}: {kept}{also}; go on with --resume auto"
+            f"stopped at once by {taken.name}: {kept}{also}. Continue with --resume auto."
         )
         self._breaker.trip(StoppedAtOnceError())
 
 
 class Restarts:
-    """Counts those without a newer checkpoint in between.
-
-    Args:
-        limit: so many at most.
-    """
+    """Counts restarts without a newer checkpoint in between, up to ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -176,12 +175,12 @@ class Restarts:
         self._raised = ""
 
     def begin(self) -> None:
-        """The first step is near: a run that fails before has a mistake in it."""
+        """Allow restarts. A run that fails before its first step has a mistake in it."""
         self._begun = True
 
     def again(self, newest: int, error: Exception) -> bool:
-        """Whether to start again: not where code has raised the same ``error`` twice; ``newest``:
-        step of the newest checkpoint, -1 without one."""
+        """Whether to start again. Not if code has raised the same ``error`` twice. ``newest`` is
+        the step of the newest checkpoint, -1 if there is none."""
         if newest > self._newest:
             self._newest, self._used, self._raised = newest, 0, ""
         before, self._raised = self._raised, str(error).partition("Traceback")[2]

@@ -1,4 +1,4 @@
-"""What was lost in a run is started again beside its steps, and takes part when it is ready."""
+"""Restarts lost workers during a run's steps. They take part again when they are ready."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from rollpacker.runtime.step.publishing import publish
 
 
 class WorkerRecovery:
-    """Starts lost workers again, of nodes that are there or come back.
+    """Restarts lost workers on nodes that are there or come back.
 
-    Those that are back begin a step with everybody's weights and optimizer.
+    Restarted workers begin a step with the current weights and optimizer.
 
     Args:
-        pool: whose workers they are.
-        folder: the run's: what replicas are handed lies there meanwhile.
-        tries: in a row, before the run goes on without them; 0 for none.
-        wait: for the processes: the step in which they come back then depends on no time, and they
-            find a device's memory free where engines and replicas take turns on it.
-        note: tells the user.
+        folder: the run's. The state for restarted replicas lies there meanwhile.
+        tries: failures in a row before the run goes on without the workers. 0 for no restarts.
+        wait: whether to wait for the processes. Then the step of their return does not depend on
+            time. If engines and replicas take turns on a device, they also find its memory free.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class WorkerRecovery:
         self._starting: asyncio.Task[None] | None = None
 
     async def between_steps(self, step: int) -> bool:
-        """Start those that are lost; whether some take part from now on, in step ``step``."""
+        """Restart lost workers. Return whether some of them take part from step ``step`` on."""
         if not self._tries:
             return False
         if self._failed < self._tries:
@@ -54,7 +52,7 @@ class WorkerRecovery:
         lost = self._pool.lost()
         if self._starting is None and lost and self._failed < self._tries:
             self._starting = asyncio.create_task(self._pool.start_again(lost))
-            # The run may end before anybody looks.
+            # The run may end before anyone reads the result.
             self._starting.add_done_callback(lambda it: it.cancelled() or it.exception())
         if self._starting is None:
             return False
@@ -79,7 +77,7 @@ class WorkerRecovery:
             self._fail(error)
 
     async def _take_in(self, step: int) -> None:
-        """Those that are ready have what the others have, and take part."""
+        """Bring the state of the others to ready workers, and let them take part."""
         engines, replicas = self._pool.admit()
         try:
             await self._hand_over(replicas)
@@ -92,21 +90,21 @@ class WorkerRecovery:
 
     def _fail(self, error: Exception) -> None:
         self._failed += 1
-        more = "the run goes on without them" if self._failed >= self._tries else "once more"
+        more = "so the run goes on without them" if self._failed >= self._tries else "trying again"
         self._note(
             f"WARNING lost workers could not be started again ({self._failed} of "
-            f"cluster.restarts={self._tries}): {error}; {more}"
+            f"cluster.restarts={self._tries}): {error}, {more}"
         )
 
     async def _hand_over(self, replicas: Sequence[ReplicaId]) -> None:
-        """Weights and optimizer of another one."""
+        """Copy weights and optimizer from another replica."""
         givers = [replica for replica in self._pool.replicas if replica not in replicas]
         if not replicas:
             return
         if not givers:
             raise WorkerError("no replica is left that has the weights")
         folder = self._folder
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed at this
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed here
         folder.mkdir()
         try:
             await self._pool.ask(msg.Save(folder=str(folder)), givers[:1])

@@ -1,4 +1,4 @@
-"""What ``devices.emulate`` names: the machine, the lengths, and how fast time goes."""
+"""The file of ``devices.emulate``: the machine, the lengths, and the speed of time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rollpacker.sim.world.grading import RewardKind
 
 
 class EmulationConfig(Config):
-    """The devices of an emulated run. The first prompt that is drawn has the lengths of the
-    workload's first one, whatever it asks."""
+    """The devices of an emulated run. The first drawn prompt has the lengths of the workload's
+    first prompt, whatever its text."""
 
     calibration: str
-    """Costs: a built-in calibration, or a file that ``rollpacker calibrate`` wrote."""
+    """Costs: a built-in calibration, or a file of ``rollpacker calibrate``."""
     model: str | None = None
     """Another model than the calibration's."""
     device: str | None = None
@@ -31,14 +31,15 @@ class EmulationConfig(Config):
     workload: str
     """Lengths: a shipped or fitted workload model, or a trace."""
     task: str | None = None
-    """Task of a trace that holds several."""
+    """The task, if a trace holds several."""
     rewards: dict[str, RewardKind] = Field(default={})
     """Kind of each domain's rewards, for ``rollpacker.emulate.reward:Timed``: ``none`` (no time),
-    ``math`` (the trace's, if any; the default), ``code``, ``judge`` (as on idle devices)."""
+    ``math`` (the default: the trace's time, if any), ``code``, or ``judge`` (as on idle
+    devices)."""
     ahead: Ahead | None = None
-    """Decoding ahead, when not the calibration's."""
+    """Speculative decoding, if not the calibration's."""
     factor: float = Field(default=50.0, gt=0.0)
-    """Emulated seconds in one of the clock's."""
+    """Emulated seconds in one second of real time."""
     processes: int = Field(default=1, ge=1)
     """Processes that hold a node's devices."""
 
@@ -46,7 +47,7 @@ class EmulationConfig(Config):
 class Emulated:
     """The devices of an emulated run, read from their files.
 
-    Raises ``ValueError`` in one line for what cannot be read, or cannot be emulated.
+    Raises ``ValueError`` in one line for a file that cannot be read or emulated.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -61,7 +62,7 @@ class Emulated:
         if self.source.turns is not None or any(each.turns for each in self.source.recorded):
             raise ValueError(
                 f"{run.devices.emulate}: workload={self.config.workload} has responses of several "
-                "turns, which runs do not have: take another one"
+                "turns, which emulated runs do not support: choose another one"
             )
 
     @property
@@ -70,11 +71,11 @@ class Emulated:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length that every prompt counts with, as in a simulation."""
+        """The length of every prompt, as in a simulation."""
         return self.source.prompt_tokens or self.calibration.prompt_tokens
 
     def workload(self, domains: Mapping[str, float]) -> DrawnWorkload:
-        """Lengths of prompts of these domains, of which so much is drawn each."""
+        """Lengths of prompts by domain. The values are the domains' shares of draws."""
         return DrawnWorkload(
             self.source.lengths,
             domains=domains,
@@ -93,12 +94,12 @@ class Emulated:
 
     @property
     def publish_s(self) -> float:
-        """From an update to the first requests of the next step."""
+        """Emulated seconds from an update to the first requests of the next step."""
         return self.calibration.weight_sync_s + self.calibration.rollout_start_s
 
 
 def _as_traced(costs: Calibration, source: LengthSource) -> Calibration:
-    """With the trace's times of rewards, where it tells them."""
+    """Return ``costs`` with the trace's times of rewards, if it has them."""
     times = source.rewards
     if times is None:
         return costs

@@ -1,7 +1,4 @@
-"""The driver's side of emulated devices.
-
-Nothing here decodes or trains.
-"""
+"""The driver's side of emulated devices."""
 
 from __future__ import annotations
 
@@ -20,14 +17,13 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.sim.workload.workload import interleaved
 
 HONEST = 0.6
-"""Driver utilisation up to which the driver keeps up with the emulated devices."""
+"""The largest driver utilisation at which the driver keeps up with the emulated devices."""
 PUNCTUAL = 0.02
-"""Share of a rollout that 99% of the emulated actions are late by, at most."""
+"""The largest valid lateness (99% quantile) of emulated actions, as a share of a rollout."""
 
 
 class WorkloadDraws:
-    """Which prompt of the workload each prompt stands for: draws are counted as a simulation
-    does."""
+    """Maps each prompt to a prompt of the workload. It counts draws as a simulation does."""
 
     def __init__(self) -> None:
         self._drawn = 0
@@ -47,11 +43,10 @@ class WorkloadDraws:
             self._known[prompt.id] = Draw(number, -1, prompt.domain), -1
 
     def begin(self, step: int) -> None:
-        """What is sampled from now on is of this step."""
         self._step = step
 
     def of(self, prompt: PromptId) -> Draw:
-        """Of a prompt that is sampled now."""
+        """The draw of a prompt that is sampled now."""
         draw, step = self._known[prompt]
         if step != self._step:
             draw = draw._replace(visits=draw.visits + 1)
@@ -73,16 +68,13 @@ class Counted(Problems):
 
 
 class Emulation:
-    """Emulated devices of a run.
-
-    Raises ``ValueError`` for what cannot be emulated.
-    """
+    """Emulated devices of a run. Raises ``ValueError`` for a run that cannot be emulated."""
 
     def __init__(self, run: RunConfig, vocabulary: int) -> None:
         if vocabulary < BASE:
             raise ValueError(
-                f"devices.emulate: the tokenizer of model.path knows {vocabulary} tokens, emulated "
-                f"responses need {BASE} or more: take another model"
+                f"devices.emulate: the tokenizer of model.path has {vocabulary} tokens, emulated "
+                f"responses need {BASE} or more: choose another model"
             )
         self._vocabulary = vocabulary
         self.emulated = Emulated(run)
@@ -105,7 +97,7 @@ class Emulation:
         return StartEmulated(emulated=self.emulated, vocabulary=self._vocabulary)
 
     def outgoing(self, command: Any) -> Any:
-        """A command as emulated workers take it: requests with what they stand for."""
+        """A command for emulated workers. Requests carry their draws."""
         if isinstance(command, msg.LoadWeights):
             self._draws.begin(command.version)
         if not isinstance(command, msg.Submit):
@@ -118,12 +110,12 @@ class Emulation:
             self._late[sign.process] = sign.lateness
 
     def summary(self, driver_cpu_s: float, rollout_s: float, steps: int) -> dict[str, Any]:
-        """What to say of the emulation: how late it was, and whether the driver kept up.
+        """The emulation's lateness, and whether the driver kept up.
 
         Args:
             driver_cpu_s: CPU seconds of the driver in the run's steps.
-            rollout_s: emulated seconds of their rollouts.
-            steps: how many.
+            rollout_s: emulated seconds of the rollouts.
+            steps: the number of steps.
         """
         late = self.lateness
         use = driver_cpu_s * self.factor / rollout_s if rollout_s else 0.0

@@ -1,4 +1,4 @@
-"""What an emulated worker and its driver say besides what all workers say."""
+"""Messages of emulated workers and their driver, besides those of all workers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rollpacker.runtime.messages import messages as msg
 from rollpacker.sim.world.agenda import Agenda
 
 _BINS = 4
-"""Of lateness, for each doubling."""
+"""Bins for each doubling of lateness."""
 _LEAST_S = 1e-6
 
 
 @dataclass
 class Lateness:
-    """How late actions ran, wall seconds: a histogram."""
+    """A histogram of lateness of actions, in wall seconds."""
 
     counts: Counter[int] = field(default_factory=Counter[int])
     longest_s: float = 0.0
@@ -32,7 +32,8 @@ class Lateness:
         return Lateness(self.counts + other.counts, max(self.longest_s, other.longest_s))
 
     def quantile(self, share: float) -> float:
-        """Seconds that so much of the actions were late at most, to the next fifth; 0 of none."""
+        """Seconds within which this share of the actions ran, to the next fifth. 0 without
+        actions."""
         left = share * self.counts.total()
         for place in sorted(self.counts):
             left -= self.counts[place]
@@ -44,11 +45,8 @@ class Lateness:
 class WallAgenda(Agenda):
     """Runs actions when they are due, in emulated seconds.
 
-    ``now`` is the time for which the running action was planned, however late it runs, so lateness
-    does not add up.
-
-    Args:
-        factor: emulated seconds in one of the clock's.
+    ``now`` is the planned time of the running action, however late it runs, so lateness does not
+    add up. ``factor``: emulated seconds in one second of the clock.
     """
 
     def __init__(self, factor: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,15 +57,15 @@ class WallAgenda(Agenda):
         self.lateness = Lateness()
 
     def of(self, clock_s: float) -> float:
-        """Emulated time of a time of the clock."""
+        """The emulated time at a time of the clock."""
         return (clock_s - self._zero) * self._factor
 
     def clock_s(self, at: float) -> float:
-        """Time of the clock at an emulated time."""
+        """The time of the clock at an emulated time."""
         return self._zero + at / self._factor
 
     def wait_s(self) -> float:
-        """Seconds of the clock until the next action is due: 0 where it is, infinite without."""
+        """Seconds of the clock until the next action is due. 0 if it is, infinite without one."""
         if self.next_at is None:
             return math.inf
         return max(0.0, self.clock_s(self.next_at) - self._clock())
@@ -83,8 +81,8 @@ class WallAgenda(Agenda):
 
 
 class Draw(NamedTuple):
-    """Which prompt of the workload a prompt stands for: the number of its draw, the steps that have
-    sampled it before, and its task domain."""
+    """The workload's prompt for a prompt: the number of its draw, the number of earlier steps that
+    sampled it, and its task domain."""
 
     number: int
     visits: int
@@ -92,16 +90,14 @@ class Draw(NamedTuple):
 
 
 class Forced(msg.Submit, frozen=True, kw_only=True):
-    """Sample these, with the lengths of the prompts that they stand for."""
+    """Requests with the draws that determine their lengths."""
 
     draws: tuple[Draw, ...]
 
 
 class Punctual(msg.Beat, frozen=True, kw_only=True):
-    """A sign of life with how late actions of this process ran, since it began.
-
-    ``process`` is the number of its first worker.
-    """
+    """A heartbeat with the lateness of the process since its start. ``process`` is the number of
+    its first worker."""
 
     process: int
     lateness: Lateness

@@ -1,4 +1,4 @@
-"""A job of the paper's settings on emulated devices: its files, and its configuration."""
+"""A job with the paper's settings on emulated devices: its files and its configuration."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Paper:
     """A setting of the RollPacker paper (section 6), on a share of its devices.
 
     Args:
-        calibration: its costs.
-        workload: its lengths, a shipped model's name or a trace.
-        gpus: so many; prompts of a step are as many for each as in the paper.
-        factor: emulated seconds in one of the clock's.
-        steps: of the job.
-        devices: more keys of the file of devices.
+        calibration: source of costs.
+        workload: source of lengths, a shipped model's name or a trace.
+        gpus: the step's prompts are as many for each GPU as in the paper.
+        factor: emulated seconds in one second of the clock.
+        devices: more keys for the file of devices.
     """
 
     calibration: str
@@ -49,11 +48,8 @@ class Paper:
 def paper_job(
     paper: Paper, mode: str, folder: Path, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Its configuration in one mode; what it names is written below ``folder``, its run too.
-
-    Args:
-        overrides: configuration of a section, over ours.
-    """
+    """The configuration in one mode. It writes its files below ``folder``, and the run goes there.
+    ``overrides`` has keys for sections."""
     costs = paper.costs
     _write_files(paper, folder)
     ours: dict[str, Any] = {
@@ -88,7 +84,7 @@ def paper_job(
 
 
 def _write_files(paper: Paper, folder: Path) -> None:
-    """The file of devices, a tokenizer and the model's configuration; there are no weights."""
+    """Write the file of devices, a tokenizer and the model's configuration, but no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     devices = {
         "calibration": paper.calibration,
@@ -112,7 +108,7 @@ def _write_files(paper: Paper, folder: Path) -> None:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte."""
+    """A tokenizer with one token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate([*alphabet, _EOS])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

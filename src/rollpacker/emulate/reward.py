@@ -1,4 +1,4 @@
-"""A reward for emulated runs: it takes the time of a real one, and says what the workload says."""
+"""A reward for emulated runs: it takes a real one's time, and returns the workload's reward."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 BASE = 101
-"""Token ids that these tokens may have: a vocabulary is to be as large."""
+"""The number of token ids that may occur in a head. The vocabulary must not be smaller."""
 _REWARDS = 50
-"""Steps of a reward from 0 to 1; it begins at -1."""
+"""Levels of a reward between 0 and 1, and as many between -1 and 0."""
 _TICK_S = 1e-5
 _TICKS = 3
 """Tokens that hold the seconds, in ticks."""
 _PAUSE_S = 2e-2
-"""Calls closer together than this are a queue that never stood still."""
+"""Calls closer than this are a queue without a gap."""
 
 
 def head_of(reward: float, seconds: float) -> NDArray[np.int32]:
-    """First tokens that tell a grader its reward, from -1 to 1, and how long to take."""
+    """The first tokens of a response: its reward from -1 to 1 and its seconds of grading."""
     ticks = min(round(seconds / _TICK_S), BASE**_TICKS - 1)
     digits = [ticks // BASE**place % BASE for place in range(_TICKS)]
     level = round((min(1.0, max(-1.0, reward)) + 1.0) * _REWARDS)
@@ -28,23 +28,22 @@ def head_of(reward: float, seconds: float) -> NDArray[np.int32]:
 
 
 def read_head(ids: Sequence[int]) -> tuple[float, float]:
-    """Reward and seconds, from a response's tokens; what it is too short for is nothing."""
+    """The reward and seconds of a response. Tokens that a short response lacks count as 0."""
     ticks = sum(digit * BASE**place for place, digit in enumerate(ids[1 : 1 + _TICKS]))
     return ids[0] / _REWARDS - 1.0, ticks * _TICK_S
 
 
 class Timed:
-    """Waits as long as grading the responses takes on the emulated machine.
+    """Waits for the time that grading takes on the emulated machine.
 
-    Calls that follow each other begin where the last one was to end, so what a call costs besides
-    does not add up.
+    A call in a queue begins at the planned end of the last one, so overhead does not add up.
     """
 
     def __init__(self) -> None:
         self._until = 0.0
 
     def __call__(self, completion_ids: Sequence[list[int]]) -> list[float]:
-        """The rewards of the workload, which measure nothing."""
+        """Return the rewards of the workload, which measure nothing."""
         read = [read_head(ids) for ids in completion_ids]
         now = time.monotonic()
         begun = self._until if now - self._until < _PAUSE_S else now

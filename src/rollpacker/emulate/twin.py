@@ -1,4 +1,4 @@
-"""The same job in the simulator: the policy of an emulated run, its lengths and its machine."""
+"""An emulated run's job in the simulator: its policy, lengths and machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rollpacker.sim.world.world import World
 
 
 def simulate(run: Path) -> list[StepResult]:
-    """The steps of an emulated run, simulated: every decision by the same settings.
+    """Simulate the steps of an emulated run with the same settings.
 
-    Raises ``ValueError`` when the folder's files cannot be read.
+    Raises ``ValueError`` if the folder's files cannot be read.
     """
     config = configuration.parse(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     metas = (line["meta"] for _, line in journal.read_all(run / "journal.jsonl") if "meta" in line)
@@ -48,10 +48,8 @@ def simulate(run: Path) -> list[StepResult]:
 
 
 def estimated(run: Path, source: LengthSource, task: str) -> EstimatedJob | None:
-    """An emulated run's job, on the machine that it names; None for another run.
-
-    Raises ``ValueError`` when that cannot be read.
-    """
+    """An emulated run's job on its own machine. None for another run. Raises ``ValueError`` if its
+    files cannot be read."""
     try:
         tree: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         file = tree["devices"]["emulate"]

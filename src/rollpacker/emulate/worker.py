@@ -1,7 +1,4 @@
-"""Emulated workers, many in a process: they are told what real ones are told, and report the same.
-
-Nothing here knows the driver's policy.
-"""
+"""Emulated workers, many in a process. They take the commands of real ones, and report the same."""
 
 from __future__ import annotations
 
@@ -47,18 +44,18 @@ from rollpacker.train.base import Partial, Update
 _CORPUS = 1 << 20
 _MOST_SAMPLES = 1 << 14
 _MAX_RUNNING = 1024
-"""Sequences that an engine without a setting for it decodes together."""
+"""Sequences in a batch, if the engine has no setting for it."""
 _SHORT = 1 << 12
-"""Bytes of a message that may be for a worker that carries out none but ``Stop``."""
+"""Bytes of the longest message that may be ``Stop``, for a worker that carries out nothing else."""
 _UNREAD = msg.Proceed()
 _ROUNDS = 8
-"""Parts of a heartbeat; in each a part of the workers gives its sign of life."""
+"""Parts of a heartbeat. In each part some of the workers give their sign of life."""
 NO_WEIGHTS = SharedWeights(Path(), 0)
-"""There are none, and nobody looks."""
+"""A stand-in for weights that nothing reads."""
 
 
 class Coming(NamedTuple):
-    """A response that is being decoded: its request, and what will come of it."""
+    """A response that is being decoded: its request and its planned end."""
 
     request: Request
     course: TurnScript
@@ -67,9 +64,8 @@ class Coming(NamedTuple):
 
 
 class EmulatedResponses:
-    """What the engines of one process answer: forced lengths, random tokens, and in their first
-    ones what a grader finds.
-    """
+    """Answers of one process's engines: random tokens of forced lengths. Their first tokens are the
+    head for the grader."""
 
     def __init__(self, emulated: Emulated, cap: int, vocabulary: int) -> None:
         self._emulated = emulated
@@ -84,7 +80,7 @@ class EmulatedResponses:
         self._logprobs = -rng.standard_exponential(_CORPUS + cap, dtype=np.float32)
 
     def coming(self, step: int, request: Request, draw: Draw) -> Coming:
-        """What a request of a step will give."""
+        """Plan the response to a request of a step."""
         if step != self._step:
             self._step, self._workload = step, self._emulated.workload({"default": 1.0})
             self._draws.clear()
@@ -101,20 +97,20 @@ class EmulatedResponses:
         return Coming(request, course, reward, self._grading_s(step, prompt, index))
 
     def _index(self, step: int, prompt: PromptId, seed: int) -> int:
-        """Of the sample that has this seed."""
+        """The index of the sample with this seed."""
         known = self._indices.setdefault(prompt, {})
         while seed not in known:
             index = len(known)
-            assert index < _MOST_SAMPLES, "the seed is none of this run's"
+            assert index < _MOST_SAMPLES, "the seed belongs to another run"
             known[sampling_seed(self._seed, step, prompt, index)] = index
         return known[seed]
 
     def _grading_s(self, step: int, prompt: PromptId, index: int) -> float:
-        """Seconds of the clock that grading is to take."""
+        """Seconds of the clock for grading."""
         emulated = self._emulated
         costs, run = emulated.calibration.rewards, emulated.run
         if not emulated.asynchronous:
-            # All are graded together; a process does its share of them one after the other.
+            # All are graded together, and each process grades its share one after the other.
             count = run.rollout.prompts_per_step * run.rollout.num_generations
             seconds = emulated.calibration.synchronous_reward_s * run.grading.workers / count
             return seconds / emulated.config.factor
@@ -147,12 +143,8 @@ class EmulatedResponses:
 
 
 class EmulatedEngine:
-    """An engine: decodes responses of forced lengths.
-
-    Args:
-        size: devices of the smallest engines.
-        send: takes its reports.
-    """
+    """An engine that decodes responses of forced lengths. ``size``: devices of the smallest
+    engine."""
 
     def __init__(self, place: Process, part: EnginePart, size: int, send: Send) -> None:
         self._place = place
@@ -189,7 +181,7 @@ class EmulatedEngine:
         }
 
     def info(self) -> EngineInfo:
-        """What the calibration says of it."""
+        """The engine's properties by its calibration."""
         tokens = math.floor(self._costs.capacity)
         return EngineInfo(
             kv_tokens=tokens,
@@ -211,8 +203,8 @@ class EmulatedEngine:
         self.worker.begin_step(self._costs, self._size)
 
     def _load_weights(self, command: msg.LoadWeights) -> None:
-        """New ones take their time; those that the devices had before they were put together do
-        not, as in a simulation, but wait until what was there sleeps."""
+        """New weights take their time. Weights that the devices had before they joined take none,
+        as in a simulation, but wait until the former engines sleep."""
         known = self._resting or command.version == self._version
         self._version = command.version
         if not known:
@@ -236,7 +228,7 @@ class EmulatedEngine:
         self._send(msg.WeightsLoaded(version=self._version, work=work, size=self._size))
 
     def _sleep(self, _command: msg.Sleep) -> None:
-        """When what it was told to stop has stopped."""
+        """Sleep when all aborted attempts have stopped."""
         if self._held:
             self._then.insert(0, lambda: self._sleep(_command))
             return
@@ -269,7 +261,7 @@ class EmulatedEngine:
         self._place.touch(self.worker)
 
     def _abort(self, command: msg.Abort) -> None:
-        """At the end of the decode step; what has ended was reported before."""
+        """Stop at the end of the decode step. Ended attempts were reported before."""
         self.worker.stop([attempt for attempt in command.attempts if attempt in self._held])
         self._place.touch(self.worker)
 
@@ -278,7 +270,7 @@ class EmulatedEngine:
         ended = [self._held.pop(attempt) for attempt in done]
         if ended:
             outputs = [responses.output(each, each.course.tokens, version) for each in ended]
-            # Of all that was decoded since some last finished.
+            # Drafts of all decoding since the last report of finished attempts.
             outputs[0] = replace(outputs[0], drafts=self.worker.drafts())
             self._send(msg.Finished(outputs=outputs))
         if stopped:
@@ -291,11 +283,11 @@ class EmulatedEngine:
 
 
 class EmulatedReplica:
-    """A training replica, or the workers of it that are in one process: sums nothing, on time.
+    """A training replica, or its workers in one process. It sums nothing, but on time.
 
     Args:
         send: takes its reports, one for each of its workers.
-        beside: the engine that shares its process, and decodes first.
+        beside: the engine in the same process, which decodes first.
     """
 
     def __init__(
@@ -350,7 +342,7 @@ class EmulatedReplica:
         self._place.touch(self.worker)
 
     def _times(self, seconds: float) -> tuple[float, float]:
-        """Times of the clock, when what ends now began and ended."""
+        """Times of the clock at which work of ``seconds`` that ends now began and ended."""
         agenda = self._place.agenda
         return agenda.clock_s(agenda.now - seconds), agenda.clock_s(agenda.now)
 
@@ -373,12 +365,12 @@ class EmulatedReplica:
         self._send(msg.Applied(update=update, checksum=0, start_s=start_s, end_s=end_s))
 
     def _share(self, _command: msg.Share) -> None:
-        """At once: bringing them to the engines takes its time there."""
+        """Answer at once: the engines take the time of the transfer."""
         start_s, end_s = self._times(0.0)
         self._send(msg.Shared(weights=NO_WEIGHTS, start_s=start_s, end_s=end_s))
 
     def _refuse(self, _command: Any) -> None:
-        text = "emulated devices (devices.emulate) have no weights: there is nothing to keep"
+        text = "emulated devices (devices.emulate) have no weights to save or load"
         self._send(msg.Done(fault=Fault(kind="user", text=text)))
 
 
@@ -396,7 +388,7 @@ def _work(done: StepWork) -> msg.Work:
 def main(
     ends: Sequence[End], specs: Sequence[WorkerSpec], emulated: Emulated, vocabulary: int
 ) -> None:
-    """Serve as these workers until all drivers' ends are closed, or told to stop."""
+    """Serve these workers until all drivers' ends are closed or ``Stop`` came."""
     with shielded():
         try:
             Process(ends, specs, emulated, vocabulary).serve()
@@ -407,7 +399,6 @@ def main(
 
 
 def _die(ends: Sequence[Wire], fault: Fault) -> None:
-    """None of the workers can go on."""
     for end in ends:
         with contextlib.suppress(OSError):
             end.send(msg.Died(fault=fault))
@@ -417,18 +408,16 @@ class End(Wire):
     """A worker's end of its channel."""
 
     def skim(self) -> Any:
-        """Wait for the next message; one that is long is not unpacked."""
+        """Wait for the next message. A long one is not unpacked."""
         data = self.message()
         return pickle.loads(data) if len(data) <= _SHORT else _UNREAD
 
 
 class CommandInbox:
-    """Messages of all workers with the time at which they came; None where an end is closed.
+    """Messages of all workers with their time of arrival. None stands for a closed end.
 
-    Always reading: two processes that both write into full sockets would wait for ever.
-
-    Args:
-        silent: those that carry out no command: others of their engine or replica do.
+    It reads all the time, as two processes that both write into full sockets would wait for ever.
+    ``silent`` workers carry out no command: another worker of their engine or replica does.
     """
 
     def __init__(self, ends: Sequence[End], silent: Collection[int]) -> None:
@@ -456,7 +445,7 @@ class CommandInbox:
             return None
 
     def get(self, timeout_s: float) -> tuple[float, int, msg.Command | None] | None:
-        """The next one; None when none comes in time."""
+        """The next message, or None after the timeout."""
         try:
             return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
         except Empty:
@@ -530,7 +519,7 @@ class Process:
             self._ends[worker].send(late)
 
     def touch(self, worker: SimWorker) -> None:
-        """It has changed: it plans anew when this instant is over."""
+        """Let the changed worker plan anew at the end of this instant."""
         if not self._touched:
             self.agenda.after(0.0, self._settle)
         self._touched[id(worker)] = worker
@@ -565,7 +554,7 @@ class Process:
             self._beat(worker)
 
     def _take(self, timeout_s: float) -> None:
-        """What has come, each at its time."""
+        """Schedule all arrived commands at their times of arrival."""
         arrived = self._inbox.get(timeout_s)
         while arrived is not None:
             at, worker, command = arrived
@@ -588,7 +577,7 @@ class Process:
 
 
 class EmulatedWorker:
-    """One worker, among others in its process, which ends with the last of them."""
+    """One of the workers in a process. The process ends with the last of them."""
 
     def __init__(self, process: BaseProcess, living: set[int], number: int) -> None:
         self._process = process
@@ -601,11 +590,11 @@ class EmulatedWorker:
 
     @property
     def exitcode(self) -> int | None:
-        """The process's own; a worker that was ended alone died of that."""
+        """The process's exit code. A worker that was killed alone reports SIGKILL."""
         return self._process.exitcode if self._number in self._living else -signal.SIGKILL
 
     def kill(self) -> None:
-        """Give it up; the process sees that its socket is closed, and dies with the last one."""
+        """Close its channel from this side. The process dies with its last worker."""
         self._living.discard(self._number)
         if not self._living:
             self._process.kill()
@@ -613,7 +602,7 @@ class EmulatedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEmulated:
-    """Starts emulated workers of one node (``Start``); neighbours share a process."""
+    """Starts emulated workers of one node (``Start``). Neighbours share a process."""
 
     emulated: Emulated
     vocabulary: int
@@ -621,7 +610,7 @@ class StartEmulated:
     def __call__(
         self, specs: Sequence[WorkerSpec], ends: Sequence[socket.socket]
     ) -> list[EmulatedWorker]:
-        """In the order of ``specs``."""
+        """Return the workers in the order of ``specs``."""
         parts: dict[int, list[int]] = {}
         for place, process in enumerate(_shared_out(specs, self.emulated.config.processes)):
             parts.setdefault(process, []).append(place)
@@ -642,7 +631,7 @@ class StartEmulated:
 
 
 def _shared_out(specs: Sequence[WorkerSpec], processes: int) -> list[int]:
-    """The process of each worker, of so many."""
+    """The process of each worker."""
     units: dict[bool, list[int]] = {}
     for spec in specs:
         units.setdefault(_alone(spec), []).append(_unit(spec))
@@ -655,12 +644,12 @@ def _shared_out(specs: Sequence[WorkerSpec], processes: int) -> list[int]:
 
 
 def _alone(spec: WorkerSpec) -> bool:
-    """Replicas that are separate from engines have numbers of their own."""
+    """Replicas that are separate from engines have their own numbers."""
     return spec.engine is None and spec.config.devices.layout == "separate"
 
 
 def _unit(spec: WorkerSpec) -> int:
-    """Workers of one engine, or of one replica, are neighbours."""
+    """Workers of one engine or replica are neighbours."""
     if spec.engine is not None:
         return spec.engine.engine
     assert spec.replica is not None

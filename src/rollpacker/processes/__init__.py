@@ -1,4 +1,1 @@
-"""Child processes and the frames that they are sent.
-
-Nothing here knows what children are for.
-"""
+"""Child processes and the frames that they exchange with the driver."""

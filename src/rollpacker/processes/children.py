@@ -1,7 +1,7 @@
 """Child processes that run a user's code, each with a socket to its driver.
 
-Plain subprocesses rather than ``multiprocessing``'s, which would import the user's main module into
-them, and each in a process group of its own, so that what it starts dies with it.
+They are plain subprocesses, as ``multiprocessing`` would import the user's main module into them.
+Each has its own process group, so that its own children die with it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-# A driver has an open file for each worker, an agent some.
-
 _OTHERS = 256
-"""That it opens besides, at most."""
+"""At most so many files are open besides those of workers or agents."""
 
 
 def allow_files(count: int) -> None:
-    """Let this process open so many more, if the system lets it open fewer by itself."""
+    """Allow ``count`` more open files, if the soft limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(os.listdir("/dev/fd")) + count + _OTHERS
     if soft < wanted:
@@ -34,19 +32,18 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-# Slurm and Kubernetes send their signals to every process of a job. The driver answers them; a
-# child that died of one would look like a fault, and a program that died of one like a wrong
-# answer.
+# Slurm and Kubernetes signal every process of a job, and the driver answers. If a child died of
+# such a signal, it would look like a fault, and a dead program like a wrong answer.
 
 OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What comes from outside; between driver and children messages count, and SIGKILL."""
+"""Signals from outside. The driver and its children use messages and SIGKILL."""
 
 
 @contextmanager
 def shielded() -> Iterator[None]:
     """Processes started inside have these signals blocked from their first moment on.
 
-    The driver gets those that come meanwhile when it is over, or at once by another of its threads.
+    The driver gets its own signals at the end, or at once in another of its threads.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
     try:
@@ -56,13 +53,13 @@ def shielded() -> Iterator[None]:
 
 
 def take_no_notice() -> None:
-    """For a shielded process that runs a user's code: what that starts takes signals as usual.
+    """For a shielded process that runs a user's code: its children take signals as usual.
 
-    Blocked and ignored signals would be inherited, and ``terminate`` of a helper do nothing.
+    They would inherit blocked or ignored signals, and ``terminate`` of a helper would do nothing.
     """
     for number in OUTSIDE:
         signal.signal(number, _nothing)
-    # Held over a fork: what hits the child before it is as usual must not be taken for nothing.
+    # Block signals over a fork: the child must not lose one before its handlers are the defaults.
     os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_usual)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTSIDE)
 
@@ -97,26 +94,27 @@ _ATTEMPT = "ROLLMUX_ATTEMPT"
 
 
 class Child(Protocol):
-    """A process that was started: what ``Popen`` has, and ``Forked``."""
+    """A started process: ``Popen`` or ``Forked``."""
 
     @property
     def pid(self) -> int:
-        """0 where there is none."""
+        """0 if there is none."""
         ...
 
     def poll(self) -> int | None:
-        """Its exit code, or the signal that it died of, negative; None while it goes on."""
+        """The exit code, or a negative signal number. None while it runs."""
         ...
 
     def wait(self, timeout: float = ..., /) -> int:
-        """The same, when it has ended."""
+        """Wait for the end, and return the same."""
         ...
 
     def kill(self) -> None: ...
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that calls a module's ``main(descriptor, parent)``; our end of its socket."""
+    """Start a process that calls a module's ``main(descriptor, parent)``. Returns our socket
+    too."""
     ours, theirs = socket.socketpair()
     with theirs, shielded():
         code = (
@@ -133,26 +131,26 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def keep_to_itself() -> None:
-    """Nobody else of this user reads the memory and the environment of this process: programs of
-    agents would find keys there. Root may still.
+    """Hide this process's memory and environment, which may hold keys, from other programs of this
+    user. Root may still read them.
 
-    Not under RollMux, whose agents find what is left of a program by its environment.
+    Under RollMux nothing is hidden, as its agents find a program's leftovers by their environment.
     """
     if sys.platform == "linux" and _ATTEMPT not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 def open_as(name: str) -> None:
-    """As a process begins: for a child forked off one that keeps to itself. It is listed by this
-    name, since its command line is the other one's."""
+    """Make a child of a hidden process readable again, and list it under ``name``, as its command
+    line is its parent's. Call it when the process begins."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def kill_child(child: Child) -> str:
-    """End a process and what it started, and say how it ended."""
-    # A number is free once its process was waited for and its group is empty: a process that has
-    # it then is a stranger.
+    """End a process and its group, and return how it ended."""
+    # A number is free when its process was waited for and its group is empty. Then it may belong to
+    # a stranger.
     if child.pid and (child.poll() is None or not _exists(child.pid)):  # 0 would be our own group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -170,7 +168,7 @@ def _exists(pid: int) -> bool:
 
 
 def die_with(parent: int) -> None:
-    """For the child: end when its driver does, even where the user's code hangs."""
+    """For a child: end when the driver does, even if the user's code hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,9 +1,8 @@
-"""Children that run a user's code, forked off a process that has imported what they need.
+"""Children that run a user's code, forked off a process that has imported their modules.
 
-That process is Python's own fork server. It is not asked by ``multiprocessing.Process``, which
-would import the user's main module, and train with it where it has no guard: it is told module
-names, and each child takes over the driver's environment, folder, path, output and cores as they
-are when it begins.
+That process is Python's own fork server. ``multiprocessing.Process`` would import the user's main
+module, and train with it if it has no guard, so the server is used directly. Each child takes over
+the driver's environment, folder, path, output and cores at its start.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from multiprocessing import forkserver, resource_tracker
 from rollpacker.processes.children import Child, open_as, shielded, start_child
 
 _ANSWER_S = 60.0
-"""After which a child that was killed counts as ended, whatever its server says."""
+"""After so many seconds, a killed child counts as ended, even if its server is silent."""
 _ROOM = 1 << 20
-"""Of the pipe to a child: an environment fits, so that nobody waits for it to be read."""
+"""Bytes of the pipe to a child. An environment fits, so that the driver need not wait."""
 _END = 3
-"""A child's descriptor of its socket, behind the standard streams."""
+"""A child's descriptor of its socket, after the standard streams."""
 _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
 
 
 def fork_child(module: str, preload: Sequence[str] = ()) -> tuple[Child, socket.socket]:
-    """As ``start_child``, for the time of a fork once the modules of ``preload`` are imported.
+    """As ``start_child``, but with a fork after the first import of ``preload``'s modules.
 
-    On other systems than Linux, whose libraries are not made to be forked, a fresh interpreter.
+    Libraries can be forked safely only on Linux, so other systems start a fresh interpreter.
     """
     if sys.platform != "linux":
         return start_child(module)
@@ -45,19 +44,19 @@ def fork_child(module: str, preload: Sequence[str] = ()) -> tuple[Child, socket.
         _servers[key] = forkserver.ForkServer()
         _servers[key].set_forkserver_preload(["rollpacker.processes.forked_from", *preload])
     ours, theirs = socket.socketpair()
-    resource_tracker.ensure_running()  # which the server would start, and unblock signals by it
+    resource_tracker.ensure_running()  # else the server starts it, which unblocks signals
     with theirs, shielded():
         line, told = _servers[key].connect_to_new_process([theirs.fileno(), 1, 2])
     with open(told, "wb") as pipe, contextlib.suppress(BrokenPipeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _ROOM)
-        pickle.dump({}, pipe)  # what ``multiprocessing`` would have prepared
+        pickle.dump({}, pipe)  # the preparation data of ``multiprocessing``
         pickle.dump(_Begun.now(module), pipe)
     return Forked(line), ours
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What a child is, as the server runs it."""
+    """The state of a child at its start, which the server runs."""
 
     module: str
     folder: str
@@ -71,14 +70,13 @@ class _Begun:
         return cls(module, os.getcwd(), sys.path[:], dict(os.environ), cores)
 
     def _bootstrap(self, _parent: int) -> int:
-        """In the child; its exit code."""
         os.setsid()
-        # Not the server's either: what has them would keep it alive.
+        # Close all others, the server's too: an open copy would keep the server alive.
         for end, number in zip(forkserver.get_inherited_fds() or (), (_END, 1, 2), strict=True):
             os.dup2(end, number)
         os.closerange(_END + 1, 1 << 16)
         resource_tracker._resource_tracker = resource_tracker.ResourceTracker()
-        gc.freeze()  # collections would look through every library, and copy it
+        gc.freeze()  # a collection would touch, and so copy, the objects of every library
         open_as(self.module.removeprefix("rollpacker.").replace(".processes", ""))
         os.chdir(self.folder)
         os.environ.clear()
@@ -86,7 +84,7 @@ class _Begun:
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
         sys.path[:] = self.path
-        if "numpy.random" in sys.modules:  # the standard library's draws anew by itself
+        if "numpy.random" in sys.modules:  # the standard library seeds itself anew
             sys.modules["numpy.random"].seed()
         try:
             import_module(self.module).main(_END, os.getppid())
@@ -96,11 +94,8 @@ class _Begun:
 
 
 class Forked:
-    """A forked child, with what ``Popen`` has of a fresh one.
-
-    Args:
-        line: where its server says its process id, then how it ended.
-    """
+    """A forked child with the interface of ``Popen``. ``line`` yields its process id, then how it
+    ended."""
 
     def __init__(self, line: int) -> None:
         self._line = line
@@ -109,17 +104,16 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """0 where its server died before it was forked."""
+        """0 if the server died before the fork."""
         self._hear(_ANSWER_S, until_over=False)
         return self._pid or 0
 
     def poll(self) -> int | None:
-        """How it ended; None while it has not."""
         self._hear(0.0)
         return self.returncode
 
     def wait(self, timeout: float = _ANSWER_S) -> int:
-        """The same, when it has ended, or should have."""
+        """Wait for the end. After ``timeout`` the child counts as killed."""
         self._hear(timeout)
         if self.returncode is None:
             self._over(-signal.SIGKILL)

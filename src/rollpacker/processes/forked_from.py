@@ -1,4 +1,4 @@
-"""What a fork server imports first: no child of it, nor what that starts, looks into it."""
+"""The first import of a fork server: programs of children cannot read its memory."""
 
 from rollpacker.processes.children import keep_to_itself
 

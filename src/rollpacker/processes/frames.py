@@ -1,8 +1,8 @@
 """Messages between the driver and a child process: length-prefixed frames over a socket.
 
-In such a child a user's code runs, so what it writes may be anything. It comes in by one door,
-``Channel.hear``: frames of a bounded size, and whatever cannot be taken is the child's fault. Where
-frames are MessagePack, ``check_values`` bounds the work of decoding them, too.
+A child runs a user's code, so it may write anything. ``Channel.hear`` is the only entrance: frames
+have a bounded size, and everything that cannot be read is the child's fault. If frames are
+MessagePack, ``check_values`` also bounds the work of decoding them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from rollpacker.errors import one_line
 
 MOST_VALUES: Final = 200_000
 DEEPEST: Final = 100
-"""Values of a message, and how deep they are nested: of a kilobyte of text or of one digit each."""
+"""The most values of a message, and their deepest nesting. A value is one digit or a kilobyte of
+text."""
 HEADER = struct.Struct("<I")
 LARGEST_REPLY = 1 << 20
 _PIECE = 1 << 16
-"""Bytes that are asked for at once where small messages may come."""
+"""The size of a read while small messages may come, bytes."""
 _GULP = 1 << 20
-"""Bytes of a long message that are taken before others have their turn."""
+"""The size of a read of a long message, bytes. Then other sockets have their turn."""
 
 Message = TypeVar("Message")
 
@@ -34,7 +35,7 @@ class WireError(RuntimeError):
 
 
 class PeerState(Enum):
-    """Of the other side."""
+    """The state of the other side."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -43,17 +44,17 @@ class PeerState(Enum):
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload with its length in front."""
+    """Put the payload's length in front."""
     return HEADER.pack(len(payload)) + payload
 
 
 class Inbox(Generic[Message]):
-    """Splits what comes through a socket into messages, each behind its length.
+    """Splits a socket's bytes into messages, each after its length.
 
     Args:
-        head: the length.
-        decode: makes a message of its bytes, which are lent to it.
-        largest: bytes of a message that is taken; None: of any size.
+        head: format of the length.
+        decode: makes a message from a view of its bytes, which is valid during the call.
+        largest: bytes of the largest accepted message. None: no limit.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Inbox(Generic[Message]):
         largest: int | None = None,
     ) -> None:
         self.broken = False
-        """A message is larger: nothing more comes."""
+        """A message was too large, so no more messages come."""
         self._head = head
         self._decode = decode
         self._largest = largest
@@ -73,7 +74,7 @@ class Inbox(Generic[Message]):
         self._filled = 0
 
     def receive(self, end: socket.socket) -> int:
-        """Take what has come, or a part of it: bytes, 0 at the end. Raises ``OSError``."""
+        """Read some bytes and return their number, 0 at the end. Raises ``OSError``."""
         if self._long is None:
             count = end.recv_into(memoryview(self._piece)[self._held :])
             self._held += count
@@ -83,7 +84,7 @@ class Inbox(Generic[Message]):
         return count
 
     def whole(self) -> list[Message]:
-        """The messages that are complete by now. Raises what ``decode`` raises."""
+        """The complete messages. Raises what ``decode`` raises."""
         if self._long is None:
             return self._split()
         if self._filled < len(self._long):
@@ -92,7 +93,7 @@ class Inbox(Generic[Message]):
         return [self._decode(memoryview(message))]
 
     def _split(self) -> list[Message]:
-        """Take the messages out of what has come; a long one's rest goes where it will be."""
+        """Cut complete messages out of the read bytes, and move a long one's begin to a buffer."""
         messages: list[Message] = []
         start, view = 0, memoryview(self._piece)
         while self._held - start >= self._head.size:
@@ -116,42 +117,40 @@ class Inbox(Generic[Message]):
 
 
 class Outbox:
-    """What a socket's other end has not taken yet. Nothing here waits."""
+    """Bytes that a socket's other end has not taken yet. Nothing here waits."""
 
     def __init__(self) -> None:
         self.parts: deque[memoryview] = deque()
 
     def send(self, end: socket.socket | None, parts: list[memoryview]) -> None:
-        """Write these behind what is kept; keep what does not fit now, or all without an end."""
+        """Write ``parts`` after the kept ones. Keep the rest, or all parts without an ``end``."""
         if end is not None and not self.parts:
             parts = _offer(end, parts)
         self.parts.extend(parts)
 
     def flush(self, end: socket.socket) -> bool:
-        """Write some of what is kept; whether nothing is left."""
+        """Write some of the kept bytes, and return whether none are left."""
         if self.parts:
             self.parts.extendleft(_offer(end, [self.parts.popleft()]))
         return not self.parts
 
 
 def _offer(end: socket.socket, parts: list[memoryview]) -> list[memoryview]:
-    """What the other end does not take of these now."""
+    """Send, and return the parts that the other end does not take now."""
     try:
         sent = end.sendmsg(parts)
     except (BlockingIOError, InterruptedError):
         return parts
     except OSError:
-        return []  # that it is gone is noticed by reading
+        return []  # reading will find that it is gone
     while parts and sent >= len(parts[0]):
         sent -= len(parts.pop(0))
     return [parts[0][sent:], *parts[1:]] if parts else []
 
 
 class Channel:
-    """The driver's end: it never waits, neither to write nor to read.
-
-    A frame of more than ``largest`` bytes is not read.
-    """
+    """The driver's end, which never waits to write or to read. It reads no frame larger than
+    ``largest`` bytes."""
 
     def __init__(self, sock: socket.socket, largest: int = LARGEST_REPLY) -> None:
         sock.setblocking(False)
@@ -168,21 +167,18 @@ class Channel:
         return bool(self._outbox.parts)
 
     def send(self, data: bytes) -> bool:
-        """Write frames, keeping what does not fit now; false if ``flush`` must follow."""
+        """Write frames, and keep the rest. False if ``flush`` must follow."""
         self._outbox.send(self._sock, [memoryview(data)])
         return not self.unsent
 
     def flush(self) -> bool:
-        """Write what is kept; true when nothing is left. A dead reader is noticed by reading."""
+        """Write kept bytes. True if none are left. Reading finds a dead reader."""
         return self._outbox.flush(self._sock)
 
     def hear(self, take: Callable[[bytes], object]) -> str | None:
-        """Hand what has arrived to ``take``, a frame at a time; then why the other side must go, if
-        it must: empty where it is gone by itself. Never raises.
-
-        Args:
-            take: what it raises, the other side has brought about.
-        """
+        """Give each arrived frame to ``take``, and return why the other side must be ended: empty
+        if it is gone by itself, None if it is alive. An exception of ``take`` is the other side's
+        fault. Never raises."""
         frames, state = self.receive()
         try:
             for each in frames:
@@ -196,7 +192,7 @@ class Channel:
         return "" if state is PeerState.CLOSED else None
 
     def receive(self) -> tuple[list[bytes], PeerState]:
-        """Complete frames that have arrived, and what the other side is like after them."""
+        """The complete frames that have arrived, and the state of the other side after them."""
         frames, state, taken = list[bytes](), PeerState.OPEN, 0
         try:
             while state is PeerState.OPEN and taken <= self._largest:
@@ -223,18 +219,18 @@ _SIZES: Final = dict(
         strict=True,
     )
 )
-"""Of a length, and of what stands behind it."""
+"""The sizes of a length, and of the header after it."""
 _FIXED: Final = dict(enumerate((4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), start=0xCA))
-"""Numbers, and extensions of a fixed size."""
+"""Sizes of numbers, and of extensions of a fixed size."""
 _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""The size of a count, and values for each that it counts."""
+"""The size of a count, and the values for each counted item."""
 
 
 def check_values(data: bytes) -> None:
     """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
 
-    Raises ``ValueError`` where it has more than ``MOST_VALUES`` values, is nested deeper than
-    ``DEEPEST``, or has a key that is no plain value; what is torn is left to the decoder.
+    Raises ``ValueError`` for more than ``MOST_VALUES`` values, for nesting deeper than ``DEEPEST``,
+    and for a key that is no plain value. The decoder handles a torn value.
     """
     at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):
@@ -245,7 +241,7 @@ def check_values(data: bytes) -> None:
         count, keyed = left[-1]
         left[-1] = count - 1, keyed
         at, inside, pairs = _step(data, at)
-        # Keys are hashed: lists as tuples, and those collide where somebody wants it.
+        # Keys are hashed: a list becomes a tuple, and tuples can be made to collide.
         if inside and keyed and not count % 2:
             raise ValueError("it has a key that is a list or an object")
         if inside:
@@ -256,7 +252,8 @@ def check_values(data: bytes) -> None:
 
 
 def _step(data: bytes, at: int) -> tuple[int, int, bool]:
-    """Behind one value's head and bytes, how many values it holds, and whether in pairs."""
+    """Return the place after one value's head and bytes, its number of inner values, and whether
+    they are pairs."""
     code = data[at]
     at += 1
     if code < 0x80 or code >= 0xE0:

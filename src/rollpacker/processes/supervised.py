@@ -1,8 +1,7 @@
-"""Processes that run a user's code, supervised: started, heard, ended when they hang, replaced.
+"""Supervised processes that run a user's code: started, read, ended if they hang, replaced.
 
-A pool belongs to one event loop, or to a caller that waits. What its processes work on, who is
-charged when one dies, and how long it may take are the pool's own (``SupervisedPool``'s methods
-that are not implemented).
+A pool belongs to one event loop, or to a caller that waits. Subclasses of ``SupervisedPool`` define
+the work, its time limits, and the attempt that a death is charged to.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
 CHECK_S = 0.25
 _MOST_SAID = 100
-"""Lines for the user that are kept until they are told."""
+"""The most log lines that are kept until the caller fetches them."""
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _APART_S = 60.0
-"""Deaths that are further apart have nothing to do with each other."""
+"""Seconds after which two deaths are unrelated."""
 
 
 @dataclass(slots=True, eq=False)
 class SupervisedProcess(ABC):
-    """One process."""
+    """One process of a pool."""
 
     popen: Child
     channel: Channel
@@ -41,18 +40,18 @@ class SupervisedProcess(ABC):
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether it holds work, for whose loss somebody is charged."""
+        """Whether it holds work. Its loss is charged to that work."""
 
     def hear(self, take: Callable[[bytes], object]) -> str | None:
-        """Hand what it has said to ``take``; then why it must go, if it must: empty where it is
-        gone by itself. Never raises."""
-        # A child of its own may hold the other end, so the socket alone does not tell.
+        """Give each arrived frame to ``take``. Returns why the process must be ended: empty if it
+        is gone by itself, None if it is alive. Never raises."""
+        # A child of the process may hold the other end open, so also ask for its exit code.
         dead = self.popen.poll() is not None
         gone = self.channel.hear(take)
         return "" if gone is None and dead else gone
 
     def kill(self) -> str:
-        """End it with what it started, and say how it ended."""
+        """End the process and its children, and return how it ended."""
         self.channel.close()
         return kill_child(self.popen)
 
@@ -63,18 +62,19 @@ M = TypeVar("M", bound=SupervisedProcess)
 class SupervisedPool(ABC, Generic[M]):
     """Processes of one kind.
 
-    A process that ends is replaced at once where its work is charged for it, which bounds that.
-    Where it had none, the next ones wait longer and longer: the machine may be short of something.
+    If a process ends with work, the loss is charged to the work, and the process is replaced at
+    once. If it had no work, the next starts wait longer and longer, as the machine may lack
+    something.
 
     Args:
-        name: of the processes, behind the key that has asked for them.
-        most_starts: failures to start in a row after which it is given up.
-        check_s: seconds between two looks for what hangs.
+        name: of the processes in messages, after their configuration key.
+        most_starts: failed starts in a row after which the pool gives up.
+        check_s: seconds between two checks for hanging processes.
     """
 
     def __init__(self, name: str, most_starts: int, check_s: float = CHECK_S) -> None:
         self.broken: str | None = None
-        """Why nothing can be begun any more."""
+        """Why the pool has given up."""
         self._name = name
         self._most_starts = most_starts
         self._check_s = check_s
@@ -84,7 +84,7 @@ class SupervisedPool(ABC, Generic[M]):
         self._said: list[str] = []
         self._failed_starts = 0
         self._refused: str | None = None
-        """Why one could not load the user's code, in its own words."""
+        """The error of the user's code while it was loaded."""
         self._in_vain = 0
         self._last_in_vain = -_APART_S
         self._not_before = 0.0
@@ -97,28 +97,28 @@ class SupervisedPool(ABC, Generic[M]):
 
     @abstractmethod
     def _missing(self) -> int:
-        """How many processes there are to be besides those that there are."""
+        """The number of processes to start now."""
 
     @abstractmethod
     def _heard(self, member: M, data: bytes) -> None:
-        """Take a frame. What is raised is the process's fault, and ends it."""
+        """Take a frame. An exception is the process's fault, and ends it."""
 
     @abstractmethod
     def _late(self, member: M, now: float) -> str | None:
-        """Why it must go where it takes too long, now in monotonic seconds."""
+        """Why the process must be ended for its slowness at ``now`` (monotonic seconds)."""
 
     @abstractmethod
     def _lost(self, member: M, why: str, ended: str) -> None:
-        """It is gone with all that it held. ``why``: it had to go; empty where it went by
-        itself; ``ended``: how."""
+        """The process is gone with all its work. ``why`` it was ended is empty if it went by
+        itself. ``ended``: how it ended."""
 
     @abstractmethod
     def _working(self) -> bool:
-        """Whether anything waits, for which processes are to be looked after."""
+        """Whether work waits, so that processes must be checked."""
 
     @abstractmethod
     def _go_on(self) -> None:
-        """Hand out what waits and hand on what has come, after something has happened."""
+        """Hand out waiting work and pass on results, after an event."""
 
     # What the driver calls -----------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class SupervisedPool(ABC, Generic[M]):
             raise ValueError(self.broken)
 
     def said(self) -> list[str]:
-        """What the user should know and was not told yet: faults that were mended, warnings."""
+        """New log lines: mended faults and warnings."""
         said, self._said = self._said, []
         return said
 
@@ -151,7 +151,7 @@ class SupervisedPool(ABC, Generic[M]):
             self._start(self._missing())
 
     def _start(self, count: int) -> list[M]:
-        """Start so many, or none for now where the last ones have ended in vain."""
+        """Start ``count`` processes, or none yet if the last ones died without work."""
         if count > 0 and time.monotonic() < self._not_before:
             self._check_later()
             return []
@@ -166,7 +166,7 @@ class SupervisedPool(ABC, Generic[M]):
         self._failed_starts = 0
 
     def _retire(self, member: M) -> str:
-        """End a process that is not wanted any more, and say how it ended."""
+        """End a process that is no longer needed, and return how it ended."""
         self._members.remove(member)
         self._unlisten(member)
         return member.kill()
@@ -177,7 +177,8 @@ class SupervisedPool(ABC, Generic[M]):
             self._replace(member, gone)
 
     def _replace(self, member: M, why: str) -> None:
-        """A process is gone, or must go (``why``): what it held is lost, and another is started."""
+        """A process is gone or must be ended (``why``): report its work as lost, and start
+        another."""
         ended = self._retire(member)
         if not (member.ready and member.busy):
             self._ended_in_vain(time.monotonic())
@@ -193,14 +194,14 @@ class SupervisedPool(ABC, Generic[M]):
         row = now - self._last_in_vain < _APART_S
         self._in_vain = self._in_vain + 1 if row else 0
         self._last_in_vain = now
-        # At once after the first one; no power of two that a float cannot hold.
+        # No pause after the first one. The exponent stays within a float's range.
         pause = _PAUSE_S * 2.0 ** min(self._in_vain, 20) if self._in_vain else 0.0
         self._not_before = now + min(pause, _LONGEST_PAUSE_S)
 
     def _check(self) -> None:
-        """Hear all of them, end those that hang, and start what is missing."""
+        """Read all processes, end hanging ones, and start missing ones."""
         for member in tuple(self._members):
-            # A driver that was busy itself must not take answers that have come for a hang.
+            # Read first: if the driver itself was busy, an arrived answer is not a hang.
             self._read(member)
             if member not in self._members:
                 continue
@@ -218,7 +219,7 @@ class SupervisedPool(ABC, Generic[M]):
         self._flush_later(member)
 
     def _pump(self, timeout: float) -> None:
-        """Wait for what processes say, without a loop."""
+        """Wait for the processes without an event loop."""
         channels = [member.channel for member in self._members]
         writing = [channel for channel in channels if channel.unsent]
         select.select(channels, writing, [], timeout)
@@ -252,7 +253,7 @@ class SupervisedPool(ABC, Generic[M]):
 
     def _on_check(self) -> None:
         self._checking = None
-        # First: whatever comes of this look, there is another one.
+        # First, so that another check follows even if this one raises.
         if self._working():
             self._check_later()
         self._check()

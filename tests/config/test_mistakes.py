@@ -52,7 +52,7 @@ MISTAKES = [
         "unknown key 'train.num_generations'; did you mean 'rollout.num_generations' or "
         "'eval.num_generations'?",
     ),
-    ("eval.every=5", "'eval': no problems to measure by: name some in eval.data, or hold"),
+    ("eval.every=5", "'eval': no problems to evaluate: name some in eval.data, hold"),
     ("mux.cores={rollout: all}", "'mux.cores.rollout': must be a valid list, got 'all'"),
 ]
 

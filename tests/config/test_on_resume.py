@@ -14,14 +14,14 @@ def test_every_key_is_classified_on_purpose() -> None:
     }
     assert len(marked) > 150
     wrong = [key for key, marks in marked.items() if len(marks) != 1]
-    assert wrong == [], "say by Free, LastBits, Said or Fixed what becomes of a run"
+    assert wrong == [], "say by Free, Rounding, Logged or Fixed what becomes of a run"
 
 
 def test_keys_in_lists_and_unknown_ones() -> None:
-    assert on_resume("rewards.0.timeout_s") == "said"
+    assert on_resume("rewards.0.timeout_s") == "logged"
     assert on_resume("eval.data.path") == on_resume("eval.data.size") == "free"
     assert on_resume("eval.data.of_tomorrow") == on_resume("eval") == "free"
     assert on_resume("eval.database") == on_resume("eval.fraction") == "refused"
     assert on_resume("rewards.12.weight") == on_resume("rewards") == "refused"
     assert on_resume("train.of_tomorrow") == "refused"
-    assert on_resume("engine.kv_tokens") == on_resume("engine.kind") == "last bits"
+    assert on_resume("engine.kv_tokens") == on_resume("engine.kind") == "rounding"

@@ -1,7 +1,4 @@
-"""One pydantic tree: the configuration of a run.
-
-Nothing here acts on a key, or knows who does.
-"""
+"""The configuration of a run, as one pydantic tree."""
 
 from rollpacker.config.base import Config
 from rollpacker.config.data import DataConfig, ModelConfig

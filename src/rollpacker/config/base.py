@@ -1,4 +1,4 @@
-"""What every node of a configuration has in common, and the walk over a tree of them."""
+"""The base of every node of a configuration, and the walk over a tree of nodes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from pydantic.fields import FieldInfo
 
 
 def only_here(path: str) -> bool:
-    """Whether it cannot be a name on the hub, which has one slash at most."""
+    """Whether a path cannot be a hub name, which has at most one slash."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 ROUTED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token")
-"""How many experts a token goes to."""
+"""Keys of model configurations that hold the number of experts per token."""
 
 
-OnResume = Literal["free", "last bits", "said", "refused"]
-"""What becomes of a run that goes on with another value of a key."""
+OnResume = Literal["free", "rounding", "logged", "refused"]
+"""The effect of a key's changed value on a resumed run."""
 MEANING: Mapping[OnResume, str] = {
     "free": "may change: samples and updates stay what they would have been",
-    "last bits": "may change, and a line names the key: the same is sampled and summed but for the "
-    "last bits; in modes that race, how fast responses end (`grading.workers` too) also decides "
-    "which of them win",
-    "said": "may change, and a line names the key: what is learned from there on is another (by "
-    "`steps` and `epochs` only where `train.lr_scheduler_type` is not `constant`)",
-    "refused": "would be another run",
+    "rounding": "may change, and a log line names the key: results then differ by rounding. In "
+    "modes that race, the speed of responses (and so `grading.workers`) also decides the winners",
+    "logged": "may change, and a log line names the key: the run learns differently from that step "
+    "on (by `steps` and `epochs` only if `train.lr_scheduler_type` is not `constant`)",
+    "refused": "must not change: it would be another run",
 }
 
 
@@ -41,13 +40,13 @@ class Resumed:
 
 _T = TypeVar("_T")
 Free = Annotated[_T, Resumed("free")]
-LastBits = Annotated[_T, Resumed("last bits")]
-Said = Annotated[_T, Resumed("said")]
+Rounding = Annotated[_T, Resumed("rounding")]
+Logged = Annotated[_T, Resumed("logged")]
 Fixed = Annotated[_T, Resumed("refused")]
 
 
 class Config(BaseModel):
-    """Base of every node: frozen, no unknown keys, no number without end."""
+    """Base of every node. Nodes are frozen, and refuse unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -56,7 +55,8 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_off(cls, data: Any) -> Any:
-        """YAML 1.1 reads a bare ``off`` as false, which is meant where ``off`` is a choice."""
+        """Read false as ``off`` if that is a choice, because YAML 1.1 reads a bare ``off`` as
+        false."""
         if not isinstance(data, dict):
             return data
         tree = cast(dict[str, Any], data)
@@ -70,8 +70,7 @@ class Config(BaseModel):
 
 
 def usual_kind(kind: str) -> BeforeValidator:
-    """Of a union, the member that is meant where ``kind`` is left out: that of the default, so that
-    one of its keys can be set alone."""
+    """Let users leave out ``kind`` in a union: it is that of the default."""
 
     def complete(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -87,9 +86,8 @@ class Key:
 
     Args:
         path: dotted, with ``[]`` behind a list and ``[KIND]`` behind a union of several models.
-        model: what it is a field of.
-        field: its field.
-        sections: the models that its value may be; empty for a leaf.
+        model: the model that has the field.
+        sections: the models that the value may be. Empty for a leaf.
     """
 
     path: str
@@ -99,7 +97,7 @@ class Key:
 
 
 def keys(tree: type[Config], path: str = "") -> Iterator[Key]:
-    """Every key below a model, a section before its own."""
+    """Yield every key below a model, a section before its own keys."""
     for name, field in tree.model_fields.items():
         found = sections(field.annotation)
         yield Key(f"{path}{name}", tree, field, found)
@@ -110,20 +108,20 @@ def keys(tree: type[Config], path: str = "") -> Iterator[Key]:
 
 
 def choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a ``Literal``, also where another type may stand in its place."""
+    """Return the values of a ``Literal``, or of the literals in a union."""
     parts = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
     return tuple(value for part in parts for value in get_args(part))
 
 
 def sections(annotation: Any) -> list[type[Config]]:
-    """The models that a value may be."""
+    """Return the models that a value may be."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     return [found for part in get_args(annotation) for found in sections(part)]
 
 
 def kind_of(model: type[Config]) -> str:
-    """The kind of a member of a union; empty for a model that has none or several."""
+    """Return the kind of a union's member. Empty for a model that has none or several."""
     field = model.model_fields.get("kind")
     kinds = () if field is None else get_args(field.annotation)
     return kinds[0] if len(kinds) == 1 else ""

@@ -1,4 +1,4 @@
-"""What becomes of a run that goes on with another value of a key."""
+"""The effect of each key's changed value on a resumed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollpacker.config.base import OnResume, Resumed, keys
 from rollpacker.config.tree import RunConfig
 
 _WHOLE = "eval.data"
-"""A section whose keys are of its own class: it chooses problems to measure by."""
+"""All keys below have the class of this section, which chooses the evaluation's problems."""
 
 _CLASSES: Mapping[str, OnResume] = {
     re.sub(r"\[\w+\]", "", key.path): mark.kind
@@ -18,24 +18,24 @@ _CLASSES: Mapping[str, OnResume] = {
     for mark in key.field.metadata
     if isinstance(mark, Resumed)
 }
-"""By dotted key. A section's own entry is for where it comes or goes as a whole."""
+"""By dotted key. A section's own entry applies if the whole section is added or removed."""
 
 
 def plain_key(key: str) -> str:
-    """``rewards[].timeout_s`` of ``rewards.0.timeout_s``."""
+    """Turn ``rewards.0.timeout_s`` into ``rewards[].timeout_s``."""
     return re.sub(r"\.\d+(?=\.)", "[]", key)
 
 
 def on_resume(key: str) -> OnResume:
-    """The class of a key; what is not known is refused."""
+    """Return the class of a key. Unknown keys are refused."""
     key = _WHOLE if key.startswith(f"{_WHOLE}.") else plain_key(key)
     return _CLASSES.get(key, "refused")
 
 
 def of_change(key: str, before: Any, now: Any, *, scheduled: bool) -> OnResume:
-    """The class of one change, as some keys have other classes for some values.
+    """Return the class of one change, which for some keys depends on the values.
 
-    ``scheduled``: the learning rate depends on when the run is to end.
+    ``scheduled``: the learning rate depends on the number of steps.
     """
     if key in ("steps", "epochs") and not scheduled:
         return "free"

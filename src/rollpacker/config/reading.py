@@ -1,7 +1,4 @@
-"""A configuration from a file and overrides: what is wrong in it, and what may be a secret.
-
-A file that a run needs again has secrets, for its owner alone; whatever is shown has stars.
-"""
+"""Read a configuration from a file and overrides, explain its mistakes, and mask its secrets."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ _NAME = re.compile(
     r"s?([_-]?\d+)?$"
 )
 _NO_SECRETS = {"stale_tokens"}
-"""Keys of a run's configuration that only look like one."""
+"""Keys of a run's configuration that only look like secrets."""
 _TEXT = re.compile(
     r"\b((sk|hf|gh[opsur]|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{12,}|AKIA[A-Z0-9]{12,})|"
     r"://[^/@\s]+:[^/@\s]+@"
 )
-"""What keys of well-known services, and addresses with a password, look like."""
+"""The look of well-known services' keys, and of addresses with a password."""
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 STARS = "***"
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A plain tree with stars in the place of what may be a secret, by its name or its look."""
+    """Return a plain tree with stars in place of secrets, found by their name or their look."""
     if isinstance(value, Mapping):
         tree = cast(Mapping[str, Any], value)
         return {key: masked(each, str(key)) for key, each in tree.items()}
@@ -51,7 +48,7 @@ def _names(name: str) -> bool:
 
 
 def masked_command(arguments: Sequence[str]) -> list[str]:
-    """The same of a program's arguments: ``--api-key abc``, ``rewards.0.options.api_key=abc``."""
+    """Mask a program's arguments: ``--api-key abc``, ``rewards.0.options.api_key=abc``."""
     shown: list[str] = []
     flag = ""
     for text in arguments:
@@ -162,8 +159,8 @@ _NAMES: Mapping[str, str] = {
     "eval.temperature": "eval_temperature",
     "environment": "multi_turn agent_func_path",
 }
-"""Names of TRL, verl, OpenRLHF, ROLL, slime and prime-rl, by our key; those that say less than they
-ask (``use_vllm``) too."""
+"""Names of TRL, verl, OpenRLHF, ROLL, slime and prime-rl, by our key. Names with a narrower
+meaning (``use_vllm``) are included."""
 
 KEYS: Mapping[str, str] = {name: key for key, names in _NAMES.items() for name in names.split()}
 """Our key by the last part of another framework's."""
@@ -208,23 +205,24 @@ REASONS: Mapping[str, str] = {
     "resume_from_checkpoint": "a run is resumed by rollpacker train --resume auto",
     "resume_mode": "a run is resumed by rollpacker train --resume auto",
     "load_checkpoint": "a run is resumed by rollpacker train --resume auto",
-    "push_to_hub": "nothing is uploaded; a checkpoint loads with from_pretrained",
+    "push_to_hub": "nothing is uploaded, and a checkpoint loads with from_pretrained",
     "attn_implementation": "the engines and trainers choose it",
     "trust_remote_code": "models here need no code of theirs",
     "actor_rollout_ref": _TRANSLATED,
     "custom_reward": _TRANSLATED,
 }
-"""Why there is no such key, by the last part of another framework's."""
+"""The reason why a key is missing here, by the last part of another framework's key."""
 
 
 _LONGEST = 80
 """Characters of a wrong value that are shown."""
 _TYPE = re.compile(r"(?:str|int|float|bool|(?:list|dict|literal|function|constrained)\W.*)$")
-"""How pydantic names a member of a union in an error's location."""
+"""Pydantic's names for a union's members in an error's location."""
 
 
 def mistakes(tree: type[Config], error: ValidationError) -> dict[str, str]:
-    """By dotted key, in the order of the tree; the alternatives of a union are one sentence."""
+    """Return one sentence by dotted key, in the order of the tree. A union's alternatives share
+    one."""
     found: dict[str, list[Any]] = {}
     for each in error.errors(include_url=False):
         found.setdefault(".".join(_keys(tree, each)), []).append(each)
@@ -232,7 +230,6 @@ def mistakes(tree: type[Config], error: ValidationError) -> dict[str, str]:
 
 
 def _keys(tree: type[Config], error: Any) -> Iterator[str]:
-    """An error's location without the members of unions: their types and kinds."""
     kinds = {kind_of(model) for _, model in _sections(tree)} - {""}
     last = len(error["loc"]) - 1
     for place, part in enumerate(error["loc"]):
@@ -272,7 +269,7 @@ def _wanted(error: Any, models: Sequence[type[Config]]) -> str:
 
 
 def _example(models: Sequence[type[Config]], value: Any) -> str:
-    """The key that a bare value stands for: one that has such a value, else the required one."""
+    """The key that a bare value stands for: the one with such a choice, else the required one."""
     fields = [item for model in models for item in model.model_fields.items()]
     having = [name for name, field in fields if value in choices(field.annotation)]
     meant = set(having or [name for name, field in fields if field.is_required()])
@@ -281,7 +278,7 @@ def _example(models: Sequence[type[Config]], value: Any) -> str:
 
 
 def _read_otherwise(errors: Sequence[Any], value: Any) -> str:
-    """A hint where YAML took a text for something else, or a choice is spelled almost so."""
+    """A hint if YAML read a text as another type, or if a choice is misspelled."""
     choices = [each["ctx"]["expected"] for each in errors if each["type"] == "literal_error"]
     choices = "".join(choices).split("'")[1::2]
     truth = isinstance(value, bool) and {"on", "yes", "off", "no"} & {*choices}
@@ -302,8 +299,7 @@ def _either(words: Sequence[str]) -> str:
 
 
 def _hint(tree: type[Config], key: str) -> str:
-    """Which key is meant: what another framework calls so, the same one of another section or kind,
-    one that is spelled or begins so. Nothing rather than a guess."""
+    """Suggest the key that is meant, or nothing rather than a guess."""
     *parents, name = key.split(".")
     paths = [
         f"{path}.{each}".lstrip(".")
@@ -331,13 +327,11 @@ def _hint(tree: type[Config], key: str) -> str:
 
 
 def _models(tree: type[Config], key: str) -> list[type[Config]]:
-    """The models that may stand at a dotted key."""
     section = ".".join(part for part in key.split(".") if not part.isdigit())
     return [model for path, model in _sections(tree) if path == section]
 
 
 def _sections(tree: type[Config]) -> list[tuple[str, type[Config]]]:
-    """Every model of a tree by its dotted path without kinds and places."""
     below = [(key.path, model) for key in keys(tree) for model in key.sections]
     return [("", tree), *((re.sub(r"\[\w*\]", "", path), model) for path, model in below)]
 
@@ -346,7 +340,7 @@ Tree = TypeVar("Tree", bound=Config)
 
 
 class ConfigError(ValueError):
-    """The user's configuration is wrong; the message says where and what to change."""
+    """The user's configuration is wrong. The message names the place and the change to make."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -360,7 +354,7 @@ def parse(data: dict[str, Any], source: str = "config") -> RunConfig:
 
 
 def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree:
-    """The same as ``load``, for any configuration tree."""
+    """Like ``load``, for any configuration tree."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -379,7 +373,7 @@ def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree
 def parse_as(
     tree: type[Tree], data: dict[str, Any], source: str = "config", overrides: Sequence[str] = ()
 ) -> Tree:
-    """The same as ``parse``, for any configuration tree, with ``overrides`` as of ``load``."""
+    """Like ``parse``, for any configuration tree, with ``overrides`` as for ``load``."""
     return _validated(tree, _override(dict(data), overrides), lambda _key: source)
 
 
@@ -391,7 +385,6 @@ def _validated(tree: type[Tree], data: dict[str, Any], source: Callable[[str], s
 
 
 def _one_sentence(found: Mapping[str, str], source: Callable[[str], str]) -> str:
-    """All mistakes, by the file or override that they are in."""
     by_source: dict[str, list[str]] = {}
     for key, text in found.items():
         by_source.setdefault(source(key), []).append(text)
@@ -399,7 +392,6 @@ def _one_sentence(found: Mapping[str, str], source: Callable[[str], str]) -> str
 
 
 def _set_by(key: str, path: Path, overrides: Sequence[str]) -> str:
-    """The override that gave a key its value, or the file."""
     for item in reversed(overrides):
         given = item.partition("=")[0]
         if f"{key}.".startswith(f"{given}.") or given.startswith(f"{key}."):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
+from rollpacker.config.base import Config, Fixed, Free, Logged, Rounding
 
 CallFormat = Literal[
     "hermes",
@@ -22,19 +22,19 @@ CallFormat = Literal[
     "harmony",
     "pythonic",
 ]
-"""How models write calls of tools."""
+"""Formats in which models write tool calls."""
 
 
 class EnvironmentConfig(Config):
-    """What answers the model [between two turns](environments.md); without it a response is one
-    turn."""
+    """The environment that answers the model [between two turns](environments.md). Without it a
+    response is one turn."""
 
     kind: Fixed[Literal["tools", "python", "agent"]]
-    """``tools``: functions that the model calls; ``python``: an environment class, also of TRL,
-    OpenEnv, skyrl-gym or gem; ``agent``: a program that speaks OpenAI's chat API."""
+    """``tools``: functions that the model calls. ``python``: an environment class, also of TRL,
+    OpenEnv, skyrl-gym or gem. ``agent``: a program that speaks OpenAI's chat API."""
     path: Fixed[list[str]] = Field(min_length=1)
     """``tools``: functions, each ``path/to/file.py:name``, ``package.module:name`` or ``python``
-    (runs code in the sandbox); ``python``: one class or factory; ``agent``: the program and its
+    (runs code in the sandbox). ``python``: one class or factory. ``agent``: the program and its
     arguments. A single string is a list of one."""
     options: Fixed[dict[str, Any]] = {}
     """Keyword arguments of the class or factory."""
@@ -42,30 +42,30 @@ class EnvironmentConfig(Config):
     """``agent``: environment variables that the program gets besides ``PATH``, ``HOME``, the
     locale, proxies, certificates and Python's own."""
     max_turns: Fixed[int] = Field(default=16, ge=1)
-    """Replies of the model before an episode is cut off."""
+    """Most replies of the model. The episode is then cut off."""
     max_total_tokens: Fixed[int] = Field(default=0, ge=0)
-    """Longest conversation behind the prompt in tokens, the environment's messages included; 0: as
-    ``rollout.max_completion_length``, which bounds what the model samples."""
-    step_timeout_s: Said[float] = Field(default=30.0, gt=0.0)
+    """Longest conversation after the prompt in tokens, including the environment's messages. 0
+    takes ``rollout.max_completion_length``, which bounds only the tokens that the model samples."""
+    step_timeout_s: Logged[float] = Field(default=30.0, gt=0.0)
     """Seconds for an environment's answer or ``reset``."""
-    start_timeout_s: Said[float] = Field(default=120.0, gt=0.0)
+    start_timeout_s: Logged[float] = Field(default=120.0, gt=0.0)
     """Seconds for a process to load ``path``."""
-    concurrency: LastBits[int] = Field(default=0, ge=0)
-    """Most episodes at a time; 0 for all."""
+    concurrency: Rounding[int] = Field(default=0, ge=0)
+    """Most episodes at a time. 0 for all."""
     processes: Free[int] = Field(default=1, ge=1)
     """Processes that hold environments."""
     on_error: Fixed[Literal["retry", "score"]] = "retry"
-    """Where the environment fails: ``retry`` samples another response, ``score`` ends this one with
-    ``failed_reward``."""
+    """If the environment fails, ``retry`` samples another response, and ``score`` ends this one
+    with ``failed_reward``."""
     failed_reward: Fixed[float] = 0.0
     """Reward of ``on_error: score``."""
     call_format: Fixed[Literal["auto", CallFormat]] = "auto"
-    """[How the model writes calls](environments.md#how-calls-are-written); ``auto``: by the chat
-    template."""
+    """[How the model writes calls](environments.md#how-calls-are-written). ``auto`` goes by the
+    chat template."""
     reward: Fixed[Literal["sum", "last"]] = "sum"
-    """Of the turns' rewards the sum, or the last one."""
+    """Take the sum of the turns' rewards, or the last one."""
     weight: Fixed[float] = 1.0
-    """Of that reward, beside those of ``rewards``."""
+    """Weight of that reward beside those of ``rewards``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,65 +86,67 @@ class EnvironmentConfig(Config):
 
 
 def longest_response(environment: EnvironmentConfig | None, cap: int) -> int:
-    """Tokens of the longest response, an environment's among them; the model samples ``cap``."""
+    """Tokens of the longest response, including an environment's. The model samples at most
+    ``cap``."""
     return cap if environment is None else environment.max_total_tokens or cap
 
 
 class RewardConfig(Config):
-    """One [reward function](rewards.md); none is needed where an ``environment`` rewards."""
+    """One [reward function](rewards.md). None is needed if an ``environment`` rewards."""
 
     function: Fixed[str]
     """``math``, ``code`` (in a sandbox), ``judge`` (a language model), ``rg`` (reasoning-gym's
-    scorer), ``path/to/file.py:name``, ``package.module:name``, also of TRL's or verl's signature,
-    or the folder of a sequence-classification model."""
+    scorer), or the folder of a sequence-classification model. Also ``path/to/file.py:name`` or
+    ``package.module:name``, with our signature, TRL's or verl's."""
     name: Fixed[str | None] = None
-    """Name in the metrics; default: the function's."""
+    """Name in the metrics. Default: the function's."""
     domains: Fixed[list[str]] = []
-    """Domains that it applies to; empty for all."""
+    """Domains that it applies to. Empty for all."""
     weight: Fixed[float] = 1.0
     """Weight in the sum."""
     options: Fixed[dict[str, Any]] = {}
     """Keyword arguments bound to the function."""
     needs_group: Fixed[bool] = False
     """Call it once with all responses of a prompt instead of one by one."""
-    batch: LastBits[int | None] = Field(default=None, ge=1)
-    """Most responses in one call. Default: 16 for ``judge``, else 1; with ``deterministic`` always
-    1."""
-    timeout_s: Said[float | None] = Field(default=None, gt=0)
-    """Seconds for one call (of ``code`` and ``math``: without a sign of life) before its process is
-    killed. Default: 300 for ``judge``, else 10."""
+    batch: Rounding[int | None] = Field(default=None, ge=1)
+    """Most responses in one call. Default: 16 for ``judge``, else 1. With ``deterministic``
+    always 1."""
+    timeout_s: Logged[float | None] = Field(default=None, gt=0)
+    """Seconds for one call before its process is killed. For ``code`` and ``math``: seconds
+    without a sign of life. Default: 300 for ``judge``, else 10."""
 
-    on_error: Said[Literal["stop", "skip"]] = "stop"
-    """When it fails on all first responses, or 32 times in a row: ``stop`` ends the run, ``skip``
-    goes on without it until the next start. Other failed responses are replaced."""
+    on_error: Logged[Literal["stop", "skip"]] = "stop"
+    """Applies if the function fails on all first responses, or 32 times in a row. ``stop`` ends
+    the run, ``skip`` goes on without the function until the next start. Other failed responses
+    are replaced."""
 
     @model_validator(mode="after")
     def _callable(self) -> RewardConfig:
         if self.batch is not None and self.batch > 1:
             if self.needs_group:
                 raise ValueError(
-                    f"needs_group and batch={self.batch}: a call has one whole group; drop batch"
+                    f"needs_group and batch={self.batch}: a call has one whole group: drop batch"
                 )
             if self.runs_programs:
                 raise ValueError(
-                    f"batch={self.batch}: 'code' runs the programs of one response a call; "
+                    f"batch={self.batch}: 'code' runs the programs of one response per call: "
                     "drop batch (grading.workers run side by side)"
                 )
         return self
 
     @property
     def runs_programs(self) -> bool:
-        """Whether it runs what the model wrote, for as long as that takes."""
+        """Whether a call runs programs of the model, of unknown duration."""
         return self.function == "code"
 
     @property
     def shows_life(self) -> bool:
-        """Whether a call has a limit of its own, in CPU seconds, and says that it goes on."""
+        """Whether a call limits its own CPU time and reports that it still runs."""
         return self.function in ("code", "math")
 
     @property
     def call_size(self) -> int:
-        """Most responses that are joined to one call: ``batch``, or its default."""
+        """Most responses that one call may join: ``batch``, or its default."""
         if self.needs_group:
             return 1
         return self.batch or (16 if self.function == "judge" else 1)
@@ -155,7 +157,6 @@ class RewardConfig(Config):
         return self.timeout_s or (300.0 if self.function == "judge" else 10.0)
 
     def applies(self, domain: str) -> bool:
-        """Whether rows of a domain get this reward."""
         return not self.domains or domain in self.domains
 
 
@@ -163,9 +164,9 @@ class CodeTimeoutConfig(Config):
     """CPU seconds that a program may take on one test of reward ``code``."""
 
     adaptive: Fixed[bool] = True
-    """Follow the test; false always gives ``most_s``."""
+    """Follow the test. False always gives ``most_s``."""
     factor: Fixed[float] = Field(default=1.5, ge=1.0)
-    """Times the longest time of a correct response on that test so far."""
+    """Multiple of the longest time that a correct response took on that test so far."""
     least_s: Fixed[float] = Field(default=2.0, gt=0)
     """Shortest timeout."""
     most_s: Fixed[float] = Field(default=30.0, gt=0, le=3600)
@@ -179,13 +180,13 @@ class CodeTimeoutConfig(Config):
 
 
 class GradingConfig(Config):
-    """How rewards are computed."""
+    """The grading of responses."""
 
     workers: Free[int] = Field(default=1, ge=1)
     """Reward processes."""
-    asynchronous: LastBits[bool | None] = None
-    """Grade each response as it finishes, not the whole round at its end; default: in every mode
-    but ``off``."""
-    retries: Said[int] = Field(default=1, ge=0)
+    asynchronous: Rounding[bool | None] = None
+    """Grade each response as it finishes, not the whole round at its end. Default: in every mode
+    except ``off``."""
+    retries: Logged[int] = Field(default=1, ge=0)
     """Repetitions of a failed call before its response is replaced."""
     code_timeout: CodeTimeoutConfig = CodeTimeoutConfig()

@@ -1,4 +1,4 @@
-"""The update: algorithms, optimizer, trainers."""
+"""The update: algorithms, optimizer and trainers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollpacker.config.base import Config, Fixed, Free, LastBits, Said, usual_kind
+from rollpacker.config.base import Config, Fixed, Free, Logged, Rounding, usual_kind
 
 
 class TokenClip(Config):
     """Algorithms with one clipped probability ratio for each token."""
 
     delta: Fixed[float | None] = Field(default=None, gt=1.0)
-    """Dual clip: the most that a ratio counts where the advantage is negative; above 1 + the upper
-    clip range. TRL's ``delta``, verl's ``clip_ratio_c`` (there always, 3)."""
+    """Dual clip: the highest ratio that counts if the advantage is negative. It must exceed 1 +
+    the upper clip range. TRL's ``delta``, and verl's ``clip_ratio_c`` (there always, 3)."""
 
 
 class GroupScale(Config):
     """Algorithms whose advantages are divided by a standard deviation of rewards."""
 
     scale_rewards: Fixed[Literal["group", "batch", "none"]] = "group"
-    """What centred rewards are divided by: their group's standard deviation, that of the whole step
-    (then no gradient starts before the rollout ends), or nothing."""
+    """Divisor of centred rewards: their group's standard deviation, that of the whole step, or
+    none. With ``batch`` no gradient starts before the rollout ends."""
     std_epsilon: Fixed[float] = Field(default=1e-6, ge=0.0)
     """Added to the standard deviation: 1e-6 as in verl, 1e-4 in TRL."""
 
     @field_validator("scale_rewards", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        """True and false, as of version 0.1.0 and TRL."""
+        """Accept TRL's true and false."""
         return ("group" if value else "none") if isinstance(value, bool) else value
 
 
@@ -52,8 +52,8 @@ class DrGRPOConfig(TokenClip):
 
 
 class DAPOConfig(TokenClip, GroupScale):
-    """DAPO (Yu et al., 2025): clip-higher, token-level loss, overlong shaping; its dynamic sampling
-    is ``rollout.dynamic_sampling``, of any algorithm."""
+    """DAPO (Yu et al., 2025): clip-higher, token-level loss, overlong shaping. For its dynamic
+    sampling set ``rollout.dynamic_sampling``, which works with any algorithm."""
 
     kind: Fixed[Literal["dapo"]] = "dapo"
     epsilon: Fixed[float] = 0.2
@@ -61,9 +61,9 @@ class DAPOConfig(TokenClip, GroupScale):
     epsilon_high: Fixed[float] = 0.28
     """Upper clip range."""
     overlong_buffer: Fixed[int] = Field(default=0, ge=0)
-    """Tokens before the cap over which the punishment grows; 0 for none."""
+    """Tokens before the cap over which the penalty grows. 0 for none."""
     overlong_penalty: Fixed[float] = 1.0
-    """Punishment at the cap."""
+    """Penalty at the cap."""
 
 
 class RLOOConfig(Config):
@@ -79,9 +79,9 @@ class ReinforcePPConfig(TokenClip):
 
     kind: Fixed[Literal["reinforce_pp"]] = "reinforce_pp"
     whiten: Fixed[Literal["tokens", "batch", "responses"]] = "tokens"
-    """How centred rewards are normalised: ``tokens`` to mean 0 and variance 1 over tokens (verl's
-    ``reinforce_plus_plus_baseline``), ``batch`` by the standard deviation of all rewards (TRL's
-    ``scale_rewards="batch"``), ``responses`` by their root mean square."""
+    """Normalisation of centred rewards. ``tokens``: to mean 0 and variance 1 over tokens (verl's
+    ``reinforce_plus_plus_baseline``). ``batch``: by the standard deviation of all rewards (TRL's
+    ``scale_rewards="batch"``). ``responses``: by their root mean square."""
     epsilon: Fixed[float] = 0.2
     """Clip range of the probability ratio."""
 
@@ -106,24 +106,22 @@ AlgorithmConfig = Annotated[
 class LocalTrainerConfig(Config):
     """Each device holds a whole replica of the model, gradients and optimizer state."""
 
-    kind: LastBits[Literal["local"]] = "local"
+    kind: Rounding[Literal["local"]] = "local"
 
     def members(self, devices: int) -> int:
-        """Devices of a replica, of so many that train."""
+        """Return the devices of one replica, given the devices that train."""
         del devices
         return 1
 
 
 class FSDPTrainerConfig(Config):
-    """FSDP2: devices share a replica, each with its part of weights, gradients and optimizer
-    state."""
+    """FSDP2: devices share a replica, each with a part of weights, gradients and optimizer."""
 
-    kind: LastBits[Literal["fsdp"]] = "fsdp"
-    shard: LastBits[int] = Field(default=0, ge=0)
-    """Devices of a replica, neighbours by number; 0: all that train."""
+    kind: Rounding[Literal["fsdp"]] = "fsdp"
+    shard: Rounding[int] = Field(default=0, ge=0)
+    """Devices of a replica, neighbours by number. 0 takes all that train."""
 
     def members(self, devices: int) -> int:
-        """Devices of a replica, of so many that train."""
         return self.shard or devices
 
 
@@ -133,18 +131,19 @@ TrainerConfig = Annotated[
 
 
 class SamplerCorrectionConfig(Config):
-    """Importance weights, trainer over sampler, for what [the two compute
-    differently](troubleshooting.md#sampler-and-trainer) under the same weights. Not with
-    ``rollout.top_p`` or ``top_k``."""
+    """Importance weights, trainer over sampler, which correct [their
+    differences](troubleshooting.md#sampler-and-trainer) under the same weights. They exclude
+    ``rollout.top_p`` and ``top_k``."""
 
-    kind: Said[Literal["none", "truncate", "mask"]] = "none"
-    """``none``: measured only, as ``sampler/*``; ``truncate``: weights above ``high`` are ``high``;
-    ``mask``: weights outside ``low`` to ``high`` are 0 (IcePop), but count in the divisor."""
-    level: Said[Literal["token", "sequence", "geometric"]] = "token"
+    kind: Logged[Literal["none", "truncate", "mask"]] = "none"
+    """``none``: ratios are only measured, as ``sampler/*``. ``truncate``: weights above ``high``
+    are ``high``. ``mask``: weights outside ``low`` to ``high`` are 0 (IcePop), but their tokens
+    count in the divisor."""
+    level: Logged[Literal["token", "sequence", "geometric"]] = "token"
     """The ratio of each token, of its response (the product), or its response's geometric mean."""
-    low: Said[float] = Field(default=0.5, ge=0.0, le=1.0)
-    """Lower bound of the ratio for ``mask`` and ``sampler/outside``; 0 for none."""
-    high: Said[float] = Field(default=2.0, ge=1.0)
+    low: Logged[float] = Field(default=0.5, ge=0.0, le=1.0)
+    """Lower bound of the ratio for ``mask`` and ``sampler/outside``. 0 for none."""
+    high: Logged[float] = Field(default=2.0, ge=1.0)
     """Upper bound. A response's ratio spreads much more than a token's, its geometric mean much
     less."""
 
@@ -153,16 +152,16 @@ class TrainConfig(Config):
     """The update."""
 
     algorithm: AlgorithmConfig = GRPOConfig()
-    learning_rate: Said[float | None] = Field(default=None, gt=0.0)
+    learning_rate: Logged[float | None] = Field(default=None, gt=0.0)
     """Peak learning rate of AdamW. Default: 1e-6 from 7B parameters on, more below, ten times as
     much with LoRA."""
-    lr_scheduler_type: Said[Literal["constant", "linear", "cosine"]] = "constant"
+    lr_scheduler_type: Logged[Literal["constant", "linear", "cosine"]] = "constant"
     """Schedule after warm-up."""
-    warmup_steps: Said[int] = Field(default=0, ge=0)
+    warmup_steps: Logged[int] = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     warmup_from_zero: Fixed[bool] = False
-    """Begin warm-up at rate 0, as in transformers, TRL and verl; else at ``1 / (warmup_steps + 1)``
-    of the peak."""
+    """Begin warm-up at rate 0, as in transformers, TRL and verl. Otherwise it begins at ``1 /
+    (warmup_steps + 1)`` of the peak."""
     weight_decay: Fixed[float] = Field(default=0.0, ge=0.0)
     """AdamW weight decay."""
     adam_beta1: Fixed[float] = 0.9
@@ -170,23 +169,23 @@ class TrainConfig(Config):
     adam_beta2: Fixed[float] = 0.999
     """AdamW decay of the mean squared gradient."""
     max_grad_norm: Fixed[float] = Field(default=1.0, ge=0.0)
-    """Gradient clipping; 0 for none."""
+    """Gradient clipping. 0 for none."""
     beta: Fixed[float] = Field(default=0.0, ge=0.0)
-    """Weight of the KL to the reference model (the k3 estimator); 0 loads no reference."""
+    """Weight of the KL to the reference model (the k3 estimator). 0 loads no reference."""
     kl_bias_correction: Fixed[bool] = True
     """Multiply the KL by the probability ratio, which makes its gradient unbiased (TRL's
     ``use_bias_correction_kl``)."""
     mask_truncated_completions: Fixed[bool] = False
-    """Leave responses that were cut off out of the loss, not out of their group's baseline (DAPO's
+    """Leave truncated responses out of the loss, but not out of their group's baseline (DAPO's
     overlong filtering)."""
     sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
     updates_per_step: Fixed[int] = Field(default=1, ge=1)
     """Mini-batches that a step's groups are split into, one update each."""
-    micro_batch_tokens: LastBits[int] = Field(default=1024, ge=1)
+    micro_batch_tokens: Rounding[int] = Field(default=1024, ge=1)
     """Padded tokens of one forward and backward."""
-    packing: LastBits[Literal["auto", "padded", "prompt_shared"]] = "auto"
-    """``prompt_shared`` runs the prompt of a group once; ``auto`` takes it where prompts are
-    long."""
+    packing: Rounding[Literal["auto", "padded", "prompt_shared"]] = "auto"
+    """``prompt_shared`` runs the prompt of a group once. ``auto`` chooses it if prompts are long.
+    """
     gradient_checkpointing: Free[bool] = False
     """Recompute activations in the backward pass."""
     max_skipped_updates: Free[int] = Field(default=3, ge=1)

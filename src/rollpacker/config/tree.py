@@ -1,7 +1,4 @@
-"""The whole configuration of a run, as one frozen tree.
-
-Import paths appear in three leaves only: reward functions, datasets and environments.
-"""
+"""The whole configuration of a run, as one frozen tree."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.base import Config, Fixed, Free, LastBits, Said
+from rollpacker.config.base import Config, Fixed, Free, Logged, Rounding
 from rollpacker.config.data import DataConfig, ModelConfig
 from rollpacker.config.rewards import EnvironmentConfig, GradingConfig, RewardConfig
 from rollpacker.config.rollout import EngineConfig, MiniEngineConfig, RolloutConfig
@@ -17,45 +14,46 @@ from rollpacker.config.train import LocalTrainerConfig, TrainConfig, TrainerConf
 
 
 class SamplesConfig(Config):
-    """What ``samples/step-*.parquet`` hold besides numbers: [samples](samples.md)."""
+    """The contents of ``samples/step-*.parquet`` besides numbers: [samples](samples.md)."""
 
     texts: Free[bool] = True
     """Keep the text of prompts and responses."""
     token_ids: Free[bool] = False
     """Keep the token ids of responses."""
     max_gb: Free[float] = Field(default=0.0, ge=0.0)
-    """Largest table on disk in GB, beyond which the rows of the oldest steps go; 0 keeps all."""
+    """Largest table on disk in GB. Beyond it, the rows of the oldest steps are removed. 0 keeps
+    all."""
 
 
 class DevicesConfig(Config):
-    """What decodes and trains: GPUs or CPU cores, of one machine or of several."""
+    """The GPUs or CPU cores that decode and train, of one machine or of several."""
 
-    nodes: LastBits[int] = Field(default=1, ge=1)
-    """Machines; more than one need ``cluster.address``."""
-    per_node: LastBits[int] = Field(default=0, ge=0)
-    """Devices of each machine; 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
-    per_gpu: LastBits[int] = Field(default=1, ge=1)
+    nodes: Rounding[int] = Field(default=1, ge=1)
+    """Machines. More than one need ``cluster.address``."""
+    per_node: Rounding[int] = Field(default=0, ge=0)
+    """Devices of each machine. 0 takes one per core up to two, or ``per_gpu`` on every GPU."""
+    per_gpu: Rounding[int] = Field(default=1, ge=1)
     """Devices that a GPU counts as, sharing its memory. With 2 the tail of a step decodes beside
-    gradients on a single GPU; CUDA MPS lets both compute at once."""
-    threads: LastBits[int] = Field(default=1, ge=1)
+    gradients on a single GPU. CUDA MPS lets both compute at once."""
+    threads: Rounding[int] = Field(default=1, ge=1)
     """CPU threads of each device's processes."""
     pin: Free[bool] = True
     """Pin a device's processes to its own cores (Linux)."""
-    kind: LastBits[Literal["auto", "cpu", "cuda"]] = "auto"
-    """What devices are. With ``cuda`` RollMux gives a job nodes that have the GPUs it takes."""
-    layout: LastBits[Literal["colocated", "separate"]] = "colocated"
-    """``colocated``: all devices decode and train in turn, those that the tail frees first;
+    kind: Rounding[Literal["auto", "cpu", "cuda"]] = "auto"
+    """Kind of the devices. With ``cuda``, RollMux gives a job only nodes that have enough GPUs."""
+    layout: Rounding[Literal["colocated", "separate"]] = "colocated"
+    """``colocated``: all devices decode and train in turn, first those that the tail frees.
     ``separate``: ``training`` of them train, from the first complete group on."""
-    training: LastBits[int] = Field(default=0, ge=0)
+    training: Rounding[int] = Field(default=0, ge=0)
     """Devices that train with ``layout: separate``, the last ones."""
-    turns: LastBits[Literal["auto", "off", "engine", "both"]] = "auto"
-    """What leaves a device while the other works on it, with ``engine.kind: vllm``. ``engine``: an
-    engine sleeps while gradients are computed; ``both``: the trainer's state too waits in the
-    machine's memory while responses decode; ``auto``: ``engine`` on GPUs, but ``off`` with a
-    planner, RollMux, ``layout: separate`` or ``per_gpu`` above 1."""
+    turns: Rounding[Literal["auto", "off", "engine", "both"]] = "auto"
+    """Memory that leaves a device while it decodes or trains, with ``engine.kind: vllm``.
+    ``engine``: an engine sleeps while gradients are computed. ``both``: the trainer's state also
+    waits in the machine's memory while responses decode. ``auto``: ``engine`` on GPUs, but
+    ``off`` with a planner, RollMux, ``layout: separate`` or ``per_gpu`` above 1."""
     emulate: Fixed[str | None] = None
-    """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``: they take the
-    time that a calibration says; nothing is trained."""
+    """File of [emulated devices](emulation.md), ``per_node`` on each of ``nodes``. They take the
+    time that a calibration gives, and train nothing."""
 
     @model_validator(mode="after")
     def _split(self) -> DevicesConfig:
@@ -65,12 +63,13 @@ class DevicesConfig(Config):
             )
         if self.layout == "colocated" and self.training:
             raise ValueError(
-                "devices.training: all devices train with devices.layout=colocated; set separate"
+                "devices.training: with devices.layout=colocated all devices train: set separate"
             )
         if self.turns in ("engine", "both") and (self.layout == "separate" or self.per_gpu > 1):
             raise ValueError(
-                f"devices.turns={self.turns}: an engine and a trainer take turns where they share "
-                "a device alone: leave it out with devices.layout=separate or devices.per_gpu > 1"
+                f"devices.turns={self.turns}: an engine and a trainer take turns only if "
+                "they alone share a device: leave it out with devices.layout=separate or "
+                "devices.per_gpu > 1"
             )
         if self.emulate is not None and not self.per_node:
             raise ValueError("devices.emulate needs devices.per_node: how many devices there are")
@@ -78,30 +77,31 @@ class DevicesConfig(Config):
 
 
 class ClusterConfig(Config):
-    """Where a run's processes are, and when one counts as lost."""
+    """The cluster of a run's processes, and the time after which a process counts as lost."""
 
     address: Free[str] = ""
-    """Ray cluster whose nodes the run takes: ``auto`` for this machine's, or ``HOST:PORT`` of its
-    head. ``mux``: nodes that RollMux gives (``rollpacker mux submit``); empty: this machine."""
+    """Ray cluster whose nodes the run takes: ``auto`` for this machine's, or ``HOST:PORT`` of
+    its head. ``mux``: nodes that RollMux gives (``rollpacker mux submit``). Empty: this machine."""
     heartbeat_s: Free[float] = Field(default=10.0, gt=0.0)
-    """Seconds between signs of life of a process; one silent for two and a half times as long
+    """Seconds between signs of life of a process. If one is silent for 2.5 times as long, it
     counts as dead, and its work runs elsewhere."""
     restarts: Free[int] = Field(default=3, ge=0)
-    """Times in a row that lost workers are started again before the run goes on without them, and
-    that a run which cannot go on resumes from its newest checkpoint. 0, and with ``mux`` or
-    emulated devices: never."""
+    """Restarts of lost workers in a row before the run goes on without them. Also the times that
+    a run which cannot go on resumes from its newest checkpoint. 0, and with ``mux`` or emulated
+    devices: never."""
 
 
 class EvalConfig(Config):
-    """Accuracy on held-out problems. What ``checkpoint.best`` chose by it looks better than it
-    is."""
+    """Accuracy on held-out problems. For a checkpoint that ``checkpoint.best`` chose by it, the
+    accuracy is biased upwards."""
 
     data: Free[DataConfig | None] = None
-    """Problems to measure by, in place of ``fraction``."""
+    """Problems of the evaluation, in place of ``fraction``."""
     fraction: Fixed[float] = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the training data that is held out instead; rows that ask the same stay together."""
+    """Share of the training data that is held out instead. Rows with the same question stay
+    together."""
     every: Free[int] = Field(default=0, ge=0)
-    """Steps between evaluations; 0 only before and after the run."""
+    """Steps between evaluations. 0 for only before and after the run."""
     temperature: Free[float] = Field(default=1.0, ge=0.0)
     """Sampling temperature."""
     num_generations: Free[int] = Field(default=1, ge=1)
@@ -113,8 +113,8 @@ class EvalConfig(Config):
     def _one_source(self) -> EvalConfig:
         if self.data is None and not self.fraction:
             raise ValueError(
-                "no problems to measure by: name some in eval.data, or hold some of the training "
-                "data out with eval.fraction; to measure nothing, leave eval out (eval=null)"
+                "no problems to evaluate: name some in eval.data, hold some of the training data "
+                "out with eval.fraction, or leave eval out (eval=null)"
             )
         if self.data is not None and self.fraction:
             raise ValueError(
@@ -125,54 +125,54 @@ class EvalConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """What survives a crash."""
+    """Checkpoints and the journal, from which a run resumes."""
 
     every: Free[int] = Field(default=50, ge=0)
-    """Steps between checkpoints; 0 only at the end."""
+    """Steps between checkpoints. 0 for only at the end."""
     keep: Free[int] = Field(default=2, ge=2)
     """Checkpoints kept."""
     grace_s: Free[float] = Field(default=25.0, ge=0.0)
-    """Seconds from SIGTERM to the run's end with a checkpoint; the step in flight is dropped if it
-    does not fit. Ctrl-C waits for the step."""
+    """Seconds from SIGTERM to the run's end with a checkpoint. A step that does not finish in
+    time is dropped. Ctrl-C waits for the step."""
     best: Free[str] = ""
-    """Metric of an evaluation, such as ``eval/sampled_accuracy``, whose highest value keeps its
-    checkpoint besides ``keep``."""
+    """Metric of an evaluation, such as ``eval/sampled_accuracy``. The checkpoint with the
+    highest value is kept besides ``keep``."""
     journal_mb: Free[float] = Field(default=1024.0, ge=0.0)
-    """Newest megabytes of journal that are kept; 0 keeps all."""
+    """Newest megabytes of journal that are kept. 0 keeps all."""
     signals: Free[list[Literal["HUP", "USR1", "USR2"]]] = []
     """Signals that act as SIGTERM does, such as ``USR1`` for Slurm's ``--signal=USR1@60``."""
 
 
 class MuxConfig(Config):
-    """Nodes shared with other jobs through [RollMux](mux_client.md); without ``url`` the job runs
-    alone. With it ``token_file``, ``worst_rollout_s`` and ``worst_train_s`` must be set."""
+    """Nodes shared with other jobs through [RollMux](mux_client.md). Without ``url`` the job
+    runs alone. With it, ``token_file``, ``worst_rollout_s`` and ``worst_train_s`` must be set."""
 
     url: Free[str] = ""
     """The daemon's address, such as ``http://127.0.0.1:8642``."""
     token_file: Free[str] = ""
     """File with the daemon's token, readable by nobody else."""
     cafile: Free[str] = ""
-    """Certificate to trust at ``https://``; empty takes the system's."""
+    """Certificate to trust at ``https://``. Empty takes the system's."""
     job: Free[str] = ""
-    """The job's id; empty makes one from the run's folder."""
+    """The job's id. Empty makes one from the run's folder."""
     slo: Free[float] = Field(default=1.5, ge=1.0)
     """Allowed slowdown of the whole run against running alone."""
     worst_rollout_s: Free[float] = Field(default=0.0, ge=0.0)
-    """Seconds of a rollout with every response at the cap, switch and evaluation included."""
+    """Seconds of a rollout with every response at the cap, including switch and evaluation."""
     worst_train_s: Free[float] = Field(default=0.0, ge=0.0)
-    """Seconds of a training phase at worst, switch and checkpoint included."""
+    """Worst-case seconds of a training phase, including switch and checkpoint."""
     team: Free[str] = ""
-    """Whose share of the nodes the job takes."""
+    """Team whose share of the nodes the job takes."""
     priority: Free[int] = 0
-    """Of a team's jobs the higher ones go first."""
+    """Among a team's jobs, those with a higher priority start first."""
     rollout_memory_gb: Free[float] = Field(default=150.0, ge=0.0)
     """Host memory that the job keeps on each rollout node."""
     train_memory_gb: Free[float] = Field(default=250.0, ge=0.0)
     """The same on each training node."""
     managed: Free[bool] = False
-    """An agent starts this run and reports its end; ``rollpacker mux submit`` sets it."""
+    """An agent starts this run and reports its end. ``rollpacker mux submit`` sets it."""
     cores: Free[dict[str, list[int]]] = {}
-    """CPU cores by node name, or by ``rollout`` and ``train``; empty pins nothing."""
+    """CPU cores by node name, or by ``rollout`` and ``train``. Empty pins nothing."""
 
 
 class RunConfig(Config):
@@ -181,13 +181,13 @@ class RunConfig(Config):
     seed: Fixed[int] = 0
     """Seed of data order, sampling and dropout."""
     output: Free[str] = "runs/default"
-    """Folder of all that the run leaves behind."""
-    steps: Said[int] = Field(default=0, ge=0)
-    """Rounds of responses, each with its updates; 0 goes by ``epochs``."""
-    epochs: Said[int] = Field(default=1, ge=1)
+    """Folder of all files that the run writes."""
+    steps: Logged[int] = Field(default=0, ge=0)
+    """Rounds of responses, each with its updates. 0 goes by ``epochs``."""
+    epochs: Logged[int] = Field(default=1, ge=1)
     """Passes over the data when ``steps`` is 0."""
     deterministic: Fixed[bool] = False
-    """Results independent of batch composition and arrival order; slower."""
+    """Results do not depend on batch composition or arrival order. Runs are slower."""
     model: ModelConfig
     data: DataConfig
     rewards: Fixed[list[RewardConfig]]
@@ -228,8 +228,7 @@ class RunConfig(Config):
         if kind != "constant" and sampling.enabled and not self.steps:
             raise ValueError(
                 f"train.lr_scheduler_type={kind} ends with the last step, and with "
-                "rollout.dynamic_sampling nobody knows for how many steps the data last: set "
-                "'steps'"
+                "rollout.dynamic_sampling the number of steps is unknown: set 'steps'"
             )
         return self
 

@@ -111,9 +111,9 @@ def _changes(
                 f"{found.path} was made with another config: '{where}' was {before!r} and is now "
                 f"{now!r}: change it back, or choose another folder with --out"
             )
-        if kind == "said":
+        if kind == "logged":
             said.append(f"{change} from here on")
-        elif kind == "last bits":
+        elif kind == "rounding":
             last_bits.append(change)
     if last_bits:
         said.append(

@@ -193,7 +193,7 @@ def summary(wall_s: float, worker_s: float, driver_s: float) -> dict[str, Any]:
 def test_racing_promises_no_gain_here() -> None:
     result = compare({"off": summary(7.5, 11.1, 1.6), "exact": summary(7.2, 11.2, 1.8)})
     assert result["speedup"]["wall"] == pytest.approx(7.5 / 7.2)
-    assert "racing pays where" in result["scope"]
+    assert "Racing pays if" in result["scope"]
     assert "rollpacker estimate --from" in result["scope"]
 
 

@@ -1,4 +1,4 @@
-"""What two cores cannot show: steps of a 7B model on 16 emulated GPUs, in each mode."""
+"""Emulated steps of a 7B model on 16 GPUs in each mode, which two cores cannot show."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rollpacker.runtime.record.progress import Progress
 
 SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=12.0, steps=3)
 _RACED = 0.4
-"""Of the factor: a raced rollout is so short that the driver could not keep up with the whole."""
+"""Share of the factor. A raced rollout is so short that the driver could not keep up with all."""
 TITLE = "A step of a 7B model on 16 emulated GPUs"
 _STEADY = 1
-"""The first step that counts: before it, a run knows no lengths."""
+"""The first step that counts. Before it, a run has no history of lengths."""
 _EARLY = {"grading": {"asynchronous": True}}
 _NOTE = (
-    "Driver, policies and grading are real; decode times and lengths are the RollPacker paper's, "
-    "seconds are emulated, nothing is trained. The times are the mean of the steps after the "
-    "first. race shows short rounds: what they stopped is sampled again in a long round, one of "
-    "some steps, so over many steps it gains less than here."
+    "Driver, policies and grading are real. Decode times and lengths are the RollPacker paper's. "
+    "Seconds are emulated, and nothing is trained. The times are the mean of the steps after the "
+    "first. race shows short rounds only: once in several steps a long round samples the stopped "
+    "prompts again, so over many steps race gains less than here."
 )
 
 
 def run_cluster(
     out: Path, modes: Sequence[str], progress: Progress, setting: Paper = SETTING
 ) -> dict[str, Any]:
-    """What a step takes in each mode, by mode; the runs are below ``out``.
+    """Return the times of a step by mode. The runs are written below ``out``.
 
-    All of them, ``off`` too, grade responses while others decode.
+    All of them, including ``off``, grade responses while others decode.
     """
     return {
         mode: _result(train(paper_job(_paced(setting, mode), mode, out, _EARLY), progress=progress))
@@ -59,7 +59,7 @@ def _result(run: Path) -> dict[str, Any]:
 
 
 def cluster_table(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of text: a header, then one row per measure."""
+    """Return rows of text: a header, then one row per measure."""
 
     def told(text: str, *of: Mapping[str, Any]) -> str:
         return text if all(each["honest"] for each in of) else "too busy"
@@ -80,19 +80,19 @@ def cluster_table(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, .
 
 
 def remarks(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines below the table."""
+    """Return the lines below the table."""
     busy = [mode for mode, each in results.items() if not each["honest"]]
     if busy:
         return [
             _NOTE,
-            f"WARNING this machine was too busy to emulate {', '.join(busy)}: no time and no ratio "
-            "of it is shown; repeat with nothing else at work: rollpacker demo",
+            f"WARNING this machine was too busy to emulate {', '.join(busy)}, so its times and "
+            "ratios are not shown. Repeat on an idle machine: rollpacker demo",
         ]
     late_s = SETTING.costs.synchronous_reward_s
     base_s = results["off"]["step_s"] + late_s
     ratios = [f"{m} is {base_s / each['step_s']:.2f}x" for m, each in results.items() if m != "off"]
     return [
         _NOTE,
-        f"The paper's baseline grades after the rollout, {late_s:.0f} s more a step: against it "
-        f"{', '.join(ratios)}.",
+        f"The paper's baseline grades after the rollout, which adds {late_s:.0f} s per step. "
+        f"Against it, {', '.join(ratios)}.",
     ]

@@ -1,4 +1,4 @@
-"""How much of the machine went to others meanwhile: times measured then mean little."""
+"""Measure how busy other processes keep the machine, because they disturb measured times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollpacker.report.compare import NOISY
 
 
 class Contention:
-    """Watches from now on.
+    """Measure the CPU time of other processes from now on.
 
     Args:
         stat: the kernel's count of CPU time, all processes and all cores.
@@ -25,9 +25,9 @@ class Contention:
         self._before = self._others_s()
 
     def share(self) -> float:
-        """Share of the cores' time that other processes took; 0 where the kernel does not tell.
+        """Return other processes' share of the cores' time. 0 if the kernel has no such count.
 
-        Ours are this process, what comes from it, and whoever of that was waited for.
+        This process and its children do not count as others, including children that have ended.
         """
         seconds = time.monotonic() - self._began
         now, before = self._others_s(), self._before
@@ -36,7 +36,7 @@ class Contention:
         return max(0.0, now[0] - before[0]) / (seconds * now[1])
 
     def _others_s(self) -> tuple[float, int] | None:
-        """CPU seconds of everybody else so far, and the cores."""
+        """CPU seconds of other processes so far, and the number of cores."""
         try:
             lines = self._stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -49,7 +49,7 @@ class Contention:
 
 
 def _used_s() -> float:
-    """CPU seconds of this process and all below it."""
+    """CPU seconds of this process and its descendants."""
     used = 0.0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
@@ -59,10 +59,10 @@ def _used_s() -> float:
 
 
 def warning(share: float) -> str | None:
-    """One line where times are noise."""
+    """Return a warning if other processes took so much CPU time that times are noise."""
     if share < NOISY:
         return None
     return (
-        f"WARNING other processes took {share:.0%} of the cores meanwhile: the times and the "
-        "speed-up are noise; so is what exact decodes ahead and what race keeps"
+        f"WARNING other processes took {share:.0%} of the cores meanwhile. The times, the "
+        "speed-up, the accepted drafts of exact and the kept responses of race are noise"
     )

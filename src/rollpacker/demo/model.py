@@ -1,7 +1,4 @@
-"""The demo's model: a Qwen2 of 0.2M parameters and a tokenizer with one token per task word.
-
-Other families can have its size.
-"""
+"""The demo's model: a Qwen2 of 0.2M parameters and a tokenizer with one token per task word."""
 
 from __future__ import annotations
 
@@ -30,14 +27,13 @@ _BYTE_LEVEL = (*"0123456789", "\u0120", "\u010a")
 """Digits, space and newline, as byte-level BPE spells them."""
 
 VOCABULARY = 2 + len(_BYTE_LEVEL) + len(_PIECES)
-"""Tokens in all."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer of 18 words: characters, and each piece of the question template, are one token.
+    """Build a tokenizer of 18 words: characters, and the pieces of the question template.
 
-    It has the class that ``AutoTokenizer`` insists on for a Qwen2 checkpoint, no merges and no
-    chat template. Decoding joins tokens without spaces, so it gives back the text.
+    It has the class that ``AutoTokenizer`` requires for a Qwen2 checkpoint, no merges and no chat
+    template. Decoding joins tokens without spaces, so it returns the original text.
     """
     words = (_PAD, _EOS, *_BYTE_LEVEL)
     tokenizer = Qwen2Tokenizer(
@@ -55,13 +51,11 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 def build_model(
     seed: int, heads: int = 3, family: str = "qwen2", **settings: Any
 ) -> PreTrainedModel:
-    """An untrained float32 model with heads of 32; torch's global generator stays as it was.
+    """Build an untrained float32 model with heads of 32. Torch's global generator is not changed.
 
     Args:
-        seed: of its weights.
-        heads: of attention.
         family: ``model_type`` of transformers.
-        settings: keys of the family's configuration, before those of the demo.
+        settings: keys of the family's configuration, which override the demo's.
     """
     ours = {
         "vocab_size": VOCABULARY,

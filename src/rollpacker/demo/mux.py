@@ -20,7 +20,7 @@ from rollpacker.rollmux.service.client.client import MuxClient
 JOBS = ("ada", "bob")
 _NODES = {"roll-0": "rollout", "train-0": "train"}
 _SHARE_AT_ONCE = {"lifetime": False, "repack": False}
-"""Settings with which jobs share nodes however short they are."""
+"""Settings with which jobs share nodes even if they are short."""
 _LOOK_S = 0.5
 _MOST_S = 900.0
 _STOP_S = 20.0
@@ -29,10 +29,9 @@ _COMMAND = (sys.executable, "-m", "rollpacker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A daemon that runs.
+    """A running daemon.
 
     Args:
-        url: its address.
         token: file of the operator's token.
     """
 
@@ -41,7 +40,7 @@ class Service:
 
     @property
     def page(self) -> str:
-        """The dashboard, for a browser: the token is in the part that stays in it."""
+        """Address of the dashboard. Browsers do not send the part with the token."""
         return f"{self.url}/#token={self.token.read_text(encoding='utf-8').strip()}"
 
     @property
@@ -51,7 +50,7 @@ class Service:
 
 @contextlib.contextmanager
 def service(out: Path) -> Iterator[Service]:
-    """A daemon with two named nodes and their agents, below ``out``; all end with the block."""
+    """Run a daemon with two named nodes and their agents, below ``out``. All end with the block."""
     out.mkdir(parents=True, exist_ok=True)
     nodes = [
         {"name": name, "pool": pool, "memory_gb": 4, "devices": 1} for name, pool in _NODES.items()
@@ -81,7 +80,7 @@ def service(out: Path) -> Iterator[Service]:
 
 
 def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
-    """Agents before the daemon that they report to."""
+    """Stop the agents before the daemon that they report to."""
     for process in reversed(started):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,10 +89,9 @@ def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def write_jobs(out: Path, steps: int, model: Path) -> list[Path]:
-    """The two jobs' configurations: the demo's problems, each with its own seed.
+    """Write the two jobs' configurations: the demo's problems, each with its own seed.
 
-    Rollouts run on the first core that this process may use, training on the last. Their model is
-    ``out/model`` from then on.
+    Rollouts run on this process's first core, training on its last. Their model is ``out/model``.
     """
     cores = sorted(os.sched_getaffinity(0))
     (out / "model").symlink_to(model.resolve())
@@ -134,9 +132,9 @@ def _write_job(out: Path, name: str, seed: int, steps: int, cores: Sequence[int]
 
 
 def run_jobs(here: Service, jobs: Sequence[Path], say: Callable[[str], None]) -> dict[str, Any]:
-    """Submit them, wait until they are over, and tell what became of them and of the nodes.
+    """Submit the jobs, wait until they end, and return measurements of the jobs and the nodes.
 
-    Raises ``RuntimeError`` where one failed or takes too long.
+    Raises ``RuntimeError`` if a job fails or takes too long.
     """
     for path in jobs:
         words = ["submit", str(path), "--url", here.url, "--token-file", str(here.token)]
@@ -166,7 +164,7 @@ def _outcome(here: Service, ended: Mapping[str, Any]) -> dict[str, Any]:
     for name in JOBS:
         if code := ended[name]["program"]["attempts"][-1]["code"]:
             raise RuntimeError(
-                f"job {name} failed with exit code {code}; its output is in a node's folder in "
+                f"job {name} failed with exit code {code}: its output is in a node's folder in "
                 f"{here.token.parents[1]}"
             )
     runs = [(run, run["end"] - run["start"]) for run in _over(here.client.timeline(_MOST_S))]

@@ -21,25 +21,25 @@ from rollpacker.runtime.record.progress import Progress
 RECOMMENDED = "exact"
 MODES = ("off", RECOMMENDED, "race")
 SCOPE = (
-    "Two cores show that every mode learns, what it decodes, and time saved where few long "
-    "responses run; racing pays where a decode step costs the same whatever it holds, as on a GPU. "
-    "What each mode would gain on your cluster: rollpacker estimate --from YOUR_LOGS"
+    "Two cores show that every mode learns, how much it decodes, and the time saved while few long "
+    "responses run. Racing pays if a decode step costs the same for any number of sequences, as on "
+    "a GPU. To predict each mode's gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
-"""What the demo can say and what it cannot."""
+"""The limits of the demo's measurements."""
 _PLAIN_EVERY = 9
-"""Steps for each line of the log, where it is no terminal."""
+"""Steps per log line if the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is trained, and on what; the defaults are the short job of docs/benchmarks.md.
+    """Size and data of the runs. The defaults are the short job of docs/benchmarks.md.
 
     Args:
         steps: GRPO updates in each mode.
         held_out: problems of the evaluation, never trained on.
-        prompts: of a step, of 8 responses each.
-        least: lines of reasoning that a problem needs at least.
-        learning_rate: of Adam; fewer responses a step take a lower one.
+        prompts: per step, of 8 responses each.
+        least: fewest lines of reasoning that a problem needs.
+        learning_rate: of Adam. Fewer responses per step need a lower one.
     """
 
     steps: int = 135
@@ -50,15 +50,15 @@ class Size:
 
 
 DEMO = Size(steps=36, prompts=6, least=32, learning_rate=2e-4)
-"""Long reasoning, of few sequences an engine: on two cores too there is a tail to gain from. With
+"""Long reasoning with few sequences per engine, so that two cores have a tail to gain from. With
 more steps or fewer prompts, some steps hold only prompts that every response solves."""
 QUICK = replace(DEMO, steps=24, held_out=200)
 
 
 def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run everything below ``out``; returns the summary, also written to ``out/demo.json``.
+    """Run everything below ``out``, and return the summary, which is also in ``out/demo.json``.
 
-    Raises ``ValueError`` when ``out`` holds a demo already.
+    Raises ``ValueError`` if ``out`` holds a demo already.
     """
     if (out / "demo.json").exists():
         raise ValueError(f"{out} holds a demo already: choose another folder with --out")
@@ -80,7 +80,7 @@ def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any
 
 
 def free_folder(folder: Path) -> Path:
-    """The folder, or its first numbered neighbour, that is not there or empty."""
+    """Return the folder, or its first numbered neighbour, that is missing or empty."""
     found, number = folder, 1
     while found.exists() and not (found.is_dir() and not any(found.iterdir())):
         number += 1
@@ -89,7 +89,7 @@ def free_folder(folder: Path) -> Path:
 
 
 def told_warm_start(say: Callable[[str], None]) -> Path:
-    """The demo's model; says how far its training is, where it is not there yet."""
+    """Return the demo's model, and log progress if it must be trained first."""
     logging.disable_progress_bar()  # transformers draws one for each checkpoint, in logs too
 
     def progress(done: int, steps: int, loss: float) -> None:
@@ -108,7 +108,7 @@ def told_warm_start(say: Callable[[str], None]) -> Path:
 def demo_config(
     model: Path, out: Path, mode: str, size: Size, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """A job of this size in one mode (the recipe is in docs/benchmarks.md)."""
+    """Return a job of this size in one mode (the recipe is in docs/benchmarks.md)."""
     return parse(
         {
             "output": str(out),
@@ -144,7 +144,7 @@ def demo_config(
 
 
 def compare(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The demo's result from the runs' summaries by mode, ``off`` among them."""
+    """Return the demo's result from the runs' summaries by mode. ``off`` must be among them."""
     modes = {mode: _mode(summary) for mode, summary in summaries.items()}
     off, best = modes["off"], modes[RECOMMENDED]
     before = summaries["off"]["before"]
@@ -185,7 +185,7 @@ def _summary(run: Path) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
-    """The result as rows of text: a header, then one row per measure."""
+    """Return the result as rows of text: a header, then one row per measure."""
     modes: Mapping[str, Mapping[str, Any]] = summary["modes"]
     before = summary["before"]
     rows = [("", "before", *modes)]

@@ -1,7 +1,7 @@
 """The demo's task: reasoning-gym's ``gcd`` of two numbers, solved by subtraction in writing.
 
-Euclid by subtraction, in place, takes a number of steps with a naturally heavy tail (half of the
-problems need about 10, the worst 98), which is what tail batching is about.
+Euclid by subtraction takes a number of steps with a heavy tail, as tail batching needs. Half of the
+problems need about 10 steps, the worst 98.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def is_heldout(first: int, second: int) -> bool:
 
 
 def train_rows(size: int = 4000, seed: int = 0, least: int = 1) -> list[dict[str, Any]]:
-    """Distinct training prompts, none of whose pairs is held out in any order.
+    """Return distinct training prompts. No pair is held out, in any order.
 
     Args:
-        least: lines of reasoning, of six tokens each, that a problem needs at least.
+        least: fewest lines of reasoning, of six tokens each, that a problem needs.
 
-    Raises ``ValueError`` when there are fewer than ``size`` (about 7,000 can be drawn, 400 of 32
+    Raises ``ValueError`` if there are fewer than ``size`` (about 7,000 can be drawn, 400 of 32
     lines).
     """
     drawn = _draw(seed, heldout=False)
@@ -43,9 +43,9 @@ def train_rows(size: int = 4000, seed: int = 0, least: int = 1) -> list[dict[str
 
 
 def heldout_rows(size: int = 400, seed: int = 0) -> list[dict[str, Any]]:
-    """Held-out problems, distinct as unordered pairs; the same API as ``train_rows``.
+    """Return held-out problems, distinct as unordered pairs, in the form of ``train_rows``.
 
-    Raises ``ValueError`` when there are fewer than ``size``.
+    Raises ``ValueError`` if there are fewer than ``size``.
     """
     return _take(_draw(seed, heldout=True), size)
 
@@ -83,7 +83,7 @@ def _take(rows: Iterator[dict[str, Any]], size: int) -> list[dict[str, Any]]:
 
 
 def steps(first: int, second: int) -> list[tuple[int, int]]:
-    """The states of Euclid's algorithm by subtraction, from the problem to two equal numbers."""
+    """Return the states of Euclid's algorithm by subtraction, down to two equal numbers."""
     states = [(first, second)]
     while first != second:
         if first > second:
@@ -95,7 +95,7 @@ def steps(first: int, second: int) -> list[tuple[int, int]]:
 
 
 def chain_of_thought(first: int, second: int) -> str:
-    """The worked solution: one line per state, then the answer.
+    """Return the worked solution: one line per state, then the answer.
 
     Numbers are written ones digit first, so that a borrow is known before the digit that it
     changes: ``52, 5`` starts with ``25 50``.
@@ -106,7 +106,7 @@ def chain_of_thought(first: int, second: int) -> str:
 
 
 def answer_at_once(first: int, second: int) -> str:
-    """The answer without any thought."""
+    """Return the answer without any thought."""
     return f"{END_OF_THOUGHT}{steps(first, second)[-1][0]}"
 
 

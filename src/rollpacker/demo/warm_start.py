@@ -1,7 +1,7 @@
-"""Supervised warm start: a model that can think, and most of the time does not bother to.
+"""Supervised warm start: a model that can reason, but usually answers at once.
 
-It sees every problem answered at once and worked out, the former with more weight. Working it out
-is right twice as often, so reinforcement learning has something to find.
+It sees every problem both answered at once and worked out, the former with more weight. Working it
+out is right twice as often, so reinforcement learning has something to find.
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ _IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the warm start is trained.
+    """Training of the warm start.
 
     Args:
         steps: updates.
         step_tokens: padded tokens of one update, about.
         problems: distinct training problems, each seen with and without thought.
-        learning_rate: peak of AdamW's; decays to a tenth along a cosine.
-        warmup_steps: of linear warm-up.
-        answer_weight: weight of answering at once, relative to working it out; 1.5 makes the
-            model do so 1.5 / 2.5 of the time.
-        idle: median of blank lines behind an answer, log-normal with a deviation of 1: length that
-            says nothing of the problem. 0 for none.
-        heads: the model's attention heads.
-        family: its ``model_type``.
+        learning_rate: peak of AdamW's, which decays to a tenth along a cosine.
+        answer_weight: weight of answering at once, relative to working it out. With 1.5 the model
+            does so 1.5 / 2.5 of the time.
+        idle: median of blank lines behind an answer, log-normal with a deviation of 1. They add
+            length that does not depend on the problem. 0 for none.
+        family: ``model_type`` of transformers.
         settings: of the family's configuration.
     """
 
@@ -64,22 +62,22 @@ class Recipe:
 
 
 def default_cache() -> Path:
-    """Where warm starts are kept between runs."""
+    """Return the folder that keeps warm starts between runs."""
     return Path.home() / ".cache" / "rollpacker" / "demo"
 
 
 def place_of(folder: Path, seed: int = 1, recipe: Recipe | None = None) -> Path:
-    """Where below ``folder`` the checkpoint of ``warm_start`` is, or will be."""
+    """Return the checkpoint's path below ``folder``, whether or not it exists."""
     return folder / f"warm-start-{cache_key(seed, recipe or Recipe())}"
 
 
 def warm_start(
     folder: Path, seed: int = 1, progress: Progress | None = None, recipe: Recipe | None = None
 ) -> Path:
-    """Return a trained checkpoint below ``folder``, made now unless it is there already.
+    """Return a checkpoint below ``folder``, which is trained now if it is missing.
 
-    The path carries a key of everything that the weights depend on. A checkpoint appears under
-    its final name only when it is complete, so an interrupted run leaves nothing to stumble over.
+    The path carries a key of everything that the weights depend on. A checkpoint gets its final
+    name only when it is complete, so an interrupted run leaves no damaged checkpoint.
     """
     recipe = recipe or Recipe()
     target = place_of(folder, seed, recipe)
@@ -101,7 +99,7 @@ def warm_start(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As fast as two for a model this small; beside other work two would wait for each other."""
+    """One thread is as fast as two for so small a model, and does not wait for other work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,7 +118,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def cache_key(seed: int, recipe: Recipe) -> str:
-    """Hash of the seed, the recipe, the sources that use them, and torch's version."""
+    """Hash the seed, the recipe, the sources that use them, and torch's version."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr((seed, astuple(recipe), torch.__version__)).encode())
     for source in (task.__file__, model_file.__file__, __file__):
@@ -131,7 +129,7 @@ def cache_key(seed: int, recipe: Recipe) -> str:
 def train(
     tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe, progress: Progress | None = None
 ) -> PreTrainedModel:
-    """Train a fresh model; the same seed gives the same weights."""
+    """Train a fresh model. The same seed gives the same weights."""
     model = build_model(seed, recipe.heads, recipe.family, **recipe.settings)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
@@ -187,7 +185,7 @@ def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> 
 def _batches(
     examples: list[_Example], rng: random.Random, recipe: Recipe
 ) -> Iterator[list[_Example]]:
-    """Endless batches of ``step_tokens``; those of one batch are of similar length."""
+    """Yield endless batches of ``step_tokens``, each of examples of similar length."""
     while True:
         pool = rng.sample(examples, min(len(examples), 512))
         pool.sort(key=lambda example: len(example.thought))

@@ -1,4 +1,2 @@
-"""A workload trace's steps again: on a real engine, timed, or in the simulator.
-
-It trains nothing.
-"""
+"""Replay a workload trace's steps on a real engine, timed, or in the simulator, without
+training."""

@@ -23,22 +23,22 @@ def build_engine(
     dtype: Literal["float32", "bfloat16"] = "float32",
     scale: float = 1.0,
 ) -> tuple[Engine, int]:
-    """An idle engine that can hold every turn of ``plans``, and its number of token ids.
+    """Return an idle engine that can hold every turn of ``plans``, and its number of token ids.
 
     Args:
-        kind: ``mini`` (on a GPU where there is one) or ``fake``, which takes no time.
+        kind: ``mini`` (on a GPU if there is one) or ``fake``, which takes no time.
         model: checkpoint of ``mini``.
         concurrency: most sequences decoded together.
-        scale: of the plans' lengths, to say which one would fit.
+        scale: of the plans' lengths. An error names a scale that would fit.
 
-    Raises ``ValueError`` when there is no such checkpoint or its context is too short.
+    Raises ``ValueError`` if there is no such checkpoint or its context is too short.
     """
     if kind == "fake":
         from rollpacker.engine.fake import FakeEngine
 
         return FakeEngine(FakeEngineConfig(), concurrency=concurrency), _FAKE_VOCABULARY
     if model is None:
-        raise ValueError("--model: the engine 'mini' needs a checkpoint; 'fake' needs none")
+        raise ValueError("--model: the engine 'mini' needs a checkpoint, 'fake' needs none")
     return _mini(ModelConfig(path=model, dtype=dtype), plans, concurrency, scale)
 
 
@@ -66,6 +66,6 @@ def _check_context(plans: Sequence[StepPlan], context: int, path: str, scale: fl
     # A prompt and a response may each be rounded up by half a token.
     fits = floor(1e4 * scale * (context - 1) / worst.longest) / 1e4
     raise ValueError(
-        f"the longest turn, in step {worst.step}, takes {worst.longest} tokens; {path} has a "
+        f"the longest turn, in step {worst.step}, takes {worst.longest} tokens, and {path} has a "
         f"context of {context}: use --max-tokens-scale {fits:g} or a model with a longer context"
     )

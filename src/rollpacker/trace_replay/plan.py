@@ -1,4 +1,4 @@
-"""What a replay does: the steps of a trace, each response with its turns."""
+"""The plan of a replay: the steps of a trace, each response with its turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepPlan:
 
     @property
     def longest(self) -> int:
-        """Most tokens that one request holds, prompt and response."""
+        """Most tokens of one request, prompt and response."""
         return max(turn.prompt + turn.tokens for turn in self.turns)
 
 
@@ -46,10 +46,10 @@ def plan(
     scale: Scale | None = None,
     note: Callable[[str], None],
 ) -> list[StepPlan]:
-    """The first ``steps`` steps of a task, by default all.
+    """Return the first ``steps`` steps of a task, by default all.
 
-    Aborted responses are left out: their length is not known. ``note`` is told so, and of lengths
-    that the trace lacks. Raises ``TraceError`` when no whole response is left.
+    Aborted responses are left out, because their length is unknown. ``note`` gets a line about
+    them, and one about missing lengths. Raises ``TraceError`` if no whole response is left.
     """
     mine = trace.samples.filter(pl.col("task") == task)
     whole = mine.filter(

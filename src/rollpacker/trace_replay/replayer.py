@@ -1,4 +1,4 @@
-"""Replays a trace's steps on a real engine: forced lengths, slept latencies, timed phases."""
+"""Replay a trace's steps on a real engine: forced lengths, slept latencies, timed phases."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Replayed:
 
     Args:
         rollout_s: seconds from the first request to the end of the last response.
-        tool_wait_s: the part of it in which the engine had nothing to do until a tool answered.
+        tool_wait_s: the part of it in which the engine was empty until a tool answered.
         reward_s: from the end of the rollout to the last reward.
         generated_tokens: sampled, exactly as planned.
         context_tokens: of all turns' prompts.
         cached_tokens: of these, found in the prefix cache when the trace was recorded.
         kept_tokens: of these, whose KV the engine had kept from the turn before.
-        prefill_tokens: run through the model: of prompts, and of responses preempted.
+        prefill_tokens: run through the model, of prompts and of preempted responses.
         peak_running: most sequences decoded together.
         preemptions: for lack of KV cache.
     """
@@ -55,13 +55,13 @@ class Replayed:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the whole step."""
         return self.rollout_s + self.reward_s
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; ``rates`` are generated tokens by second of the rollout, and by busy second.
+        """Return the step as JSON.
 
-        Keys that end in ``_s`` at the top are phases: rates are kept apart from them.
+        Every top-level key that ends in ``_s`` is a phase. ``rates`` are generated tokens per
+        second of the rollout and per busy second.
         """
         busy = self.rollout_s - self.tool_wait_s
         rates = {"tokens_per_s": self.rollout_s, "busy_tokens_per_s": busy}
@@ -78,7 +78,7 @@ class Replayed:
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """A response in progress: its first prompt and, of the turn it is at, place and context."""
+    """A response in progress: its first prompt, and the place and context of its current turn."""
 
     attempt: AttemptId
     response: TraceResponse
@@ -93,18 +93,18 @@ class _Conversation:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the engine is asked for a later turn."""
+        """Whether a later turn needs the engine."""
         return any(turn.tokens for turn in self.response.turns[self.place + 1 :])
 
 
 class Replayer:
     """Runs plans, one step at a time.
 
-    The first turns of a group share its prompt's prefill. Later turns are sent as a continuation of
-    the turn before, whose KV the engine keeps meanwhile as long as there is room.
+    The first turns of a group share its prompt's prefill. Each later turn continues the one before.
+    The engine keeps that turn's KV meanwhile, as long as there is room.
 
     Args:
-        engine: idle. It samples at temperature 1 and stops at nothing but the length.
+        engine: idle. It samples at temperature 1 and stops only at the forced length.
         vocabulary: token ids are drawn below this.
         seed: of the prompts' ids and of the sampling.
         now: seconds from an arbitrary zero, to time the phases.
@@ -127,19 +127,19 @@ class Replayer:
         self.attempts = itertools.count(1)
 
     def warm_up(self) -> None:
-        """Compile what the engine compiles on first use."""
+        """Run a tiny step, so that the engine compiles before the first timed one."""
         turns = (TraceTurn(prompt=2, tokens=2), TraceTurn(prompt=5, tokens=2))
         self.run(
             StepPlan(step=0, groups=((TraceResponse(turns=turns), TraceResponse(turns=turns)),))
         )
 
     def run(self, plan: StepPlan) -> Replayed:
-        """Replay one step. Raises ``ValueError`` when the engine can never hold a request."""
+        """Replay one step. Raises ``ValueError`` if the engine can never hold a request."""
         return _Step(self, plan).run()
 
 
 class _Step:
-    """A step in progress: each response decodes, waits for a tool or for its reward, or is done."""
+    """A step in progress: each response decodes, waits for a tool or its reward, or is done."""
 
     def __init__(self, owner: Replayer, plan: StepPlan) -> None:
         self._owner, self._plan = owner, plan
@@ -155,7 +155,6 @@ class _Step:
         self._peak = self._sampled = 0
 
     def run(self) -> Replayed:
-        """Run it to its end."""
         before = self._engine.stats()
         self._sampled = before.generated_tokens
         conversations = self._conversations()
@@ -179,7 +178,7 @@ class _Step:
         return self._result(before, zero)
 
     def _conversations(self) -> list[_Conversation]:
-        """Every response with its opening; those of a group are prefixes of one another."""
+        """Every response with its opening. Those of a group are prefixes of one another."""
         made: list[_Conversation] = []
         for number, group in enumerate(self._plan.groups):
             whole = self._tokens(max(response.turns[0].prompt for response in group))
@@ -194,7 +193,7 @@ class _Step:
         return self._rng.integers(0, self._owner.vocabulary, max(0, count), np.int32)
 
     def _begin(self, conversation: _Conversation, now: float) -> None:
-        """Ask for the turn in progress; one that generates nothing is over at once."""
+        """Request the current turn. A turn that generates nothing ends at once."""
         turn = conversation.turn
         if turn.tokens == 0:
             self._over(conversation, now)
@@ -203,11 +202,8 @@ class _Step:
         self._outbox.append(self._request(conversation, turn))
 
     def _request(self, conversation: _Conversation, turn: TraceTurn) -> Request:
-        attempt, opening, context = (
-            conversation.attempt,
-            conversation.opening,
-            conversation.context,
-        )
+        attempt, opening = conversation.attempt, conversation.opening
+        context = conversation.context
         assert len(context) == turn.prompt
         group, prompt = conversation.group, opening
         if len(context) < len(opening):
@@ -241,7 +237,7 @@ class _Step:
     def _answered(self, output: Output, now: float) -> None:
         conversation = self._decoding.pop(output.attempt)
         turn = conversation.turn
-        # What was sent as already generated comes back at the head of the output.
+        # The engine returns tokens that the request gave as generated at the head of its output.
         prompt = conversation.context[: len(conversation.opening)]
         context = np.concatenate([prompt, output.tokens])
         assert len(context) == turn.prompt + turn.tokens, "the engine kept to the forced length"
@@ -250,7 +246,6 @@ class _Step:
         self._over(conversation, now)
 
     def _over(self, conversation: _Conversation, now: float) -> None:
-        """The turn has been generated: its tools work."""
         seconds = conversation.turn.tool_s
         if seconds > 0.0:
             self._after(now, seconds, lambda then: self._next(conversation, then))
@@ -258,7 +253,6 @@ class _Step:
             self._next(conversation, now)
 
     def _next(self, conversation: _Conversation, now: float) -> None:
-        """On to the next turn, or to the reward."""
         conversation.place += 1
         if conversation.place < len(conversation.response.turns):
             grown, wanted = conversation.context, conversation.turn.prompt
@@ -279,7 +273,7 @@ class _Step:
         heapq.heappush(self._timers, (now + seconds, self._set, then))
 
     def _wait(self) -> float:
-        """Sleep until the next timer; seconds that this took."""
+        """Sleep until the next timer, and return the seconds slept."""
         start = self._now()
         self._sleep(max(0.0, self._timers[0][0] - start))
         return self._now() - start

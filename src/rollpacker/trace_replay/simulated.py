@@ -23,10 +23,11 @@ from rollpacker.trace_replay.plan import StepPlan
 
 
 def replay_costs(plans: Sequence[StepPlan], name: str | None) -> Calibration:
-    """A calibration by name or file, by default the built-in one nearest to the longest response.
+    """Return a calibration by name or file. Default: the built-in one nearest to the longest
+    response.
 
-    The trace's own rewards count, not the calibrated experiment's, and nothing is trained: there
-    may be as few GPUs as one engine takes.
+    The trace's own rewards replace the calibration's. Since nothing is trained, one engine's GPUs
+    are enough.
     """
     if name is None:
         costs = calibrations.nearest(max(_longest(plan) for plan in plans))
@@ -37,27 +38,25 @@ def replay_costs(plans: Sequence[StepPlan], name: str | None) -> Calibration:
 
 
 def assumptions(plans: Sequence[StepPlan], costs: Calibration, gpus: int | None) -> list[str]:
-    """What a simulated replay assumes, in words."""
+    """Describe a simulated replay's assumptions, one text each."""
     devices = "CPU workers" if costs.measured else costs.device
     said = [f"simulated: {costs.name}, {costs.model} on {gpus or costs.gpus} {devices}, mode off"]
     if any(len(response.turns) > 1 for plan in plans for response in plan.responses):
-        said.append(
-            "a turn's context is prefilled again as far as its engine has given up its KV since"
-        )
+        said.append("a turn's context is prefilled again if its engine has freed the KV since")
     if any(len({len(group) for group in plan.groups}) > 1 for plan in plans):
-        said.append("prompts with fewer responses than others get redrawn ones in addition")
+        said.append("prompts with fewer responses than others get additional, redrawn ones")
     return said
 
 
 def replay(
     plan: StepPlan, costs: Calibration, *, gpus: int | None, concurrency: int, seed: int
 ) -> dict[str, Any]:
-    """Simulate one step, every response at its recorded length; its seconds and work.
+    """Simulate one step, with every response at its recorded length, and return its measurements.
 
     Args:
-        gpus: number of GPUs; None takes the calibration's.
+        gpus: None takes the calibration's.
         concurrency: most sequences that an engine decodes together.
-        seed: of what the trace lacks.
+        seed: of values that the trace lacks.
     """
     config = SimulationConfig(
         calibration=costs.name,
@@ -78,7 +77,7 @@ def replay(
     ended: dict[tuple[int, int], float] = {}
 
     def follow(now: float, event: ev.Event, decisions: Sequence[do.Decision]) -> None:
-        """Keep when each response ended, by the place of the group and of the response in it."""
+        """Keep each response's end by the place of its group and its own place in it."""
         if isinstance(event, ev.PromptsDrawn):
             places.update((prompt.id, at) for at, prompt in enumerate(event.prompts))
         elif isinstance(event, ev.AttemptFinished):
@@ -106,9 +105,9 @@ def replay(
 
 
 class Redrawn(Lengths):
-    """Prompts and their responses, both with replacement; a ``Lengths`` without parameters.
+    """Prompts and their responses, both drawn with replacement. A ``Lengths`` without parameters.
 
-    Column 0 of the traits numbers the visit: it is no normal score.
+    Column 0 of the traits is the visit's number instead of a normal score.
 
     Args:
         tokens: lengths, shape (n,).
@@ -121,11 +120,11 @@ class Redrawn(Lengths):
         self._starts = np.cumsum(self._sizes) - self._sizes
 
     def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
-        """Numbers of visits, shape (prompts, 1)."""
+        """Return the numbers of visits, shape (prompts, 1)."""
         return rng.integers(self._sizes.size, size=(prompts, 1)).astype(np.float64)
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
-        """Lengths of the visits' responses, shape (prompts, responses)."""
+        """Return lengths of the visits' responses, shape (prompts, responses)."""
         visit = traits[:, :1].astype(np.int64)
         shape = (traits.shape[0], responses)
         place = np.floor(rng.random(shape) * self._sizes[visit]).astype(np.int64)

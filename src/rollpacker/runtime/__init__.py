@@ -1,4 +1,1 @@
-"""The real driver: processes, clocks, files.
-
-It decides nothing: that is the policy's.
-"""
+"""The real driver: processes, clocks, files. Policies make its decisions."""

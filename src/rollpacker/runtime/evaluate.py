@@ -21,18 +21,17 @@ from rollpacker.runtime.step.step import StepRecord
 
 
 class Evaluator:
-    """Samples every held-out problem and grades the answers; between steps only.
+    """Samples every held-out problem and grades the answers, between steps only.
 
-    An engine that is lost leaves its answers to the others, which go on with the same random
-    numbers: the answers stay the same.
+    If an engine is lost, others continue its answers with the same random numbers, so the answers
+    stay the same.
 
     Args:
-        config: what to evaluate.
-        setup: the held-out problems, how answers are sampled, and the run's workers, whose engines
-            have the weights already.
-        progress: shows how far an evaluation is, and its accuracy.
-        retries: of an answer that an engine fails to give, before it counts as one without a
-            reward.
+        config: settings of the evaluation.
+        setup: held-out problems, sampling settings and workers. Engines must have the weights
+            already.
+        progress: shows the progress and the accuracy.
+        retries: of an answer that an engine fails to give. Then it has no reward.
     """
 
     def __init__(
@@ -48,15 +47,15 @@ class Evaluator:
     async def run(
         self, version: int, *, greedy: bool = False, step: int | None = None
     ) -> dict[str, float]:
-        """``eval/*`` metrics of the weights in place.
+        """``eval/*`` metrics of the current weights.
 
         Args:
             version: of the weights.
-            greedy: decode greedily, one answer a problem.
-            step: updates that made the weights, to be shown; None where that is not known.
+            greedy: decode greedily, one answer for each problem.
+            step: number of updates that made the weights, for the display, if it is known.
 
-        Raises ``WorkerError`` when no engine is left, ``DroppedError`` after ``drop``,
-        ``ValueError`` when nothing can be graded.
+        Raises ``WorkerError`` if no engine is left, ``DroppedError`` after ``drop``, and
+        ``ValueError`` if nothing can be graded.
         """
         self._kind, setup, count = "sampled", self._setup, self._config.num_generations
         if greedy:
@@ -82,12 +81,12 @@ class Evaluator:
         return self._driver.record
 
     def drop(self) -> None:
-        """Give the running evaluation up, if there is one."""
+        """Drop the running evaluation, if there is one."""
         if self._driver is not None:
             self._driver.drop("the evaluation")
 
     def _hear(self, _now: float, event: ev.Event, made: Sequence[do.Decision]) -> None:
-        """Show how far it is; say of what is given up why, the same failure once."""
+        """Show the progress, and log each kind of failure once."""
         given_up = not any(isinstance(each, do.StartAttempt) for each in made)
         match event:
             case ev.DevicesLost():
@@ -115,11 +114,11 @@ class Evaluator:
         return attempt.reward is not None and attempt.reward >= self._config.threshold
 
     def _answers(self) -> list[Trajectory]:
-        """Those that count, of several to the same question the last, in the problems' order."""
+        """The last answer of each sample, in the problems' order."""
         return [*{(a.prompt, a.index): a for a in self._record.attempts.values()}.values()]
 
     def graded(self) -> list[Trajectory]:
-        """The answers of the last evaluation that got a reward, in the problems' order."""
+        """The answers of the last evaluation with a reward, in the problems' order."""
         return [attempt for attempt in self._answers() if attempt.reward is not None]
 
     def _metrics(self) -> dict[str, float]:

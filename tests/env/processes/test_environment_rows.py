@@ -118,7 +118,7 @@ def test_episodes_that_are_given_nothing_are_told_of_once() -> None:
     rewards = EnvironmentReward(CONFIG, [])
     assert noted(rewards, 7) == noted(rewards, 20, failed="broken", rewards=[0.0]) == []
     (line,) = noted(rewards, 2)
-    assert line.startswith("WARNING environment: 9 episodes ended and none was given a reward")
+    assert line.startswith("WARNING environment: 9 episodes ended without a reward")
     assert noted(rewards, 20) == []
     assert rewards.add(Grade(attempt=AttemptId(1), reward=None, rewards={})).reward == 0.0
 

@@ -100,11 +100,11 @@ def test_math_without_answers(fails: Fails, tmp_path: Path) -> None:
     bare.write_text('{"id": "q", "prompt": "1"}\n', encoding="utf-8")
     path, key = f"data.path={bare}", 'data.label_key=""'
     line = fails(path, key, "rewards=[{function: math}]", "rollout.prompts_per_step=1")
-    assert "rewards.0: 'math' compares with an answer, which row 'q' has not" in line
+    assert "rewards.0: 'math' needs an answer, which row 'q' lacks" in line
     assert "data.label_key" in line
     bare.write_text('{"id": "q", "prompt": "1", "answer": " "}\n', encoding="utf-8")
     line = fails(path, "rewards=[{function: math}]", "rollout.prompts_per_step=1")
-    assert "rewards.0: 'math' compares with an answer, which row 'q' has not" in line
+    assert "rewards.0: 'math' needs an answer, which row 'q' lacks" in line
 
 
 def test_messages_without_a_chat_template(fails: Fails, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_tolerance_that_is_none_is_seen_before_the_run() -> None:
     rows = [row("y", "a", **TESTED, float_tolerance="small")]
     message = (
         "rewards.0: 'code' cannot read the tests of row 'y': float_tolerance: expected a finite "
-        "number above 0, got 'small'; rewards[].domains chooses its rows"
+        "number above 0, got 'small'. Choose its rows with rewards[].domains."
     )
     with pytest.raises(ValueError, match=r"^rewards") as caught:
         check_rows([RewardConfig(function="code")], rows)

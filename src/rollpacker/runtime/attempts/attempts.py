@@ -1,4 +1,4 @@
-"""What the driver knows of a run's prompts, and of each attempt of the step in progress."""
+"""A run's prompts, and the state of each attempt of the current step."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Problems:
     """Rows by id, encoded, with the source that draws them.
 
     Args:
-        rows: the problems; by id already where they are read when they are asked for.
+        rows: the problems, or a dict by id that may read them on demand.
         tokens: encoded prompt of each row, shape (P,), int32.
         source: draws each prompt once an epoch.
-        chat: the chat messages of a row, for environments; None where there are none.
+        chat: returns the chat messages of a row, for environments, if there are any.
     """
 
     def __init__(
@@ -52,20 +52,19 @@ class Problems:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
         return max(len(tokens) for tokens in self.tokens.values())
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
         return tuple(self.source.draw(counts))
 
     def remaining(self) -> dict[str, int]:
-        """Fresh prompts of each domain left in this epoch."""
+        """The number of fresh prompts left in this epoch, by domain."""
         return dict(self.source.remaining())
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnRecord:
-    """One turn.
+    """One turn of an episode.
 
     Args:
         sampled: tokens of the model's reply.
@@ -80,19 +79,19 @@ class TurnRecord:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeRecord:
-    """Of one attempt; tokens are counted from the response's first one.
+    """The conversation of one attempt. Positions of tokens are counted from the response's first
+    one.
 
     Args:
-        turns: that the model has ended.
-        added: spans of tokens that the environment put in, start and stop.
-        rewards: that its turns gave, in order.
-        calls: of tools.
-        failed_calls: of them.
-        metrics: numbers of the environment's own, the last of each name.
-        messages: the whole of it, once the episode is over.
-        over: ``stop`` or ``length``, once it is.
-        failed: why the environment ended it (``environment.on_error: score``).
-        changed: the environment has put another prompt in the row's place.
+        turns: turns that the model has ended.
+        added: start and stop of each span of tokens that the environment put in.
+        rewards: rewards of its turns, in order.
+        calls: calls of tools, ``failed_calls`` of which failed.
+        metrics: the environment's own numbers, the last of each name.
+        messages: the whole conversation, after the episode's end.
+        over: ``stop`` or ``length``, after the end.
+        failed: why the environment ended the episode (``environment.on_error: score``).
+        changed: the environment has replaced the row's prompt.
     """
 
     turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
@@ -108,21 +107,20 @@ class EpisodeRecord:
 
     @property
     def put_in(self) -> int:
-        """Tokens of the environment's."""
+        """The number of tokens that the environment put in."""
         return sum(stop - start for start, stop in self.added)
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which the environment was waited for."""
         return sum(turn.wait_s for turn in self.turns)
 
     def end_turn(self, tokens: int) -> None:
-        """The model has ended a turn: the response has so many tokens now."""
+        """Record a turn of the model. The response has ``tokens`` tokens now."""
         before = self.put_in + sum(turn.sampled for turn in self.turns)
         self.turns.append(TurnRecord(sampled=tokens - before))
 
     def take(self, answer: EnvironmentAnswer, seconds: float) -> None:
-        """The environment has answered, after so many seconds for the driver."""
+        """Record an answer of the environment, which took ``seconds``."""
         if self.turns:
             self.turns[-1].wait_s = seconds
         if answer.reward is not None:
@@ -131,29 +129,28 @@ class EpisodeRecord:
         self.failed_calls += answer.failed_calls
         self.metrics |= answer.metrics
         self.over = answer.over
-        # As JSON has them: logs and samples keep them so.
+        # In JSON's types, as logs and samples store them.
         self.messages = msgspec.to_builtins(answer.messages, str_keys=True)
 
     def add(self, start: int, count: int) -> None:
-        """Its answer takes the place of tokens ``start`` to ``start + count``."""
+        """Record the answer as tokens ``start`` to ``start + count``."""
         self.turns[-1].added = count
         self.added.append((start, start + count))
 
     def loss_mask(self, tokens: int) -> NDArray[np.bool_]:
-        """True on what was sampled, shape (tokens,)."""
+        """True on sampled tokens, shape (tokens,)."""
         mask = np.ones(tokens, np.bool_)
         for start, stop in self.added:
             mask[start:stop] = False
         return mask
 
     def reward(self, which: str) -> float | None:
-        """The environment's, as ``environment.reward`` says; None where it gave none."""
+        """The environment's reward by the rule ``which``. None if it gave none."""
         if not self.rewards:
             return None
         return sum(self.rewards) if which == "sum" else self.rewards[-1]
 
     def to_json(self) -> dict[str, Any]:
-        """For the log of graded responses."""
         return asdict(self)
 
     @classmethod
@@ -164,7 +161,7 @@ class EpisodeRecord:
 
 
 def lengthened(output: Output, added: NDArray[np.int32]) -> Output:
-    """A response with an environment's tokens behind it: they were not sampled."""
+    """Append an environment's tokens to a response. They were not sampled."""
     return Output(
         attempt=output.attempt,
         tokens=np.concatenate([output.tokens, added]),
@@ -175,15 +172,16 @@ def lengthened(output: Output, added: NDArray[np.int32]) -> Output:
 
 
 State = Literal["kept", "carried", "aborted", "dropped", "failed"]
-"""``kept``: trained on; ``carried``: goes on in the next step; ``aborted``: lost its race;
-``dropped``: graded, its group not trained on; ``failed``: the engine or the reward failed on it."""
+"""``kept``: trained on. ``carried``: goes on in the next step. ``aborted``: lost its race.
+``dropped``: graded, but its group was not trained on. ``failed``: the engine or the reward
+failed."""
 
 Spans = tuple[tuple[int, int], ...]
 """Versions of the weights that sampled a response, in order, each with a number of tokens."""
 
 
 class TrajectoryStage(Enum):
-    """Where an attempt is."""
+    """The stage of an attempt."""
 
     RUNNING = auto()
     ACTING = auto()
@@ -197,11 +195,11 @@ class TrajectoryStage(Enum):
 
 DECODING = (TrajectoryStage.RUNNING, TrajectoryStage.MIGRATING)
 GENERATING = (*DECODING, TrajectoryStage.ACTING)
-"""Of those whose response is not there yet."""
+"""The stages without a complete response."""
 
 
 class _Nothing(Mapping[str, Any]):
-    """Empty, and the same for all attempts: a step begins with thousands of them."""
+    """An empty mapping that all attempts share: a step begins with thousands of attempts."""
 
     def __getitem__(self, key: str) -> Any:
         raise KeyError(key)
@@ -213,7 +211,7 @@ class _Nothing(Mapping[str, Any]):
         return 0
 
     def __hash__(self) -> int:
-        """Which a default must have."""
+        """A default of a dataclass must be hashable."""
         return 0
 
 
@@ -231,39 +229,38 @@ class Trajectory:
     prompt_tokens: NDArray[np.int32]
     start_s: float
     since_s: float | None
-    """When it came to the engine, or began its turn there; None while its environment is at work.
-    """
+    """The time at which it came to the engine or began its turn there. None while its environment
+    works."""
     stage: TrajectoryStage = TrajectoryStage.RUNNING
     target: EngineId | None = None
-    """Where a migrating attempt goes."""
+    """The engine that a migrating attempt goes to."""
     stays: tuple[tuple[EngineId, float, float], ...] = ()
-    """Where it decoded before it last moved, from and to when."""
+    """Its earlier stays: engine, begin and end."""
     begun: Output | None = None
-    """What it was when it last moved, or when its turn began."""
+    """Its output at its last move, or at the begin of its turn."""
     conversation: EpisodeRecord | None = None
-    """With its environment, if it has one."""
     carried: Spans = ()
     """Its tokens of earlier steps."""
     earlier: Drafted = NO_DRAFTS
-    """What drafts brought before."""
+    """The counts of drafts before its last move or turn."""
     end_s: float | None = None
     graded_s: float | None = None
     output: Output | None = None
     reward: float | None = None
     rewards: Mapping[str, float | None] = _NOTHING
-    """Every function's score; None where it is not applicable."""
+    """Every function's score. None if a function does not apply."""
     runs: Mapping[str, CodeRun] = _NOTHING
-    """What became of its program, by reward."""
+    """The results of its program by reward."""
     extra: Mapping[str, str] = _NOTHING
-    """Columns that reward functions logged for the samples table."""
+    """Columns of the samples table that reward functions logged."""
     metrics: Mapping[str, float] = _NOTHING
     """Numbers that reward functions logged, by metric."""
     verdict: State = "aborted"
-    """Its state in the samples table; an attempt whose prompt is done without it is aborted."""
+    """Its state in the samples table. If its prompt is done without it, it is aborted."""
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens so far known."""
+        """Sampled tokens, as far as they are known."""
         if self.output is None:
             return 0
         put_in = 0 if self.conversation is None else self.conversation.put_in
@@ -271,21 +268,21 @@ class Trajectory:
 
     @property
     def stale(self) -> int:
-        """Tokens of earlier steps."""
+        """The number of its tokens of earlier steps."""
         return sum(tokens for _, tokens in self.carried)
 
     def oldest(self, step: int) -> int:
-        """Version of the weights that sampled its first token, or will in this step."""
+        """The version of the weights that sample its first token."""
         return self.carried[0][0] if self.carried else step
 
     def spans(self, step: int) -> Spans:
-        """Of all its tokens, those of ``step`` last."""
+        """The versions of all its tokens, with those of ``step`` last."""
         fresh = self.tokens - self.stale
         return (*self.carried, (step, fresh)) if fresh else self.carried
 
     @property
     def drafts(self) -> Drafted:
-        """What they brought on all its engines."""
+        """The counts of drafts on all its engines."""
         return self.earlier if self.output is None else self.earlier.plus(self.output.drafts)
 
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
@@ -295,19 +292,18 @@ class Trajectory:
         self.stage, self.since_s = TrajectoryStage.RUNNING, now
 
     def end_turn(self, now: float, output: Output) -> None:
-        """It has ended a turn."""
         assert self.conversation is not None
         self._stay(now)
         self.output, self.since_s = output, None
         self.conversation.end_turn(len(output.tokens))
 
     def go_on(self, output: Output) -> None:
-        """Its environment has answered: so it begins its next turn."""
+        """Begin the next turn, after its environment has answered."""
         self.earlier = self.drafts
         self.output = self.begun = output
 
     def whole(self, version: int) -> Output:
-        """The response of an episode that is over, of weights of that version."""
+        """The response of an ended episode. ``version`` is for an empty one."""
         assert self.conversation is not None
         reason: FinishReason = "length" if self.conversation.over == "length" else "stop"
         if self.output is not None:
@@ -321,12 +317,12 @@ class Trajectory:
         )
 
     def _stay(self, now: float) -> None:
-        """It decoded where it is until now."""
+        """Record its stay at the current engine."""
         if self.since_s is not None:
             self.stays = (*self.stays, (self.engine, self.since_s, now))
 
     def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:
-        """Where and when it decoded, until ``end`` at the latest."""
+        """Its stays at engines until ``end``: engine, begin and end."""
         if self.since_s is None:
             return list(self.stays)
         stop = end if self.end_s is None else self.end_s
@@ -349,7 +345,7 @@ class Trajectory:
         )
 
     def loss_mask(self) -> NDArray[np.bool_] | None:
-        """True on what was sampled; None: all of it."""
+        """True on sampled tokens. None if all were sampled."""
         if self.conversation is None or not self.conversation.added or self.output is None:
             return None
         return self.conversation.loss_mask(len(self.output.tokens))

@@ -1,6 +1,7 @@
-"""What losers of a round had, for the next (mode ``partial``): tokens, log-probabilities, grades.
+"""Responses of a round's losers for the next step (mode ``partial``): tokens, log-probabilities,
+grades.
 
-In a checkpoint it is a file of its own, since a run that goes on must not sample it again.
+A checkpoint has them as a file of its own, since a resumed run must not sample them again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ FILE = "carried.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class KnownResponse:
-    """What is known of one sample of a prompt.
+    """The known part of one sample of a prompt.
 
     Args:
-        output: its tokens; where its ``finish_reason`` is ``abort`` it goes on from there.
-        grade: its reward; None where that is not known.
-        prompt_tokens: where its environment has put another prompt in the row's place.
+        output: its tokens. If its ``finish_reason`` is ``abort``, it goes on from there.
+        grade: its grade, if it is known.
+        prompt_tokens: the prompt, if its environment has replaced the row's.
         conversation: with its environment.
         carried: tokens of earlier steps.
     """
@@ -44,7 +45,7 @@ class KnownResponse:
 
     @classmethod
     def left_by(cls, attempt: Trajectory) -> KnownResponse:
-        """What an attempt has, and its grade if it was graded."""
+        """An attempt's output, and its grade if it has one."""
         assert attempt.output is not None
         grade = None
         if attempt.graded_s is not None:
@@ -62,14 +63,14 @@ class KnownResponse:
         return cls(attempt.output, grade, prompt, talk, attempt.carried)
 
     def restore(self, attempt: Trajectory) -> None:
-        """Give an attempt what it had before; its output comes as an engine's does."""
+        """Give an attempt its former state, without its output, which comes like an engine's."""
         attempt.conversation = self.conversation
         attempt.carried = self.carried
         if self.prompt_tokens is not None:
             attempt.prompt_tokens = self.prompt_tokens
 
     def output_of(self, attempt: AttemptId, step: int) -> Output:
-        """As one of this attempt, in a step."""
+        """Its output for this attempt and step."""
         out = self.output
         return Output(
             attempt=attempt,
@@ -80,7 +81,7 @@ class KnownResponse:
         )
 
     def grade_of(self, attempt: AttemptId) -> Grade | None:
-        """As one of this attempt."""
+        """Its grade for this attempt."""
         return None if self.grade is None else replace(self.grade, attempt=attempt)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +98,6 @@ class KnownResponse:
 
     @classmethod
     def from_json(cls, step: int, found: Mapping[str, Any]) -> KnownResponse:
-        """The same, in a step."""
         grade, prompt, talk = found["grade"], found["prompt_tokens"], found["conversation"]
         return cls(
             Output(
@@ -122,7 +122,7 @@ def _grade(found: Mapping[str, Any]) -> Grade:
 
 
 def nothing_known(_prompt: PromptId, _index: int) -> KnownResponse | None:
-    """Every response begins anew."""
+    """Return None: every response begins anew."""
     return None
 
 
@@ -130,11 +130,7 @@ Responses = dict[tuple[PromptId, int], KnownResponse]
 
 
 class CarriedResponses:
-    """Unfinished and finished responses of prompts that were deferred.
-
-    Args:
-        samples: of a prompt: those that go on have the first so many indices.
-    """
+    """Responses of deferred prompts, complete or not. ``samples``: responses to a prompt."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -142,19 +138,19 @@ class CarriedResponses:
         self._next: Responses = {}
 
     def begin(self) -> None:
-        """A step begins with what the last one left."""
+        """Begin a step with the responses that the last one left."""
         self._now = self._next
 
     def find(self, prompt: PromptId, index: int) -> KnownResponse | None:
-        """What there is of the sample of a prompt from before this step."""
+        """The response to a prompt from before this step, if there is one."""
         return self._now.get((prompt, index))
 
     def keep(
         self, attempts: Collection[Trajectory], deferred: Collection[PromptId], step: int
     ) -> None:
-        """A rollout is over: what the attempts of deferred prompts have is for the next step.
+        """Keep the responses of deferred prompts for the next step.
 
-        Prompts that did not begin in it still have what they had.
+        Prompts that did not begin in this step keep their former responses.
         """
         lost: dict[PromptId, list[Trajectory]] = {attempt.prompt: [] for attempt in attempts}
         self._next = {key: known for key, known in self._now.items() if key[0] not in lost}
@@ -165,7 +161,7 @@ class CarriedResponses:
             own = {attempt.index for attempt in some}
             free = iter(n for n in range(self._samples) if n not in own)
             for attempt in some:
-                # One that was sampled in place of another takes its index.
+                # An attempt that was started in place of another takes its index.
                 index = attempt.index if attempt.index < self._samples else next(free, None)
                 if index is None:
                     continue
@@ -178,14 +174,15 @@ class CarriedResponses:
         self._next = {}
 
     def save(self, folder: Path, *, begun: bool) -> None:
-        """Write what the next step begins with, or what this one has ``begun`` with."""
+        """Write the responses for the next step or, if ``begun``, those that this step began
+        with."""
         known = self._now if begun else self._next
         if known:
             lines = (dumps([*key, each.to_json()]) for key, each in known.items())
             write_file(folder / FILE, b"\n".join(lines))
 
     def load(self, folder: Path, step: int) -> None:
-        """Take up what a checkpoint has for ``step``; nothing where it has none."""
+        """Read a checkpoint's responses for ``step``, if it has any."""
         file = folder / FILE
         lines = file.read_bytes().splitlines() if file.exists() else []
         self._next = {

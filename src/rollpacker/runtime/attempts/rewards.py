@@ -1,4 +1,4 @@
-"""From finished attempts to grades: what an environment gave, timeouts, the reward processes."""
+"""From finished attempts to grades: rewards of environments, timeouts, reward processes."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.runtime.attempts.attempts import EpisodeRecord, Trajectory
 
 ENVIRONMENT = "environment"
-"""Of the reward in metrics and samples."""
+"""The name of an environment's reward in metrics and samples."""
 
 
 class EnvironmentReward:
-    """Adds it to the grades of the responses that have one.
+    """Adds an environment's reward to the grades of its responses.
 
     Args:
-        config: of the environment; None where there is none.
-        names: of the reward functions. Where there are none, an episode that was given nothing has
-            a reward of 0.
+        config: of the environment, if there is one.
+        names: of the reward functions. Without any, an episode without a reward gets 0.
 
-    Raises ``ValueError`` where one has the environment's name.
+    Raises ``ValueError`` if a function has the environment's name.
     """
 
     def __init__(self, config: EnvironmentConfig | None, names: Sequence[str]) -> None:
         if config is not None and ENVIRONMENT in names:
             raise ValueError(
-                f"rewards: one is named '{ENVIRONMENT}', as what the environment gives is: set "
+                f"rewards: one has the name '{ENVIRONMENT}' of the environment's reward: set "
                 f"rewards.{names.index(ENVIRONMENT)}.name"
             )
         self._config = config
         self._alone = not names
         self._given: dict[AttemptId, float | None] = {}
         self._silent: int | None = 0
-        """Episodes that ended by themselves and were given nothing; None once that is settled."""
+        """Episodes that ended by themselves without a reward. None when an episode got one."""
 
     def note(self, attempts: Iterable[Trajectory]) -> list[Trajectory]:
-        """Responses are about to be graded; those that reward functions are to see."""
+        """Note responses before their grading, and return those for the reward functions."""
         if self._config is None:
             return list(attempts)
         seen: list[Trajectory] = []
@@ -74,22 +73,21 @@ class EnvironmentReward:
             self._silent += 1
 
     def said(self) -> list[str]:
-        """What the user should know and was not told yet."""
+        """New log lines."""
         silent = self._silent
         if silent is None or silent < RESPONSES:
             return []
         self._silent = None
         return [
-            f"WARNING environment: {silent} episodes ended and none was given a reward, which "
-            "counts as 0, and there are no rewards beside: let the environment give one"
+            f"WARNING environment: {silent} episodes ended without a reward, which counts as 0, "
+            "and there are no other rewards: let the environment give one"
         ]
 
     def forget(self, attempt: AttemptId) -> None:
-        """Its grade is not wanted."""
         self._given.pop(attempt, None)
 
     def add(self, grade: Grade) -> Grade:
-        """A grade with the environment's reward in it."""
+        """Add the environment's reward to a grade."""
         given = self._given.pop(grade.attempt, None)
         if self._config is None or given is None or grade.error is not None:
             return grade
@@ -98,27 +96,25 @@ class EnvironmentReward:
         return replace(grade, reward=total, rewards=scores)
 
     def alone(self, attempts: Iterable[Trajectory]) -> list[Grade]:
-        """Grades of responses that no reward function sees."""
+        """Grades of responses that no reward function gets."""
         return [self.add(Grade(attempt=a.id, reward=None, rewards={})) for a in attempts]
 
 
 class Rewards:
-    """Grades attempts in processes that may die; results go to who listens.
+    """Grades attempts in processes that may die, and gives the grades to a listener.
 
     Args:
         rewards: the functions.
-        config: how they are run.
+        config: settings of grading.
         read: decodes responses, in the grading processes.
-        rows: all that will be graded: which columns functions can ask for. Without any, a function
-            that asks for another fails when it is called.
-        deterministic: timeouts of programs change between steps only, and responses share no
-            calls.
-        max_steps: steps of the whole run, and
-        epochs: its passes over the data, for functions that ask how far it is.
-        environment: whose rewards are added; None where there is none.
+        rows: all rows to grade. Their columns are those that functions may ask for. Without rows, a
+            function that asks for a missing column fails when it is called.
+        deterministic: timeouts of programs change only between steps, and responses share no calls.
+        max_steps, epochs: of the whole run, for functions that ask for its progress.
+        environment: its rewards are added.
 
-    Raises ``ValueError`` when two rewards have one name, the environment's among them, or an option
-    is wrong.
+    Raises ``ValueError`` if two rewards have one name (the environment's included), or an option is
+    wrong.
     """
 
     def __init__(
@@ -141,7 +137,7 @@ class Rewards:
         self._tests: dict[PromptId, int] = {}
         self._observed: dict[AttemptId, PromptId] = {}
         self._environment = EnvironmentReward(environment, reward_names(rewards))
-        # A judge's scores differ in the last bits with what shares their batch.
+        # A judge's score depends in rounding on the other responses in its batch.
         columns = _columns(rewards, rows) if rows else None
         self._pool = GradingPool(
             rewards,
@@ -155,10 +151,8 @@ class Rewards:
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        """Wait for the processes; returns warnings.
-
-        Raises ``ValueError`` when a function cannot be used.
-        """
+        """Wait for the processes and return warnings. Raises ``ValueError`` if a function cannot be
+        used."""
         self._pool.wait_ready()
         self._pool.attach(loop, self._take)
         self._loop = loop
@@ -166,7 +160,7 @@ class Rewards:
 
     @contextlib.contextmanager
     def listen(self, take: Callable[[Sequence[Grade]], None]) -> Iterator[None]:
-        """Give grades to this one while the context lasts."""
+        """Give grades to ``take`` within the context."""
         before, self._listener = self._listener, take
         try:
             yield
@@ -174,31 +168,31 @@ class Rewards:
             self._listener = before
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """Functions that ask are told how far the run is from now on."""
+        """Set the progress that functions may ask for."""
         at = self._state.epoch if epoch is None else epoch
         self._state = replace(self._state, global_step=step, epoch=at)
 
     @property
     def broken(self) -> str | None:
-        """Why the run cannot go on: a function that only fails, or that no process can load."""
+        """Why the run cannot go on: a function always fails, or no process can load it."""
         return self._pool.broken
 
     def trouble(self) -> str | None:
-        """Which functions only fail so far, in words."""
+        """A message on functions that have always failed so far."""
         return self._pool.trouble()
 
     @property
     def needs_group(self) -> bool:
-        """Whether the responses of a prompt must be graded together."""
         return self._pool.needs_group
 
     def grade(
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
-        """Start grading; never waits. With ``needs_group``, one prompt's responses a call.
+        """Start grading without waiting. With ``needs_group``, a call has all responses of one
+        prompt.
 
-        What is not ``training`` is measured alike at all times: its programs get the longest
-        timeout, and theirs change no timeout.
+        If it is not ``training``, programs get the longest timeout and change no timeout. So
+        measurements are alike at all times.
         """
         seen = self._environment.note(attempts)
         if len(seen) < len(attempts):
@@ -209,7 +203,7 @@ class Rewards:
             self._pool.submit(requests, group=self._pool.needs_group)
 
     def _give(self, attempts: Sequence[Trajectory]) -> None:
-        """Their rewards are known: they are told when the caller is done."""
+        """Send known rewards to the listener after the caller has returned."""
         assert self._loop is not None
         if not self._ready:
             self._loop.call_soon(self._tell)
@@ -239,8 +233,8 @@ class Rewards:
         )
 
     def _count_tests(self, row: Row) -> int:
-        """Tests that a program for this row is run against; 0 where none is, or none can be read,
-        which the grading process will say."""
+        """The number of tests for this row's programs. 0 if there are none, or if they cannot be
+        read, which the grading process reports."""
         if row.id not in self._tests:
             self._tests[row.id] = 0
             if any(reward.applies(row.domain) for reward in self._code):
@@ -258,30 +252,30 @@ class Rewards:
         self._listener([self._environment.add(grade) for grade in grades])
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """Learn from a grade: one that has just come, or that of an earlier try or step."""
+        """Learn timeouts from a grade of this or an earlier step."""
         for run in grade.runs.values():
             for test, seconds in enumerate(run.cpu_s):
                 self._timeouts.observe(_case(prompt, test), seconds, run.verdict == "pass")
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt; its result, if it comes, is dropped and its program is stopped."""
+        """Forget an attempt: stop its program and drop its result."""
         self._observed.pop(attempt, None)
         self._environment.forget(attempt)
         self._ready = [each for each in self._ready if each.id != attempt]
         self._pool.cancel([attempt])
 
     def pending(self) -> dict[AttemptId, float]:
-        """What is being waited for, and for how many seconds."""
+        """Awaited attempts, with the seconds that each has waited."""
         return self._pool.pending() | {attempt.id: 0.0 for attempt in self._ready}
 
     def end_step(self) -> list[str]:
-        """A step is over; returns what failed in it and was mended."""
+        """End a step, and return log lines on mended failures."""
         self._timeouts.advance()
         self._pool.end_step()
         return [*_counted(self._pool.said()), *self._environment.said()]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the tests' times, as JSON."""
+        """The learned times of tests, as JSON."""
         return self._timeouts.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -292,8 +286,8 @@ class Rewards:
 
 
 class _Timeouts(Sequence[float]):
-    """Those of a prompt's tests as they are when they are read: while a response waits for a
-    process, others may show how long a correct one takes."""
+    """Timeouts of a prompt's tests when they are read. While a response waits for a process, others
+    may show the time of a correct program."""
 
     def __init__(self, timeouts: AdaptiveTimeouts, prompt: PromptId, tests: int) -> None:
         self._timeouts = timeouts
@@ -314,21 +308,21 @@ class _Timeouts(Sequence[float]):
 
 
 def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
-    """Raise ``ValueError`` where rows and rewards do not fit: a domain without a reward, a reward
-    for a domain that no row has, answers to compare with or programs to run on rows without."""
+    """Raise ``ValueError`` if rows and rewards do not fit: a domain without a reward or without a
+    row, or rows without the answers or tests that a reward needs."""
     domains = {row.domain: row for row in rows}
     for domain in domains if rewards else ():
         if not any(reward.applies(domain) for reward in rewards):
             raise ValueError(
-                f"rewards: none is for the rows of domain '{domain}': "
+                f"rewards: no reward applies to the rows of domain '{domain}': "
                 "add it to a reward's domains, or leave those empty"
             )
     for place, reward in enumerate(rewards):
         unknown = [domain for domain in reward.domains if domain not in domains]
         if unknown:
             raise ValueError(
-                f"rewards.{place}.domains: no row is of domain '{unknown[0]}'; "
-                f"the rows are of {', '.join(sorted(domains))} (data.domain_key)"
+                f"rewards.{place}.domains: no row has domain '{unknown[0]}', only "
+                f"{', '.join(sorted(domains))} (data.domain_key)"
             )
         if reward.function == "math":
             _check_answers(place, [row for row in rows if reward.applies(row.domain)])
@@ -340,13 +334,13 @@ def _check_answers(place: int, rows: Sequence[Row]) -> None:
     without = next((row for row in rows if is_blank(row.answer)), None)
     if without is not None:
         raise ValueError(
-            f"rewards.{place}: 'math' compares with an answer, which row '{without.id}' has not: "
-            "name its column in data.label_key, or choose the rows with rewards[].domains"
+            f"rewards.{place}: 'math' needs an answer, which row '{without.id}' lacks: "
+            "set data.label_key to its column, or choose the rows with rewards[].domains"
         )
 
 
 def _check_tests(place: int, reward: RewardConfig, rows: Sequence[Row]) -> None:
-    """Of the first row of each domain and layout: tests may be many megabytes."""
+    """Check the first row of each domain and layout, as tests may be many megabytes."""
     from rollpacker.reward.code import read_options, row_tests
 
     remote = read_options(reward.options).remote is not None
@@ -363,8 +357,8 @@ def _check_tests(place: int, reward: RewardConfig, rows: Sequence[Row]) -> None:
             row_tests(row.columns, remote)
         except ValueError as error:
             raise ValueError(
-                f"rewards.{place}: 'code' cannot read the tests of row '{row.id}': {error}; "
-                "rewards[].domains chooses its rows"
+                f"rewards.{place}: 'code' cannot read the tests of row '{row.id}': {error}. "
+                "Choose its rows with rewards[].domains."
             ) from None
 
 
@@ -378,7 +372,7 @@ def _check_options(rewards: Sequence[RewardConfig]) -> None:
 
 
 def _columns(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> list[set[str]]:
-    """For each reward, the columns of its rows; those that a row lacks are None there."""
+    """For each reward, the columns of all its rows."""
     of: dict[str, set[str]] = {}
     for row in rows:
         of.setdefault(row.domain, set()).update(row.columns)

@@ -1,4 +1,1 @@
-"""The machines of a run, and how its workers get there.
-
-Nothing here knows what workers are for.
-"""
+"""The machines of a run, and the start of its workers there."""

@@ -1,8 +1,8 @@
-"""What runs on each node of a cluster for a run: starts workers there, and ends them.
+"""A run's agent on a node of a cluster: it starts workers there, and ends them.
 
-``python -m rollpacker.runtime.cluster.agent HOST PORT NAME``, with the run's key as the first line
-of its standard input, which stays open as long as the agent is wanted. Workers talk to the driver
-themselves: the agent opens their connections, so that none of them knows the key.
+``python -m rollpacker.runtime.cluster.agent HOST PORT NAME`` reads the run's key as the first line
+of its standard input, which stays open while the agent is needed. The agent opens the workers'
+connections to the driver, so that no worker knows the key.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rollpacker.runtime.messages.shared_weights import SharedMemoryOwner
 from rollpacker.runtime.worker.worker import Heartbeat
 
 _FENCE = 30
-"""Heartbeats without a word of the driver after which it is taken for gone, and workers for
-unreachable: they would hold their devices for ever."""
+"""After so many heartbeats without a message, the driver is considered gone and the workers
+unreachable. Otherwise they would hold their devices for ever."""
 _CLOSE_S = 3.0
-"""In which workers leave that were told to."""
+"""Seconds for workers to leave after ``Stop``."""
 _GONE_S = 60.0
-"""In which one that was killed is gone, and its device's memory with it."""
+"""Seconds until a killed worker and its device memory are gone."""
 
 
 class Agent:
@@ -51,9 +51,9 @@ class Agent:
         self._guard: Watchdog | None = None
 
     def serve(self, leave: int) -> None:
-        """Until told to stop, the driver is gone, or ``leave`` (a descriptor) ends.
+        """Serve until ``Stop``, the driver's end, or the end of the descriptor ``leave``.
 
-        Raises ``OSError`` or ``EOFError`` when the driver is gone.
+        Raises ``OSError`` or ``EOFError`` if the driver is gone.
         """
         try:
             if leave in wait([self._end, leave]):
@@ -81,7 +81,7 @@ class Agent:
             self._memory.remove()
 
     def _arrive(self, welcome: node.Welcome) -> bool:
-        """Say what there is; whether that is enough."""
+        """Report this node's devices. False if the node cannot take part."""
         try:
             places = tuple(worker_devices(welcome.config))
             file, held = welcome.mark
@@ -102,13 +102,13 @@ class Agent:
     def _watch(self, leave: int, fence_s: float) -> None:
         heard = time.monotonic()
         while True:
-            # Those that have ended are told of, and joined, once.
+            # Each ended worker is reported and joined once.
             living = {rank: w.sentinel for rank, w in self._workers.items()}
             ready = wait([self._end, leave, *{*living.values()}], fence_s)
             if leave in ready:
                 return
             now = time.monotonic()
-            # Before others may come in their places.
+            # Report ended workers before new ones take their ranks.
             for rank in [rank for rank, sentinel in living.items() if sentinel in ready]:
                 code = self._workers.pop(rank).exitcode
                 self._say(node.WorkerEnded(worker=rank, code=code))
@@ -126,18 +126,18 @@ class Agent:
             case node.Kill():
                 if (worker := self._workers.get(command.worker)) is not None:
                     worker.kill()
-                    worker.join(_GONE_S)  # before another may come in its place
+                    worker.join(_GONE_S)  # before another worker gets its devices
             case node.Until():
                 self._fence(command.stop_at)
             case msg.Stop():
                 self._leave()
                 return False
             case _:
-                pass  # a sign of life
+                pass  # a heartbeat
         return True
 
     def _fence(self, stop_at: float | None) -> None:
-        """Let workers run until then, however this process or the driver fares."""
+        """Let workers run until ``stop_at``, even if this process or the driver stops."""
         self._guard = self._guard or Watchdog()
         self._guard.tell([worker.pid or 0 for worker in self._workers.values()], stop_at)
 
@@ -156,8 +156,8 @@ class Agent:
 
 
 def _talk_over(address: str) -> None:
-    """Let the libraries of workers, which inherit it, meet those of other nodes where the driver
-    is met; by itself gloo takes the interface that the machine's own name stands for."""
+    """Let gloo and NCCL, in workers that inherit this environment, use the interface to the driver.
+    By default gloo uses the interface of the machine's own name."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

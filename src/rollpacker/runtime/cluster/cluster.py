@@ -1,4 +1,4 @@
-"""The nodes of a cluster, each served by an agent that comes to the driver's gate."""
+"""The nodes of a cluster. An agent on each connects to the driver's rendezvous."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rollpacker.runtime.messages.faults import WorkerError, spawn
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 _CLOSE_S = 5.0
-"""In which agents should have left, with their workers."""
+"""Seconds for agents and their workers to leave."""
 _COMING_S = 120.0
-"""In which an agent that was started comes."""
+"""Seconds for a started agent to connect."""
 
 
-# What the driver and the agents say, besides ``Stop``, ``Died`` and, of the driver, ``Beat``.
+# Messages of driver and agents, besides ``Stop``, ``Died`` and the driver's ``Beat``.
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """This is the run; ``mark``: a file of its folder that every node has to see, and what it holds
-    (a node's own disk may have another of that name)."""
+    """The run. ``mark`` is a file in its folder and the file's content. Every node must see it, as
+    a node's own disk may have a folder of the same name."""
 
     config: RunConfig
     mark: tuple[Path, str]
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an agent: its devices, the run's folder on its node, and the node's address."""
+    """An agent's devices, the run's folder on its node, and the node's address."""
 
     places: tuple[Place, ...]
     folder: str
@@ -49,33 +49,33 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentAlive(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an agent: a sign of life, with what its clock says, in monotonic seconds."""
+    """An agent's heartbeat, with its clock in monotonic seconds."""
 
     clock: float
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers may run until then, by the agent's clock; after it they stand still until they may
-    run again. None: as long as they like."""
+    """Workers may run until this time of the agent's clock, then they are stopped until the next
+    ``Until``. None: no limit."""
 
     stop_at: float | None
 
 
 class Spawn(msgspec.Struct, frozen=True, kw_only=True):
-    """Start these workers with ``start``; each comes to the driver's gate."""
+    """Start these workers with ``start``. Each connects to the driver."""
 
     specs: Sequence[WorkerSpec]
     start: Start
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """End a worker at once, stopped or not."""
+    """Kill a worker, even if it is stopped."""
 
     worker: int
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an agent: a worker has ended, with this exit code."""
+    """A worker has ended with this exit code."""
 
     worker: int
     code: int | None
@@ -86,28 +86,25 @@ class Launcher(Protocol):
 
     @property
     def host(self) -> str:
-        """This machine's address, by which the others reach it."""
+        """This machine's address for the nodes."""
         ...
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
         """Start an agent on a node of its own for each name.
 
-        Raises ``ValueError`` where the cluster has no such nodes.
+        Raises ``ValueError`` if the cluster has too few nodes.
         """
         ...
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
-        """Start an agent in the place of the ``number``-th, which is gone, as soon as the cluster
-        has a node for it."""
+        """Replace the ``number``-th agent, which is gone, when the cluster has a node for it."""
         ...
 
-    def close(self) -> None:
-        """End the agents that are left."""
-        ...
+    def close(self) -> None: ...
 
 
 class RemoteHost:
-    """A worker that an agent has started, or will."""
+    """A worker that an agent has started, or will start."""
 
     def __init__(self, number: int, agent: AgentLink) -> None:
         self.link = Link()
@@ -122,12 +119,12 @@ class RemoteHost:
         """Agents wait for their workers."""
 
     def kill(self) -> None:
-        """Its node may not hear of it, but nobody hears the worker any more."""
+        """Ask its agent, and close its connection, as the agent may be unreachable."""
         self._agent.link.send(Kill(worker=self._number))
         self.link.sever()
 
     async def end(self, seconds: float = 0.0) -> str:  # noqa: ARG002
-        """How it ended, in words: its agent waits for it before it starts another."""
+        """How it ended. Its agent waits for it before it starts another one."""
         if not self._agent.live:
             return f"its node {self._agent.name} is gone"
         code = self._agent.ended.get(self._number)
@@ -136,32 +133,32 @@ class RemoteHost:
 
 
 class AgentLink:
-    """A node's agent, from the driver's side.
+    """The driver's side of a node's agent.
 
     Args:
-        number: the node's.
-        generation: of the agents that were there for this node, one after the other.
+        number: of the node.
+        generation: of the agent, as a node may get several in turn.
     """
 
     def __init__(self, number: int, generation: int = 0) -> None:
         self.number = number
         self.key = f"node-{number}-{generation}"
-        """The name that it comes by."""
+        """The name in its connection."""
         self.name = f"{number}"
         self.link = Link()
         self.live = False
         self.ended: dict[int, int | None] = {}
         self.hosts: dict[int, RemoteHost] = {}
         self._ahead: float | None = None
-        """Of its clock, at the least: what it said had been on its way."""
+        """A lower bound of its clock minus ours: its message took some time."""
 
     def heard_clock(self, clock: float) -> None:
-        """What it was there when it was told."""
+        """Learn from its clock's time at the sending of a message."""
         ahead = clock - time.monotonic()
         self._ahead = ahead if self._ahead is None else max(ahead, self._ahead)
 
     def fence(self, stop_at: float | None) -> None:
-        """Its workers may run until then, by the driver's clock."""
+        """Let its workers run until ``stop_at`` of the driver's clock."""
         if stop_at is not None:
             stop_at = 0.0 if self._ahead is None else max(0.0, stop_at + self._ahead)
         self.link.send(Until(stop_at=stop_at))
@@ -173,7 +170,7 @@ class AgentLink:
 
 
 class RunNodes(Nodes):
-    """A run's nodes."""
+    """A run's nodes in a cluster."""
 
     def __init__(
         self, config: RunConfig, launcher: Launcher, start: Start = start_processes
@@ -208,7 +205,7 @@ class RunNodes(Nodes):
         return self._nodes
 
     async def _arrival(self, number: int) -> Node:
-        """Wait for the agent of a node that was told to come."""
+        """Wait for the agent of a node."""
         assert self._gate is not None
         host, port = self._gate.address
         try:
@@ -216,8 +213,8 @@ class RunNodes(Nodes):
                 arrived = await self._arriving[number]
         except TimeoutError:
             raise WorkerError(
-                f"node {number} did not come to {host}:{port} in {_COMING_S:.0f} s: is the "
-                "driver's machine reachable from it by this address?"
+                f"node {number} did not connect to {host}:{port} in {_COMING_S:.0f} s. Can it "
+                "reach the driver's machine at this address?"
             ) from None
         return Node(
             number=number, places=arrived.places, folder=Path(arrived.folder), elsewhere=True
@@ -225,11 +222,11 @@ class RunNodes(Nodes):
 
     @property
     def lost(self) -> Collection[int]:
-        """Those whose agents are gone, and those that come instead but are not known yet."""
+        """Nodes whose agents are gone or not known yet."""
         return {*self._coming, *(agent.number for agent in self._agents if not agent.live)}
 
     def regain(self) -> Mapping[int, Node]:
-        """Those that have come are told before those that have failed to."""
+        """First return nodes that have come back, then raise the errors of others."""
         for number in self.lost:
             if number not in self._coming:
                 self._coming[number] = asyncio.create_task(self._come_back(number))
@@ -253,10 +250,10 @@ class RunNodes(Nodes):
         return await self._arrival(number)
 
     def _enter(self, name: str, end: socket.socket) -> None:
-        """Somebody has come who knows the key."""
+        """Take a connection that has shown the key."""
         key, _, what = name.partition("/")
         agent = next((agent for agent in self._agents if agent.key == key), None)
-        if agent is None:  # of one that was given up
+        if agent is None:  # an earlier generation
             end.close()
         elif what:
             host = agent.hosts.get(int(what)) if what.isdecimal() else None
@@ -293,7 +290,7 @@ class RunNodes(Nodes):
     def _lose(self, agent: AgentLink) -> None:
         arriving = self._arriving[agent.number]
         if not arriving.done():
-            arriving.set_exception(WorkerError(f"node {agent.name} went before it had begun"))
+            arriving.set_exception(WorkerError(f"node {agent.name} left before its start"))
         agent.lose()
 
     async def _watch(self) -> None:
@@ -307,13 +304,13 @@ class RunNodes(Nodes):
                 agent.link.send(msg.Beat())
 
     def fence(self, stop_at: float | None) -> None:
-        """Agents stop them, also where the driver is not heard any more."""
+        """Agents stop workers by themselves, even if the driver is unreachable."""
         for agent in self._agents:
             if agent.live:
                 agent.fence(stop_at)
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
-        """Let the agents start them; they come when they do."""
+        """Let the agents start workers, which connect later."""
         allow_files(sum(map(len, specs.values())))
         hosts: dict[int, Host] = {}
         for number, those in specs.items():
@@ -326,7 +323,7 @@ class RunNodes(Nodes):
         return hosts
 
     def store(self) -> str:
-        """A key-value store of the driver's: it outlives every node that meets there."""
+        """Return the address of a store in the driver, which outlives every node."""
         if self._store is None:
             from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -334,12 +331,12 @@ class RunNodes(Nodes):
         return f"tcp://{self._store.host}:{self._store.port}/"
 
     def close(self) -> None:
-        """Let the agents go, with their workers."""
+        """Let agents and workers leave."""
         if self._watching is not None:
             self._watching.cancel()
         for coming in self._coming.values():
             if not coming.cancel():
-                coming.exception()  # of no interest any more
+                coming.exception()  # mark it as read
         for agent in self._agents:
             agent.link.send(msg.Stop())
         until = time.monotonic() + _CLOSE_S

@@ -1,6 +1,6 @@
-"""What this machine can run, and the exact fix for each thing that it cannot.
+"""Checks of this machine, each with the exact fix.
 
-Nothing heavy is imported at module level: it must work where torch is missing or broken.
+Imports at module level are light: it must run if torch is missing or broken.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _GB = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding.
+    """The result of one check.
 
     Args:
-        name: what was looked at.
-        ok: whether it is as it should be; what is optional is ok when missing.
+        name: subject of the check.
+        ok: whether it passed. A missing optional part passes.
         detail: what was found.
-        fix: the command or the change that mends it; empty when ok.
+        fix: the command or the change that mends it, empty if ``ok``.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Check:
 
 
 def checks(output: Path = Path("runs")) -> list[Check]:
-    """Look at everything, in order. ``output`` is the folder that runs are written to."""
+    """Run all checks in order. ``output`` is the folder for runs."""
     found = [_python(), *_packages(), _cpu(), _memory(), devices(), _mini_engine(), _vllm_engine()]
     found.append(_sandbox())
     return [*found, *_output(output), _pipes()]
@@ -65,7 +65,7 @@ def _python() -> Check:
 
 
 def _packages() -> list[Check]:
-    """One check for each requirement of the base install and of the extras, by its range."""
+    """One check for each requirement of the base install and of the extras."""
     found: list[Check] = []
     for extra in ("", *EXTRAS):
         fix = f"pip install 'rollpacker[{extra}]'" if extra else "pip install rollpacker"
@@ -76,7 +76,7 @@ def _packages() -> list[Check]:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """What the package's metadata asks for: with one extra, or without any when empty."""
+    """The requirements of one extra, or of the base install if ``extra`` is empty."""
     try:
         lines = importlib.metadata.requires("rollpacker") or []
     except importlib.metadata.PackageNotFoundError:
@@ -109,12 +109,12 @@ def _memory() -> Check:
 
 
 def free_memory_gb() -> float:
-    """Memory that can be had: of the machine, or of the container where that has less left."""
+    """Free memory of the machine, or of the container if that has less."""
     return free_bytes() / _GB
 
 
 def devices() -> Check:
-    """GPUs of this machine, which are optional; a driver that torch cannot use is not."""
+    """Check the GPUs, which are optional. A driver that torch cannot use fails."""
     driver = shutil.which("nvidia-smi") is not None
     try:
         torch = importlib.import_module("torch")
@@ -126,8 +126,8 @@ def devices() -> Check:
         return _check("devices", True, f"{len(names)} GPU: {', '.join(names)}", "")
     if driver and torch.version.cuda:
         fix = f"update the NVIDIA driver to one for CUDA {torch.version.cuda}"
-        return _check("devices", False, "a GPU is there, torch cannot use it", fix)
-    build = "; torch is a CPU build" if driver else ""
+        return _check("devices", False, "there is a GPU, but torch cannot use it", fix)
+    build = ", and torch is a CPU build" if driver else ""
     return _check("devices", True, f"no GPU, {threads} CPU threads{build}", "")
 
 
@@ -148,7 +148,7 @@ def _vllm_engine() -> Check:
 
 
 def _sandbox() -> Check:
-    """Runs hostile programs at each level; only reward ``code`` needs one that holds."""
+    """Run hostile programs at each level. Only reward ``code`` needs a working level."""
     if sys.platform != "linux":
         return _check("code sandbox", True, "needs Linux (optional: for reward 'code')", "")
     sandbox = importlib.import_module("rollpacker.sandbox")
@@ -159,7 +159,7 @@ def _sandbox() -> Check:
 
 
 def _output(folder: Path) -> list[Check]:
-    """The folder of runs, or the nearest one above it that exists: writable, room, locks."""
+    """Check the folder of runs, or its nearest existing parent: writable, free space, locks."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -191,7 +191,7 @@ def _lockable(descriptor: int) -> bool:
 
 
 def _pipes() -> Check:
-    """Workers and reward processes talk over pipes; a low limit on open files ends that."""
+    """Check that enough pipes for workers and reward processes can be opened."""
     ends: list[int] = []
     try:
         for _ in range(32):

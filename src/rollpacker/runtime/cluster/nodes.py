@@ -1,4 +1,4 @@
-"""The machines that a run has, and how its workers come to run on them."""
+"""The machines of a run, and the start of workers on them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from rollpacker.runtime.messages.shared_weights import SharedMemoryOwner
 from rollpacker.runtime.worker.worker import WorkerSpec
 from rollpacker.runtime.worker.worker_process import main
 
-# Workers are forked off a process that has imported what all of them need: half of the start's CPU
-# time with two of them, and no imports are waited for when a job that lost its nodes starts again.
-# The libraries of other systems are not made to be forked.
+# On Linux, workers are forked off a process that has imported their modules. With two workers this
+# halves the CPU time of a start, and restarted workers need not wait for imports. On other systems,
+# libraries cannot be forked safely.
 _START = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = ("rollpacker.runtime.worker.preload",)
 _LEAVING_S = 5.0
-"""In which a process that has closed its socket is gone."""
+"""Seconds for a process to end after it has closed its socket."""
 _LOOK_S = 0.01
-"""Between two looks at one that may be."""
+"""Seconds between two polls of a process."""
 
 
 class StartedWorker(Protocol):
-    """What a worker runs in, for whoever has started it: a ``multiprocessing`` process, or a part
-    of one. Nobody waits after ``kill``, which ends it, stopped or not."""
+    """The process of a worker, or a part of one, for its starter. ``kill`` ends it, stopped or
+    not."""
 
     @property
     def pid(self) -> int | None: ...
@@ -53,8 +53,8 @@ class StartedWorker(Protocol):
 
 
 Start = Callable[[Sequence[WorkerSpec], Sequence[socket.socket]], Sequence[StartedWorker]]
-"""Starts workers of one machine, each with the end of a connection to its driver, of which it takes
-a copy. Pickles: an agent may be the one that calls it."""
+"""Starts workers on one machine, each with a connection to its driver, of which it takes a copy. It
+can be pickled for an agent."""
 
 
 class LocalHost:
@@ -72,12 +72,12 @@ class LocalHost:
         self._process.join(seconds)
 
     def kill(self) -> None:
-        """Both ends of its link see it."""
+        """Kill the process and close its link."""
         self._process.kill()
         self.link.sever()
 
     async def end(self, seconds: float = _LEAVING_S) -> str:
-        """How it ended, in words; it has so many seconds for that."""
+        """How it ended, after at most ``seconds``."""
         until = time.monotonic() + seconds
         while (code := self._process.exitcode) is None and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -90,7 +90,7 @@ def start_processes(
     """Start a process for each worker (``Start``)."""
     preloaded: list[str] = [*PRELOADED]
     if all(spec.device == "cpu" and spec.config.engine.kind == "vllm" for spec in specs):
-        preloaded.append("rollpacker.engine.vllm")  # which asks for devices
+        preloaded.append("rollpacker.engine.vllm")  # its import looks for devices
     multiprocessing.set_forkserver_preload(preloaded)
     context = multiprocessing.get_context(_START)
     processes: list[BaseProcess] = [
@@ -100,7 +100,7 @@ def start_processes(
         for spec, end in zip(specs, ends, strict=True)
     ]
     with shielded():
-        # It comes with the first process otherwise, and unblocks signals as it does.
+        # Otherwise the first process starts it, which unblocks signals.
         resource_tracker.ensure_running()
         for process in processes:
             process.start()
@@ -112,11 +112,10 @@ class Node:
     """A machine of a run.
 
     Args:
-        number: among the run's.
+        number: among the run's nodes.
         places: its devices.
-        folder: on it, of this run alone: its name begins whatever the run keeps in its shared
-            memory, and what its processes meet at is inside.
-        elsewhere: its clock is not the driver's.
+        folder: a folder on it for this run. Names in shared memory begin with the folder's name.
+        elsewhere: whether its clock is not the driver's.
     """
 
     number: int
@@ -126,47 +125,47 @@ class Node:
 
 
 class Nodes(ABC):
-    """The machines of a run, from the driver's side; by itself one that the driver is on."""
+    """The driver's view of a run's machines. The defaults are for one machine, the driver's."""
 
     @abstractmethod
     async def gather(self) -> Sequence[Node]:
-        """Wait for all of them; may be called again, for the same answer.
+        """Wait for all nodes. Later calls return the same nodes.
 
         Raises ``ValueError`` for the user's mistakes, ``WorkerError`` otherwise.
         """
 
     @abstractmethod
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
-        """Start workers, given by node; each one's host by its number."""
+        """Start workers, given by node. Returns each one's host by its rank."""
 
     @property
     def lost(self) -> Collection[int]:
-        """Those that are gone, by number."""
+        """Numbers of lost nodes."""
         return ()
 
     def regain(self) -> Mapping[int, Node]:
-        """Begin to bring back those that are gone, and go on with it; which have come since the
-        last call.
+        """Begin or continue to replace lost nodes. Returns those that have come since the last
+        call.
 
-        Raises ``ValueError`` or ``WorkerError`` for one that did not; the next call asks anew.
+        Raises ``ValueError`` or ``WorkerError`` for a failed node, and the next call tries again.
         """
         return {}
 
     def fence(self, stop_at: float | None) -> None:  # noqa: B027
-        """Workers on other machines may run until then, in monotonic seconds of the driver's; a
-        time that is over stops them. None lets them run."""
+        """Let workers on other machines run until ``stop_at``, in the driver's monotonic seconds. A
+        time in the past stops them. None lets them run."""
 
     def store(self) -> str:
-        """Where processes of different nodes meet: the beginning of such names (``Span``)."""
+        """The prefix of addresses at which processes of different nodes meet (``Span``)."""
         return ""
 
     @abstractmethod
     def close(self) -> None:
-        """Nobody is needed any more; may be called again."""
+        """Release everything. May be called again."""
 
 
 class ThisMachine(Nodes):
-    """One machine, the driver's own."""
+    """The driver's own machine."""
 
     def __init__(self, config: RunConfig, start: Start = start_processes) -> None:
         self._config = config
@@ -174,7 +173,6 @@ class ThisMachine(Nodes):
         self._memory = SharedMemoryOwner()
 
     async def gather(self) -> Sequence[Node]:
-        """At once. Raises ``ValueError`` where there are too few devices."""
         places = tuple(worker_devices(self._config))
         return [Node(number=0, places=places, folder=self._memory.folder)]
 

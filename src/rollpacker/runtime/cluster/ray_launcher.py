@@ -1,7 +1,6 @@
-"""Agents on the nodes of a Ray cluster: Ray places them, and keeps the devices for them.
+"""Agents on the nodes of a Ray cluster: Ray chooses the nodes and reserves their devices.
 
-Nothing else of a run goes through Ray: a call costs its driver ten times what a message over a
-socket does.
+Nothing else of a run goes through Ray, as a call costs its driver ten times a socket's message.
 """
 
 # pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
@@ -24,17 +23,17 @@ from rollpacker.runtime.ipc.rendezvous import start_agent
 from rollpacker.runtime.messages.faults import NoRoomError
 
 _ANSWER_S = 10.0
-"""In which its head node answers at all."""
+"""Seconds for the head node to answer."""
 _PLACING_S = 60.0
-"""In which the cluster finds room."""
+"""Seconds for the cluster to find room."""
 _LOOK_S = 1.0
-"""Between two looks whether it has found some for a node that is gone."""
+"""Seconds between two checks for a replacement node."""
 
 
 class RayLauncher:
     """A placement group with a bundle for each node, and an actor in each that runs an agent.
 
-    Raises ``ValueError`` where there is no such cluster, or no Ray.
+    Raises ``ValueError`` if there is no such cluster, or no Ray.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -60,7 +59,7 @@ class RayLauncher:
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
         """Start an agent on a node of its own for each name.
 
-        Raises ``NoRoomError`` when there is no room for them within a minute.
+        Raises ``NoRoomError`` if the cluster has no room within a minute.
         """
         from ray.util.placement_group import placement_group
 
@@ -76,7 +75,7 @@ class RayLauncher:
             self._agents[number].run.remote(*address, key.hex(), name)
 
     def _actor(self, number: int) -> Any:
-        """That is placed in a bundle of the group."""
+        """An actor in a bundle of the group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Within
 
         place = Within(self._group, placement_group_bundle_index=number)
@@ -89,17 +88,17 @@ class RayLauncher:
         return options.remote()
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
-        """Start an agent where the ``number``-th was, or on the node to which Ray moves its bundle
-        when there is one."""
+        """Start an agent in place of the ``number``-th, on the node to which Ray moves its
+        bundle."""
         while True:
-            self._ray.kill(self._agents[number])  # one that is cut off may live, and hold devices
+            self._ray.kill(self._agents[number])  # an unreachable one may hold devices
             agent = self._agents[number] = self._actor(number)
             if await self._begun(agent):
                 break
         agent.run.remote(*address, key.hex(), name)
 
     async def _begun(self, actor: Any) -> bool:
-        """Wait for its node; false where that is gone, which Ray learns later than the driver."""
+        """Wait for its node. False if the node is gone, which Ray learns later than the driver."""
         begun = actor.__ray_ready__.remote()
         while not self._ray.wait([begun], timeout=0)[0]:
             await asyncio.sleep(_LOOK_S)
@@ -111,11 +110,11 @@ class RayLauncher:
         return True
 
     def _needed(self) -> dict[str, float]:
-        """What a node must have. Raises ``ValueError``."""
+        """The resources of a node. Raises ``ValueError``."""
         devices = self._config.devices
         if not devices.per_node:
             raise ValueError(
-                "devices.per_node must say how many devices each node of cluster.address has"
+                "devices.per_node is missing: set the number of devices on each node of the cluster"
             )
         if devices.emulate is not None:
             return {"CPU": 1.0}
@@ -135,12 +134,12 @@ class RayLauncher:
         )
         nodes = ", ".join(f"{n} with {what}" for what, n in sorted(have.items()))
         return (
-            f"the Ray cluster has no room for devices.nodes={count} with {wanted} each (free, and "
-            f"each on a node of its own) within {_PLACING_S:.0f} s; its nodes: {nodes}"
+            f"the Ray cluster has no room within {_PLACING_S:.0f} s for devices.nodes={count}, "
+            f"each on its own node with {wanted} free. The cluster has: {nodes}"
         )
 
     def close(self) -> None:
-        """End the agents that are left, and give the devices back."""
+        """End the remaining agents, and release the devices."""
         for agent in self._agents:
             self._ray.kill(agent)
         self._agents.clear()
@@ -154,20 +153,20 @@ class RayLauncher:
 def _connect(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
-        if port.isdecimal():  # Ray would try for minutes
+        if port.isdecimal():  # else Ray tries for minutes
             socket.create_connection((host, int(port)), _ANSWER_S).close()
         with _keeping_signals():
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except OSError as error:
         first = str(error).partition("\n")[0]
         raise ValueError(
-            f"cluster.address={address}: no Ray cluster there ({first}); start one with 'ray start'"
+            f"cluster.address={address}: no Ray cluster there ({first}): start one with 'ray start'"
         ) from None
 
 
 @contextmanager
 def _keeping_signals() -> Iterator[None]:
-    """Ray ends a driver at SIGTERM; a run wants to keep its work first."""
+    """Restore our signal handlers: Ray would end the driver at SIGTERM before it keeps its work."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -180,10 +179,9 @@ def _keeping_signals() -> Iterator[None]:
 
 
 class _Agent:
-    """Keeps an agent's process; ends with it."""
+    """Runs an agent's process, which ends with it."""
 
     def run(self, host: str, port: int, key: str, name: str) -> int:
-        """Until the agent ends, by whoever wants it."""
-        # It ends when this actor does: its standard input closes.
+        # The process ends with this actor, as its standard input closes.
         with start_agent(host, port, key, name) as agent:
             return agent.wait()

@@ -1,4 +1,1 @@
-"""Bytes between two processes, and whether the other one lives.
-
-Nothing here knows what the bytes mean.
-"""
+"""Bytes between two processes, and signs of life."""

@@ -9,8 +9,8 @@ class Clock:
     """Monotonic seconds since the run began.
 
     Args:
-        offset: what earlier processes spent.
-        rate: seconds of the run in one of the machine's; more than 1 on emulated devices.
+        offset: seconds of earlier processes.
+        rate: seconds of the run in a real second, more than 1 on emulated devices.
     """
 
     def __init__(self, offset: float = 0.0, rate: float = 1.0) -> None:
@@ -21,5 +21,5 @@ class Clock:
         return (time.monotonic() - self._zero) * self._rate
 
     def at(self, monotonic: float) -> float:
-        """A time of the monotonic clock, which all processes share, as the run's."""
+        """Convert a time of the monotonic clock, which all processes share."""
         return (monotonic - self._zero) * self._rate

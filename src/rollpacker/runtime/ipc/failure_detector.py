@@ -1,4 +1,4 @@
-"""Who has stopped to give signs of life, or gives them and comes to nothing."""
+"""Finds workers and nodes that are silent or hang."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ from collections.abc import Collection
 from math import ceil
 
 LOOKS = 2
-"""In each heartbeat."""
+"""Checks in each heartbeat."""
 _MISSED = 4
-"""Looks in a row without a sign of life from one that is taken for dead: it has been silent for
-more than two heartbeats and at most two and a half."""
+"""Missed checks in a row after which a worker counts as dead: after two to two and a half silent
+heartbeats."""
 _STARTING_S = 180.0
-"""That one may be silent, at the least, before it has begun: libraries that are loaded let nobody
-else do anything. It may also work so long at one thing: a compiler may be at work."""
+"""The least patience in seconds before a worker's start, as loading libraries may block all its
+threads. It is also the least patience with one piece of work: a compiler may run."""
 _TIMES = 10.0
-"""So many times as long as it ever has may it work at one thing."""
+"""A piece of work may take so many times as long as the longest one before."""
 _FIRST_S = 1800.0
-"""It may work so long at a kind of thing that it has never done: large checkpoints, the first
-gradients."""
+"""The patience in seconds with a first piece of work, such as a large checkpoint."""
 
 
 class Silence:
-    """Counts how often somebody looked and there was no sign of life, or the same work at hand.
+    """Counts checks without a sign of life, or with the same work.
 
-    It counts looks, not seconds: when the driver itself was suspended, its workers must not look
-    dead.
+    It counts checks, not seconds: after a suspension of the driver, its workers must not look dead.
     """
 
     def __init__(self, heartbeat_s: float) -> None:
         self.every_s = heartbeat_s / LOOKS
-        """Between two looks."""
+        """Seconds between two checks."""
         self._starting = max(_MISSED, ceil(_STARTING_S / self.every_s))
         self._heard: set[int] = set()
         self._missed: dict[int, int] = {}
@@ -37,7 +35,7 @@ class Silence:
         self._same: dict[int, int] = {}
 
     def begin(self, who: int) -> None:
-        """It is another one than before."""
+        """Reset the counts for a new process."""
         self._missed.pop(who, None)
         self._at.pop(who, None)
 
@@ -45,16 +43,16 @@ class Silence:
         self._heard.add(who)
 
     def work(self, who: int, at: str, done: int, longest_s: float | None) -> None:
-        """It says what it is at, in words, empty while it waits to be told; how many pieces of work
-        it has ended; and how long such a piece has taken at the most, None where it has done none.
-        """
+        """Note a worker's current work ``at`` (empty while it waits), its number of ended pieces
+        ``done``, and the seconds ``longest_s`` of the longest such piece, if there was one."""
         if (at, done) != self._at.get(who, ("", 0, 0.0))[:2]:
             self._same[who] = 0
         patience = _FIRST_S if longest_s is None else max(_STARTING_S, _TIMES * longest_s)
         self._at[who] = at, done, patience
 
     def look(self, live: Collection[int], starting: Collection[int] = ()) -> dict[int, str]:
-        """Those of ``live`` that are taken for dead, and why; more patient with ``starting``."""
+        """Return those of ``live`` that count as dead, and why. ``starting`` ones get more
+        patience."""
         lost: dict[int, str] = {}
         for who in live:
             self._missed[who] = 0 if who in self._heard else self._missed.get(who, 0) + 1

@@ -1,4 +1,4 @@
-"""A socket between a driver and a worker: the driver's end never waits, the worker's does."""
+"""A socket between a driver and a worker. The driver's end never waits, the worker's does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from rollpacker.processes.frames import Inbox, Outbox
 
 HEAD = struct.Struct("<Q")
-"""Before each message: its length."""
+"""The length before each message."""
 
 
 def encode(message: Any) -> memoryview:
-    """A message as it goes through a socket, without its length.
+    """Pickle a message for a socket, without its length.
 
-    With the newest protocol, since an older one would copy every array twice, and without numpy's
-    own way, which is Python code on both sides.
+    An older protocol would copy every array twice, and numpy's own reduction is Python code.
     """
     written = io.BytesIO()
     pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
@@ -43,16 +42,16 @@ _REDUCED = {np.ndarray: _reduced}
 
 
 class Wire:
-    """A worker's end of a socket: sends and receives whole messages, and waits for both.
+    """A worker's end of a socket: it sends and receives whole messages, and waits for both.
 
-    One thread may receive while another one sends. Pickles into a process that is being started.
+    One thread may receive while another one sends. It can be pickled into a new process.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def send(self, obj: Any, /) -> None:
-        """Send a message. Raises ``OSError`` when the other end is gone."""
+        """Send a message. Raises ``OSError`` if the other end is gone."""
         data = encode(obj)
         head = HEAD.pack(len(data))
         sent = self._end.sendmsg([head, data])
@@ -62,7 +61,7 @@ class Wire:
             self._end.sendall(data[max(0, sent - HEAD.size) :])
 
     def recv(self) -> Any:
-        """Wait for the next message. Raises ``EOFError`` or ``OSError`` when the other end is
+        """Wait for the next message. Raises ``EOFError`` or ``OSError`` if the other end is
         gone."""
         return pickle.loads(self.message())
 
@@ -70,7 +69,7 @@ class Wire:
         return self._exactly(HEAD.unpack(self._exactly(HEAD.size))[0])
 
     def fileno(self) -> int:
-        """Readable when a message, or the end, has come."""
+        """Readable when a message or the end has come."""
         return self._end.fileno()
 
     def _exactly(self, size: int) -> bytearray:
@@ -88,13 +87,10 @@ class Wire:
 
 
 class Link:
-    """Whole messages, in order, none lost while both ends live.
+    """Whole messages in order. None is lost while both ends live.
 
-    What the other end does not take is kept here and sent when it does, so a process that is frozen
-    or slow keeps nobody from the others.
-
-    Args:
-        end: a connected socket; default: one will come (``connect``).
+    It keeps messages that the other end does not take yet. So a frozen or slow process does not
+    block the driver. ``end`` is a connected socket. Without one, ``connect`` brings it later.
     """
 
     def __init__(self, end: socket.socket | None = None) -> None:
@@ -107,7 +103,7 @@ class Link:
             self.connect(end)
 
     def connect(self, end: socket.socket) -> bool:
-        """Go on with a connected socket; false where there was one, or nobody wants it."""
+        """Use a connected socket. False if there is one already, or the link is closed."""
         if self._end is not None or self._closed:
             return False
         end.setblocking(False)
@@ -127,8 +123,8 @@ class Link:
         Args:
             loop: calls the others.
             hear: takes each message.
-            gone: told once that the other end is gone; not after ``close``.
-            sign: told that something came, a part of a message perhaps.
+            gone: called once when the other end is gone, but not after ``close``.
+            sign: called when bytes have come.
         """
         self._loop, self._hear, self._gone, self._sign = loop, hear, gone, sign
         self._begin()
@@ -140,12 +136,12 @@ class Link:
                 self._loop.add_writer(self._end, self._writable)
 
     def send(self, message: Any) -> None:
-        """Send a message, now or when the other end takes it; nothing happens where that is gone:
-        ``gone`` is told so."""
+        """Send a message, at once or when the other end takes it. If that is gone, nothing
+        happens."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: memoryview) -> None:
-        """The same, of a message that goes to several (``encode``)."""
+        """Send a message of ``encode``, which may go to several ends."""
         if self._closed:
             return
         kept = bool(self._outbox.parts)
@@ -182,7 +178,7 @@ class Link:
                 self._gone()
 
     def close(self) -> None:
-        """Say and hear no more; the other end sees it."""
+        """Close the socket, so that the other end sees it."""
         if self._closed:
             return
         self._closed = True
@@ -192,13 +188,13 @@ class Link:
         if self._loop is not None:
             self._loop.remove_reader(self._end)
             self._loop.remove_writer(self._end)
-        # A process that was forked meanwhile may hold a copy.
+        # A process forked meanwhile may hold a copy of the descriptor.
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
     def drain(self, seconds: float) -> None:
-        """Wait so long for the other end to take what was sent, and to go; then close."""
+        """Wait at most ``seconds`` for the other end to take all messages and leave, then close."""
         if not self._closed and self._end is not None:
             if self._loop is not None:
                 self._loop.remove_reader(self._end)
@@ -213,24 +209,24 @@ class Link:
 
 
 class Host(Protocol):
-    """What a worker runs in, from the driver's side."""
+    """The driver's view of a worker's process."""
 
     @property
     def link(self) -> Link: ...
 
     @property
     def pid(self) -> int:
-        """Its process, on whatever node that is; 0 when it is not known."""
+        """Its process id on its node, 0 if it is unknown."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Give it so long to end."""
+        """Wait at most ``seconds`` for its end."""
         ...
 
     def kill(self) -> None:
-        """End it, stopped or not; its link sees it, and nobody waits for it."""
+        """Kill it, even if it is stopped, without waiting. The link notices."""
         ...
 
     async def end(self, seconds: float = 5.0) -> str:
-        """How it ended, in words; it has so many seconds for that."""
+        """How it ended, after at most ``seconds``."""
         ...

@@ -1,6 +1,6 @@
-"""Where the processes of other nodes come to their driver, and how strangers are kept out.
+"""The driver's door for processes of other nodes, which keeps strangers out.
 
-Both sides show that they know the run's key before anything of the other is unpickled
+Both sides show that they know the run's key before either unpickles anything
 (``multiprocessing.connection``: HMAC over a random challenge). Nothing is encrypted: a run's
 network is its cluster's own, as it is for Ray, NCCL and gloo.
 """
@@ -23,29 +23,27 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from threading import Condition, Thread
 
 _PATIENCE_S = 10.0
-"""In which one that has come says who it is."""
+"""Seconds for a connection to show the key and its name."""
 _ENTERING_S = 60.0
-"""In which one that has come is asked: strangers may be at the door before it."""
+"""Seconds for a connection to be handled, as strangers may come first."""
 _AT_DOOR = 256
-"""That are asked together; one more, and the first of them has to go, after"""
+"""The most connections that are handled together. For one more, the first is closed after"""
 _FAIR_S = 0.5
-"""in which one that knows the key has shown it."""
+"""seconds, in which an agent has shown its key."""
 _PAUSE_S = 0.1
-"""After one that could not be let in."""
+"""Seconds of pause after a failed connection."""
 _LONGEST_NAME = 64
 _DRIVER, _AGENT = b"driver", b"agent"
 
 Take = Callable[[str, socket.socket], None]
-"""Takes the name of one that has come, and the connection to it."""
+"""Takes the name of an admitted connection, and its socket."""
 
 
 class Rendezvous:
-    """Listens on one interface, for those that know the key.
+    """Listens on one interface for processes that know the key. It calls ``take`` in ``loop`` for
+    each.
 
-    Args:
-        take: called in ``loop`` with each that has shown that it knows the key.
-
-    Raises ``OSError`` where it cannot listen.
+    Raises ``OSError`` if it cannot listen.
     """
 
     def __init__(self, host: str, take: Take, loop: asyncio.AbstractEventLoop) -> None:
@@ -63,11 +61,11 @@ class Rendezvous:
     def _listen(self) -> None:
         while not self._closed:
             if not self._next():
-                # It goes by: too many open files or threads, or one that has hung up already.
+                # Temporary: too many open files or threads, or the other side has hung up.
                 time.sleep(_PAUSE_S)
 
     def _next(self) -> bool:
-        """Whether one has come, who is asked who it is."""
+        """Accept a connection and begin to authenticate it. False if that fails."""
         try:
             end, _ = self._socket.accept()
         except OSError:
@@ -84,7 +82,7 @@ class Rendezvous:
         return True
 
     def _make_room(self) -> None:
-        """Where too many are asked, the one that is asked longest makes way."""
+        """If too many connections are handled, close the oldest one."""
         with self._room:
             while len(self._at_door) >= _AT_DOOR:
                 first, since = next(iter(self._at_door.items()))
@@ -94,7 +92,7 @@ class Rendezvous:
                     continue
                 del self._at_door[first]
                 with suppress(OSError):
-                    first.shutdown(socket.SHUT_RDWR)  # whoever reads from it finds its end
+                    first.shutdown(socket.SHUT_RDWR)  # its thread reads the end
 
     def _ask(self, end: socket.socket) -> None:
         try:
@@ -112,7 +110,7 @@ class Rendezvous:
             end.close()
 
     def _left(self, end: socket.socket) -> bool:
-        """Nobody asks any more; whether it had not to make way."""
+        """Forget a connection. False if ``_make_room`` has closed it."""
         with self._room:
             self._room.notify()
             return self._at_door.pop(end, None) is not None
@@ -124,7 +122,7 @@ class Rendezvous:
             self._take(name, end)
 
     def close(self) -> None:
-        """Let nobody in any more; who is in stays."""
+        """Admit nothing more. Admitted connections stay."""
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -132,7 +130,7 @@ class Rendezvous:
 
 
 def _admit(end: socket.socket, key: bytes) -> str:
-    """The name of one that has come. Raises what ``multiprocessing`` does, ``ValueError``."""
+    """Authenticate, and return the name. Raises as ``multiprocessing`` does, or ``ValueError``."""
     _prepare(end, _PATIENCE_S)
     with _connection(end) as stranger:
         deliver_challenge(stranger, _of(_AGENT, key))
@@ -143,27 +141,27 @@ def _admit(end: socket.socket, key: bytes) -> str:
 
 
 def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
-    """A connection to the driver at ``address``, that will know it as ``name`` (ASCII, at most 64
-    bytes).
+    """Connect to the driver at ``address`` under ``name`` (ASCII, at most 64 bytes).
 
-    Raises ``OSError`` where nobody answers, ``multiprocessing.AuthenticationError`` on another
-    run's key.
+    Raises ``OSError`` if there is no answer, ``multiprocessing.AuthenticationError`` on another
+    key.
     """
     until = time.monotonic() + _ENTERING_S
     while True:
         try:
             return _entered(address, key, name)
         except (ConnectionResetError, TimeoutError):
-            # Strangers crowd the door: it had to make way, or was not asked in.
+            # Many strangers: the driver closed this connection to make room, or did not handle it.
             if time.monotonic() > until:
                 raise
             time.sleep(_PAUSE_S)
 
 
 def start_agent(host: str, port: int, key: str, name: str) -> subprocess.Popen[bytes]:
-    """Start an agent that comes to the gate at ``host`` and ``port``, with its key (hex digits).
+    """Start an agent that connects to the driver at ``host`` and ``port`` with its key (hex
+    digits).
 
-    It ends when its standard input closes, so also when whoever has started it is gone.
+    It ends when its standard input closes, so also with the process that has started it.
     """
     command = [sys.executable, "-m", "rollpacker.runtime.cluster.agent", host, str(port), name]
     agent = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -193,12 +191,12 @@ def _entered(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
 
 
 def _of(side: bytes, key: bytes) -> bytes:
-    """What one side shows: nobody gets its answer by handing it another one's challenge."""
+    """A side's own key, so that nobody can answer a challenge by sending it back."""
     return hmac.digest(key, side, "sha256")
 
 
 def _prepare(end: socket.socket, limit_s: float) -> None:
-    """Small messages go at once; whoever waits does so for ``limit_s`` at most, 0 for ever."""
+    """Send small messages at once, and wait at most ``limit_s``, 0 for ever."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))

@@ -1,10 +1,9 @@
-"""Stops a job's processes when its lease runs out, even if the job's driver is stopped or dead.
+"""Stops a job's processes when their permit ends, even if the job's driver is stopped or dead.
 
-A process of its own, in plain Python, and the only one that stops (SIGSTOP) and continues them, so
-that the two cannot overtake each other. Its standard input gives one JSON object a line:
-``{"pids": [...], "stop_at": s}``. Until ``stop_at``, monotonic seconds, the processes may run, then
-they are stopped; None is for processes that are idle. When the input ends the driver is gone, and
-they are killed.
+It is a process of its own in plain Python. Only it stops (SIGSTOP) and continues them, so that the
+two signals cannot overtake each other. Each line of its standard input is a JSON object ``{"pids":
+[...], "stop_at": s}``. The processes may run until ``stop_at`` (monotonic seconds), and are then
+stopped. None is for idle processes. If the input ends, the driver is gone and they are killed.
 """
 
 import json
@@ -17,7 +16,8 @@ from contextlib import suppress
 
 
 def follow(ends: dict[int, int], pids: list[int]) -> None:
-    """Watch these only, each by a descriptor: its number may be another's when it has ended."""
+    """Watch only ``pids``, each by a descriptor: a number may be reused after its process has
+    ended."""
     for pid in ends.keys() - set(pids):
         os.close(ends.pop(pid))
     for pid in set(pids) - ends.keys():
@@ -26,14 +26,14 @@ def follow(ends: dict[int, int], pids: list[int]) -> None:
 
 
 def send(ends: dict[int, int], number: int) -> None:
-    """A signal to those that have not ended."""
+    """Signal all that have not ended."""
     for end in ends.values():
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(end, number)
 
 
 def watch(source: int) -> None:
-    """Follow what comes in on the file descriptor ``source`` until it is closed."""
+    """Follow the lines from the file descriptor ``source`` until it is closed."""
     ends: dict[int, int] = {}
     stop_at: float | None = None
     pending = b""

@@ -1,4 +1,4 @@
-"""Starts the process that stops others when their time is over, and tells it until when."""
+"""Starts the watchdog process, and gives it the end of a permit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollpacker.runtime.ipc import watchdog
 
 
 class Watchdog:
-    """Of processes on this machine; they are killed when whoever has made this is gone."""
+    """The watchdog of processes on this machine. It kills them when its own starter is gone."""
 
     def __init__(self) -> None:
         with shielded():
@@ -22,9 +22,9 @@ class Watchdog:
             )
 
     def tell(self, pids: Sequence[int], stop_at: float | None) -> None:
-        """They may run until then, in monotonic seconds; None is for processes that are idle.
+        """Let the processes run until ``stop_at`` (monotonic seconds). None is for idle ones.
 
-        Raises ``BrokenPipeError`` when the guard has died.
+        Raises ``BrokenPipeError`` if the watchdog has died.
         """
         assert self._process.stdin is not None
         told = {"pids": [pid for pid in pids if pid], "stop_at": stop_at}
@@ -32,7 +32,7 @@ class Watchdog:
         self._process.stdin.flush()
 
     def dismiss(self) -> None:
-        """Without a process to watch its end harms nobody."""
+        """End it. Without processes to watch, its end kills none."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died
             self._process.stdin.write(b'{"pids": [], "stop_at": null}\n')

@@ -1,4 +1,1 @@
-"""What drivers and workers say to each other, and the weights that they share.
-
-Nothing here knows how a message travels, or what a worker makes of it.
-"""
+"""Messages of drivers and workers, and the weights that they share."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a worker, as it is told to the driver."""
+"""Faults of workers, and the errors that the driver raises for them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rollpacker.errors import one_line
 
 
 class WorkerError(RuntimeError):
-    """A worker has died or cannot do what it was told."""
+    """A worker has died or cannot carry out a command."""
 
 
 class NoRoomError(ValueError):
-    """A cluster has no room for what a run asks for, at this moment at least."""
+    """A cluster has no room for a run, at least for the moment."""
 
 
 def in_one_line(error: Exception) -> Exception:
-    """What a callback raised, for whoever waits: as it is where it is meant for people, else with
-    the place where it was raised."""
+    """An error for the user. If it is no error for people, it gets the place where it was
+    raised."""
     if isinstance(error, ValueError | RuntimeError | OSError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -34,11 +34,11 @@ def in_one_line(error: Exception) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why something could not be done.
+    """Why a command failed.
 
     Args:
-        kind: ``user``: the configuration's or the model's; ``storage``: a disk's, worth another
-            try; ``crash``: the worker cannot go on.
+        kind: ``user``: a mistake of the configuration or the model. ``storage``: a disk's error,
+            which may pass. ``crash``: the worker cannot go on.
         text: one line for the first two, a traceback or one line for a crash.
     """
 
@@ -46,7 +46,7 @@ class Fault:
     text: str
 
     def error(self) -> Exception:
-        """To be raised where the work was asked for."""
+        """The exception for the caller that gave the command."""
         match self.kind:
             case "user":
                 return ValueError(self.text)
@@ -60,21 +60,20 @@ _T = TypeVar("_T")
 
 
 class Breaker:
-    """Ends a piece of work with an error: one that it is told, or that a callback of the event loop
-    raises meanwhile. Made and used once, in one event loop."""
+    """Ends work with an error, from ``trip`` or from a callback of the event loop. It is used once,
+    in one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._error: asyncio.Future[None] = self._loop.create_future()
 
     def trip(self, error: Exception) -> None:
-        """End the work with an error; the first one counts."""
+        """End the work with an error. The first one counts."""
         if not self._error.done():
             self._error.set_exception(error)
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do the work, once. Raises what it raises, what ``trip`` was told, or, in one line, what a
-        callback raised."""
+        """Run the work once. Raises its error, that of ``trip``, or a callback's in one line."""
         before = self._loop.get_exception_handler()
         self._loop.set_exception_handler(self._hear)
         task = asyncio.create_task(work)
@@ -95,13 +94,12 @@ class Breaker:
         error = context.get("exception")
         if "handle" in context and isinstance(error, Exception):
             self.trip(in_one_line(error))
-        else:  # a future that nobody asked for its error, for one
+        else:  # such as a future whose error nobody has read
             loop.default_exception_handler(context)
 
 
 def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Do work beside what the driver waits for; what it raises is a callback's error. The caller
-    keeps the task."""
+    """Run work in the background. Its error counts as a callback's. The caller keeps the task."""
     task = asyncio.create_task(work)
     task.add_done_callback(_look_at)
     return task

@@ -1,4 +1,1 @@
-"""The driver's view of all workers: which there are, who listens, who has died.
-
-Nothing here knows steps or policies.
-"""
+"""The driver's view of all workers: their processes, reports and deaths."""

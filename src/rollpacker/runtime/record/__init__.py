@@ -1,4 +1,1 @@
-"""What a run leaves behind, and what its user sees of it meanwhile.
-
-Nothing here starts, stops or decides anything.
-"""
+"""The files of a run, and its progress on the terminal."""

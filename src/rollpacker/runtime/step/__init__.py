@@ -1,4 +1,1 @@
-"""A step or an evaluation: decisions become messages, what workers report becomes events.
-
-Nothing here decides, and nothing here writes files of a run.
-"""
+"""A step or an evaluation: decisions become messages, and reports become events."""

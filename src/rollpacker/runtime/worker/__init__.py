@@ -1,4 +1,4 @@
-"""What runs inside a worker's process: an engine, a training replica, or both.
+"""The inside of a worker's process: an engine, a training replica, or both.
 
-A worker knows its driver's messages only: no step, no policy, no other worker.
+A worker knows its driver's messages, and no step, policy or other worker.
 """

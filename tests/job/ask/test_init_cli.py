@@ -114,7 +114,7 @@ def test_it_looks_at_the_model_and_the_columns(shop, init, tmp_path):
     assert tree["data"] == {"path": str(data), "label_key": "", "input_key": "riddle"}
     assert any("no chat template" in line for line in warnings)
     assert any("'riddle' is used as the prompt" in line for line in warnings)
-    assert any(line.endswith("needs its name here, of ['riddle', 'n']") for line in warnings)
+    assert any(line.endswith("set its name here: one of ['riddle', 'n']") for line in warnings)
     # Held-out problems are never drawn, even where the files overlap.
     held = rows(tmp_path / "held.jsonl", {"prompt": "1", "answer": "1"})
     data = rows(tmp_path / "all.jsonl", *({"prompt": str(n), "answer": "1"} for n in (1, 2, 3)))

@@ -118,7 +118,7 @@ def test_items_of_a_list_are_compared_one_by_one(shop: Workshop) -> None:
     assert said[2].startswith("WARNING rewards.0.batch was None and is 4: ")
     now["rewards"][0]["weight"] = 2.0
     with pytest.raises(
-        ValueError, match=r"'rewards\.0\.weight' was 1\.0, now 2\.0; change it back"
+        ValueError, match=r"'rewards\.0\.weight' was 1\.0, now 2\.0: change it back"
     ):
         changed(began, now)
     with pytest.raises(ValueError, match=r"another config: 'rewards' was"):

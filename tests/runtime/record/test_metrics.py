@@ -178,7 +178,7 @@ def test_warnings_are_loud_and_not_endless():
     assert "raise" not in limited
     assert "no program" not in first[1]
     assert (
-        "; 75% of the responses hold no program; check" in StepWarnings(256).check(0, bad, 0.75)[1]
+        "(75% of the responses hold no program). Check" in StepWarnings(256).check(0, bad, 0.75)[1]
     )
 
 
@@ -339,7 +339,7 @@ def test_a_run_that_ends_worse_than_it_began_says_so(
     lesson = after(rewards).lesson()
     assert (lesson is not None) == worse
     if lesson is not None:
-        assert "a mean reward of 0.3 in its last 10 steps, of 0.5 in its first" in lesson
+        assert "its mean reward is 0.3 in the last 10 steps and 0.5 in the first" in lesson
 
 
 def test_a_short_run_is_not_judged() -> None:

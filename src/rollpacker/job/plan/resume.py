@@ -108,7 +108,7 @@ def _changes(
         change = f"{where} was {before!r} and is {now!r}"
         if kind == "refused":
             raise ValueError(
-                f"{found.path} was made with another config: '{where}' was {before!r} and is now "
+                f"{found.path} was made with another config: '{where}' was {before!r}, now "
                 f"{now!r}: change it back, or choose another folder with --out"
             )
         if kind == "logged":

@@ -1,4 +1,4 @@
-"""What the driver and its workers say to each other. Order in a channel is order of effect."""
+"""Messages of the driver and its workers. A channel's order is the order of effects."""
 
 from __future__ import annotations
 
@@ -21,74 +21,73 @@ class BeginStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode with the newest weights, ``version``; nothing may be running. Answered by
-    ``WeightsLoaded``. ``weights``: where they are; None: those of the process's own replica."""
+    """Decode with the weights of ``version``. Nothing may be running. Answered by
+    ``WeightsLoaded``. ``weights`` is their place. None: they are those of the process's own
+    replica."""
 
     version: int
     weights: SharedWeights | None = None
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
-    """Give the KV cache's memory back until weights come; nothing may be running. Answered by
+    """Release the KV cache's memory until weights come. Nothing may be running. Answered by
     ``Slept``."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
-    """Other jobs take the devices: leave them, and wait in host memory. An engine that is given
-    weights meanwhile loads them when it is back. Answered by ``Done``."""
+    """Move to host memory, as other jobs take the devices. If new weights come meanwhile, an engine
+    loads them after its return. Answered by ``Done``."""
 
 
 class Onload(msgspec.Struct, frozen=True, kw_only=True):
-    """Come back to the devices. Answered by ``Done``."""
+    """Return to the devices. Answered by ``Done``."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample these."""
+    """Sample these requests."""
 
     requests: Sequence[Request]
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop these; answered by ``Aborted`` for those that were still there."""
+    """Stop these attempts. Answered by ``Aborted`` for those that have not ended."""
 
     attempts: Sequence[AttemptId]
 
 
 class DecodeAhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode ahead so, until new weights come."""
+    """Use this speculative decoding until new weights come."""
 
     how: Speculation
 
 
 class Proceed(msgspec.Struct, frozen=True, kw_only=True):
-    """In lockstep: what finished has been dealt with, decode on."""
+    """In lockstep: the driver has handled finished responses, so decode on."""
 
 
 class Accumulate(msgspec.Struct, frozen=True, kw_only=True):
-    """Add the gradients of these groups, cut to ``parts``; answered by ``Accumulated``."""
+    """Add the gradients of these groups, cut to ``parts``. Answered by ``Accumulated``."""
 
     parts: tuple[GroupPart, ...]
     groups: Sequence[Group]
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of these under the weights in place; answered by ``ScoredSamples``."""
+    """Compute log-probabilities under the current weights. Answered by ``ScoredSamples``."""
 
     groups: Sequence[Group]
 
 
 class Apply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reduce, divide, update; answered by ``Applied``, with a checksum if asked for."""
+    """Reduce, divide, update. Answered by ``Applied``, with a checksum if asked for."""
 
     total: Partial
     checksum: bool
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Put the weights to where engines of other processes read them; answered by ``Shared``.
-
-    ``name``: of a file that may be needed for it.
-    """
+    """Put the weights into the file ``name`` for engines of other processes, if a file is needed.
+    Answered by ``Shared``."""
 
     name: str
 
@@ -102,13 +101,13 @@ class Reform(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
-    """Write model and optimizer under ``folder``; answered by ``Done``."""
+    """Write model and optimizer under ``folder``. Answered by ``Done``."""
 
     folder: str
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Restore model and optimizer from ``folder``; answered by ``Done``."""
+    """Restore model and optimizer from ``folder``. Answered by ``Done``."""
 
     folder: str
 
@@ -118,15 +117,14 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True):
-    """Bring shared weights to the other nodes that decode, once each; answered by ``Carried``.
+    """Bring shared weights once to each other node that decodes. Answered by ``Carried``.
 
     Args:
-        meeting: where those that take part meet (``Span``); the same one as before while they are
-            the same.
-        rank: among them; 0 has the weights, each other is the only one of its node.
-        world: how many they are.
+        meeting: where the members meet (``Span``), the same for the same members.
+        rank: 0 has the weights. Each other rank is the only one of its node.
+        world: the number of members.
         size: bytes of the weights.
-        name: of a file that those that receive may need.
+        name: of a file for the receivers.
     """
 
     meeting: str
@@ -142,15 +140,15 @@ Command = EngineCommand | ReplicaCommand | Offload | Onload | Stop
 
 
 class StepSums(NamedTuple):
-    """Sums over decode steps of about as many sequences.
+    """Sums over decode steps of a similar number of sequences.
 
     Args:
-        tokens: of one sequence; more than one a step where the engine decodes ahead.
-        sequences: that the step decoded, for each of these tokens.
-        context: tokens of all of them, likewise.
-        prefill_tokens: that the steps ran besides.
-        ended: sequences that left the engine in them.
-        seconds: from the end of the step before, where the engine had work all the while.
+        tokens: of one sequence, more than one a step with speculative decoding.
+        sequences: in the step's batch, summed over these tokens.
+        context: tokens of all these sequences, summed likewise.
+        prefill_tokens: prefilled in these steps.
+        ended: sequences that left the engine.
+        seconds: since the end of the step before, if the engine had work all the while.
     """
 
     tokens: float = 0.0
@@ -165,13 +163,13 @@ class StepSums(NamedTuple):
 
 
 StepKind = tuple[bool, bool, int]
-"""Whether the engine was told to decode ahead, whether it prefilled, and the bits of the number of
-sequences less one."""
+"""Whether drafts were on, whether the step prefilled, and the bits of its number of sequences less
+one."""
 StepTimes = Mapping[StepKind, StepSums]
 
 
 def joined(parts: Iterable[StepTimes]) -> StepTimes:
-    """Those of several engines, or of one after the other."""
+    """Sum the times of several engines or periods."""
     found: dict[StepKind, StepSums] = {}
     for part in parts:
         for key, sums in part.items():
@@ -180,14 +178,14 @@ def joined(parts: Iterable[StepTimes]) -> StepTimes:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine and its process have done since ``BeginStep``, or the last report of it.
+    """The work of an engine and its process since ``BeginStep`` or the last report.
 
     Args:
         prefill_tokens: of prompts, and of responses that were recomputed.
-        cached_tokens: of requests whose last turn's KV was found, and which were not prefilled.
-        preemptions: sequences thrown out for lack of KV.
-        decode_s: seconds of a decode step by the rows that it runs, lately; empty where the engine
-            does not tell rows.
+        cached_tokens: of requests whose KV of the last turn was found.
+        preemptions: sequences removed for lack of KV.
+        decode_s: seconds of a recent decode step by its rows. Empty if the engine does not count
+            rows.
         step_times: sums over all decode steps.
         start_s: seconds from ``BeginStep`` to the first decode step.
     """
@@ -204,7 +202,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Of both, ``other`` being the later one."""
+        """The sum, where ``other`` is the later one."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTED}
         times = joined((self.step_times, other.step_times))
         return Work(**sums, decode_s=other.decode_s, step_times=times)
@@ -214,7 +212,7 @@ _COUNTED = [name for name in Work.__struct_fields__ if name not in ("decode_s", 
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker has its model, and the engine that it leads, if it does, can do this."""
+    """The worker has its model. ``info`` is of the engine that it leads, if there is one."""
 
     info: EngineInfo | None = None
 
@@ -223,9 +221,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The process lives.
 
     Args:
-        at: what it is at, in words; empty while it waits for a command.
-        done: pieces of work that it has ended.
-        longest_s: that one of this kind took at the most; None where it has ended none.
+        at: its current work in words, empty while it waits for a command.
+        done: pieces of work that have ended.
+        longest_s: seconds of the longest such piece, None if there was none.
     """
 
     at: str = ""
@@ -234,13 +232,13 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
-    """The user should know."""
+    """A line for the user."""
 
     text: str
 
 
 class WeightsLoaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine has them; ``size``: devices that it spans."""
+    """The engine of ``size`` devices has the weights."""
 
     version: int
     work: Work
@@ -248,7 +246,7 @@ class WeightsLoaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slept(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine of ``size`` devices has no KV cache, and has done this."""
+    """The engine of ``size`` devices has released its KV cache, after this work."""
 
     work: Work
     size: int
@@ -261,7 +259,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
-    """These attempts have stopped; partial outputs. What had ended before is not among them."""
+    """These attempts have stopped, with partial outputs. Attempts that had ended are not among
+    them."""
 
     outputs: Sequence[Output]
 
@@ -283,7 +282,7 @@ class Accumulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoredSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``Score`` asked for, by sample. Times are of the monotonic clock."""
+    """The answer to ``Score``, by sample. Times are of the monotonic clock."""
 
     logprobs: dict[SampleId, NDArray[np.float32]]
     start_s: float
@@ -291,7 +290,7 @@ class ScoredSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """The update is done; ``checksum`` is of the new weights (0 when not asked for)."""
+    """The update is done. ``checksum`` is of the new weights, or 0."""
 
     update: Update
     checksum: int
@@ -300,7 +299,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights are there; None from those that do not lead their replica."""
+    """The weights are shared. None from ranks that do not lead their replica."""
 
     weights: SharedWeights | None
     start_s: float
@@ -308,11 +307,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """It has ended; ``fault`` says what went wrong.
-
-    Args:
-        host_bytes: of an ``Offload``: what waits in host memory.
-    """
+    """A command has ended, with ``fault`` if it failed. ``host_bytes``: held in host memory by an
+    ``Offload``."""
 
     fault: Fault | None = None
     host_bytes: int = 0
@@ -325,7 +321,7 @@ class Died(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights have come, or have been sent. ``problem``: why not, in words."""
+    """The weights have come or were sent. ``problem``: why not."""
 
     weights: SharedWeights | None
     start_s: float

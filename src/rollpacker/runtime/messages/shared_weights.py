@@ -1,7 +1,7 @@
-"""Weights from a replica to the engines of its machine, through memory that they share.
+"""Weights from a replica to the engines of its machine, through shared memory.
 
-One copy for all engines. It is a file, in memory where there is room for it (``/dev/shm``), which
-each engine maps; so a process that dies leaves nothing locked.
+All engines map one file, in ``/dev/shm`` if there is room. A process that dies leaves nothing
+locked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOCK = "-lock"
 class SharedMemoryOwner:
     """A folder for a run's meetings, and a name for all that it keeps in shared memory.
 
-    A lock that ends with the driver says that the name is in use, so that the next run removes
-    what one that was killed with all its workers has left: a copy of the model, perhaps.
+    The name is in use while the driver holds a lock. So the next run removes the files of a run
+    that was killed with all its workers, such as a copy of the model.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SharedMemoryOwner:
         self.folder.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Nobody needs them; may be called again."""
+        """Remove the files. May be called again."""
         clear(self.name)
         if self._lock is not None:
             os.close(self._lock)
@@ -52,10 +52,10 @@ class SharedMemoryOwner:
 
 
 def _claimed() -> tuple[str, int | None]:
-    """A name that nobody has, and the lock that says so; nothing else may be under it before.
+    """A new name and its lock.
 
-    Between its making and its locking the lock belongs to nobody: a run that starts at the same
-    moment removes it, and the name is given up.
+    A run that starts at the same moment may remove the file before it is locked. Then another name
+    is tried.
     """
     if not os.access(MEMORY, os.W_OK):
         return _new_name(), None
@@ -74,8 +74,8 @@ def _new_name() -> str:
 
 
 def clear(name: str) -> None:
-    """Remove what there is under such names, in the temporary folder too, where what does not fit
-    into shared memory is."""
+    """Remove the files of a name, also in the temporary folder, which holds those that do not fit
+    into shared memory."""
     temporary = Path(tempfile.gettempdir())
     shutil.rmtree(temporary / name, ignore_errors=True)
     for folder in (MEMORY, temporary):
@@ -85,7 +85,7 @@ def clear(name: str) -> None:
 
 
 def clear_dead() -> None:
-    """Remove what runs have left whose driver and workers were killed at once."""
+    """Remove the files of runs whose driver and workers were killed at once."""
     for path in MEMORY.glob(f"{_PREFIX}*{_LOCK}"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDWR)
@@ -101,9 +101,9 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes; pickles to both.
+    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes.
 
-    They are those that were written last; whoever writes must know that nobody reads.
+    The file has the weights that were written last. It may be written only while no engine reads.
     """
 
     path: Path
@@ -120,24 +120,24 @@ class SharedWeights:
             yield name, data[start:stop].view(getattr(torch, dtype)).view(shape)
 
     def remove(self) -> None:
-        """Forget them; engines that read them now still can."""
+        """Remove the file. Engines that have mapped it can still read."""
         self.path.unlink(missing_ok=True)
 
 
 class WeightsOut:
-    """Writes weights for engines of this machine, again and again to the same place.
+    """Writes weights for engines of this machine, again and again to the same file.
 
     Args:
-        layout: types and shapes of what will come.
+        layout: types and shapes of the weights.
         name: of the file, the same for all that write it in turn.
 
-    Raises ``ValueError`` when there is no room for a copy of the model.
+    Raises ``ValueError`` if there is no room for a copy of the model.
     """
 
     def __init__(self, layout: Layout, name: str) -> None:
         self._places: dict[str, tuple[int, int]] = {}
         header: dict[str, tuple[str, list[int], int, int]] = {}
-        # The header's own size moves what follows: its numbers are padded to a fixed width first.
+        # The header's size moves the data after it, so its numbers are padded to a fixed width.
         room = 8 + sum(len(each) + 8 * len(shape) + 96 for each, (_, shape) in layout.items())
         end = -(-room // _ALIGNED) * _ALIGNED
         for weight, (dtype, shape) in layout.items():
@@ -160,7 +160,7 @@ class WeightsOut:
 
 
 def mapped(path: Path) -> torch.Tensor:
-    """A file's bytes, shape (size,), in memory that is shared with all that map it."""
+    """A file's bytes, shape (size,), in memory that all mapping processes share."""
     import torch
 
     size = path.stat().st_size
@@ -168,7 +168,7 @@ def mapped(path: Path) -> torch.Tensor:
 
 
 def rooms() -> list[tuple[Path, int]]:
-    """Where a copy may lie, in the order in which it is tried, and bytes that are free there."""
+    """Folders for a copy in the order of preference, and their free bytes."""
     found = [(folder, os.statvfs(folder)) for folder in _folders()]
     return [(folder, free.f_bavail * free.f_frsize) for folder, free in found]
 
@@ -179,10 +179,10 @@ def _folders() -> list[Path]:
 
 
 def reserved(size: int, name: str) -> Path:
-    """A file of so many bytes that are really there: one that is not is a crash later.
+    """Create a file with allocated blocks, as a missing block would crash a process later.
 
-    One of that name and size is taken over: who wrote it may be gone. Raises ``ValueError`` where
-    there is no room.
+    An existing file of that name and size is reused, as its writer may be gone. Raises
+    ``ValueError`` if there is no room.
     """
     for folder in _folders():
         path = folder / name
@@ -195,7 +195,7 @@ def reserved(size: int, name: str) -> Path:
         return path
     raise ValueError(
         f"no room for a copy of the weights ({size / 1e9:.1f} GB) in {MEMORY} or "
-        f"{tempfile.gettempdir()}: engines in processes of their own read it from there"
+        f"{tempfile.gettempdir()}: engines in separate processes read the copy from there"
     )
 
 

@@ -1,4 +1,4 @@
-"""An engine in the driver's own process, beside a trainer that is somebody else's."""
+"""An engine in the driver's own process, beside a host's trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENGINE, _HOST = EngineId(0), ReplicaId(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """What the host's trainer has done with a round; times are of the monotonic clock."""
+    """The host's update with a round. Times are of the monotonic clock."""
 
     update: Update
     start_s: float
@@ -31,14 +31,14 @@ class HostUpdate:
 
 
 class InProcess:
-    """One engine, and the host's trainer in the place of the replica (``Workers``).
+    """One engine, and the host's trainer in place of the replica (``Workers``).
 
-    The engine decodes between the callbacks of the event loop. What the replica is told is answered
-    when the host has ``trained``.
+    The engine decodes between callbacks of the event loop. Commands to the replica are answered
+    after the host has ``trained``.
 
     Args:
-        weights: the host's, by the checkpoint's names; None where the engine reads them in place.
-        lockstep: it waits after each report of finished responses until told to proceed.
+        weights: the host's, by the checkpoint's names. None if the engine reads them in place.
+        lockstep: the engine waits for ``Proceed`` after each report of finished responses.
     """
 
     transport = None
@@ -69,7 +69,7 @@ class InProcess:
     # The engine -------------------------------------------------------------------------------
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Carry a command out; its report comes later, as from another process."""
+        """Carry out a command. Its report comes later, as from another process."""
         assert engine == _ENGINE
         self._worker.commands[type(command)](command)
         if self._decoding is None and self._worker.busy():
@@ -102,7 +102,7 @@ class InProcess:
     # The host ---------------------------------------------------------------------------------
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
-        """The host is told nothing: it trains when it is given the round."""
+        """Keep the command: the host trains when it gets the round."""
         assert replica == _HOST
         self._waiting.append(command)
         self._answer()
@@ -119,13 +119,13 @@ class InProcess:
         while self._trained is not None and self._waiting:
             report = _report(self._waiting.pop(0), self._trained)
             self._loop.call_soon(self._tell, lambda to, r=report: to.replica(_HOST, r))
-            # The time of all gradients is the first report's.
+            # The first report has the time of all gradients.
             self._trained = replace(self._trained, start_s=self._trained.end_s)
 
     # What only several processes need ---------------------------------------------------------
 
     def disband(self) -> Mapping[EngineId, int]:
-        """No engine is ever formed of several."""
+        """No engine spans several devices."""
         return {}
 
     def meet(self) -> None:
@@ -139,7 +139,7 @@ class InProcess:
 
 
 def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
-    """What a replica of ours would answer."""
+    """The answer of a replica of ours."""
     match command:
         case msg.Accumulate():
             tokens = sum(len(s.tokens) for group in command.groups for s in group.samples)
@@ -152,9 +152,9 @@ def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
         case msg.Apply():
             return msg.Applied(update=done.update, checksum=0, start_s=done.end_s, end_s=done.end_s)
         case _:
-            raise AssertionError(f"the host's trainer was told {command}")
+            raise AssertionError(f"the host's trainer got {command}")
 
 
 Workers = WorkerPool | InProcess
-"""The engines and replicas of one run. Commands to one of them are carried out in order; nothing
-happens where it is gone, which is reported as such."""
+"""The engines and replicas of one run. Each carries out its commands in order. Commands to a lost
+one have no effect, as the loss is reported."""

@@ -1,5 +1,5 @@
-"""Which processes a run has, on which devices, what each of them is a part of, and what ends with
-it."""
+"""A run's processes: their devices, their engine and replica, and the processes that end
+together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollpacker.runtime.worker.worker import EnginePart, ReplicaPart, WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSlot:
-    """One process: its device, and its parts in an engine, a replica or both."""
+    """One process: its device, and its part of an engine, a replica or both."""
 
     place: Place
     device: Device
@@ -36,11 +36,11 @@ class ProcessSlot:
 _Seat = tuple[Node, int]
 """A node and the number of one of its devices."""
 _Engine = tuple[int, EngineId]
-"""Devices that it spans, and its number: that of the first of the smallest that it covers."""
+"""The number of devices, and the engine's number: that of the first smallest engine on them."""
 
 
 class Topology:
-    """Workers by what they are a part of; the first of an engine, or a replica, leads it."""
+    """Workers by engine and replica. The first worker of each leads it."""
 
     def __init__(self, slots: Sequence[ProcessSlot] = ()) -> None:
         self.slots = slots
@@ -70,18 +70,18 @@ class Topology:
         return self.slots[worker].device.node
 
     def only(self, phase: Phase) -> list[int]:
-        """Workers that lead an engine and train nothing, or that train and decode nothing."""
+        """Workers that lead an engine without a replica, or have a replica without an engine."""
         if phase == "rollout":
             leads = {part[0] for part in self.engines.values()}
             return [n for n in sorted(leads) if self.slots[n].replica is None]
         return [n for n, slot in enumerate(self.slots) if slot.engine is None]
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
-        """Replicas all of whose workers live."""
+        """Replicas with all their workers."""
         return tuple(r for r, part in self.replicas.items() if all(w in live for w in part))
 
     def decoding(self, live: Collection[int]) -> tuple[EngineId, ...]:
-        """The smallest engines, those all of whose workers live."""
+        """The smallest engines with all their workers."""
         return tuple(
             engine
             for (size, engine), part in self.engines.items()
@@ -89,7 +89,7 @@ class Topology:
         )
 
     def covered(self, size: int, engine: EngineId) -> tuple[EngineId, ...]:
-        """The smallest engines on the devices of one of ``size``."""
+        """The smallest engines on the devices of an engine of ``size``."""
         return tuple(EngineId(engine + n) for n in range(size // self.size))
 
     def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
@@ -105,13 +105,13 @@ class Topology:
     def without(
         self, worker: int, formed: Collection[_Engine]
     ) -> tuple[set[int], tuple[EngineId, ...], tuple[ReplicaId, ...]]:
-        """What ends with a worker: workers, the smallest engines, and replicas.
+        """Workers, smallest engines and replicas that end with a worker.
 
-        The others of its engine, or of its replica, would wait for it in vain: what they hold is a
-        part of nothing. An engine's devices decode no more, whatever their size.
+        The other ranks of its engine and replica would wait for it for ever, and their state is
+        useless alone. Engines of every size on these devices end.
 
         Args:
-            worker: that has died.
+            worker: has died.
             formed: larger engines that decode now.
         """
         workers, replicas = {worker}, set[ReplicaId]()
@@ -136,16 +136,16 @@ def lay_out(
     store: str = "",
     generation: int = 0,
 ) -> list[ProcessSlot]:
-    """All processes; a process's number is its place in the list.
+    """All processes. A process's number is its place in the list.
 
     Args:
-        nodes: and their devices.
-        sizes: tensor-parallel sizes that engines may have, ascending; those of more than the first
-            rest until neighbours are put together.
-        store: where processes of several nodes meet.
-        generation: processes of another one are at other meetings.
+        nodes: with their devices.
+        sizes: tensor-parallel sizes of engines, ascending. Engines of a larger size than the first
+            rest until their devices are joined.
+        store: address at which processes of several nodes meet.
+        generation: keeps the meetings of different generations apart.
 
-    Raises ``ValueError`` where devices do not divide.
+    Raises ``ValueError`` if devices do not divide.
     """
     decoding, training = split(config, _seats(nodes))
     check_engines(config, _per_node(decoding))
@@ -160,7 +160,7 @@ def lay_out(
         return [
             replace(slot, engine=EnginePart(engine=EngineId(n))) for n, slot in enumerate(replicas)
         ]
-    # A trainer that leaves its device is to find the room that it left.
+    # A trainer that leaves its device must find its memory free again.
     leaves = turns(config, gpus=on_gpus(nodes)) == "both"
     engines = [
         _slot(
@@ -176,10 +176,10 @@ def lay_out(
 
 
 def in_turns(config: RunConfig, slots: Sequence[ProcessSlot]) -> list[set[int]]:
-    """Who starts together, by number: one group after the other.
+    """Groups of processes that start one after the other.
 
-    A vLLM engine that is not told its KV budget measures what memory of its GPU is left, so nobody
-    else may be taking it: replicas are there before, and engines of one size before the next.
+    A vLLM engine without a configured KV budget measures the free memory of its GPU, so no other
+    process may allocate at that time. Replicas start first, then engines by size.
     """
     everybody = {*range(len(slots))}
     engine = config.engine
@@ -198,7 +198,7 @@ def worker_specs(
     max_length: int,
     total_updates: int,
 ) -> dict[int, list[WorkerSpec]]:
-    """What some processes are told that they are, by node."""
+    """The specifications of some processes, by node."""
     specs: dict[int, list[WorkerSpec]] = defaultdict(list)
     for rank in sorted(which):
         slot = slots[rank]
@@ -217,12 +217,12 @@ def worker_specs(
 
 
 def on_gpus(nodes: Sequence[Node]) -> bool:
-    """Whether their devices are GPUs."""
+    """Whether the nodes' devices are GPUs."""
     return any(device.startswith("cuda") for node in nodes for device, _ in node.places)
 
 
 def decoding_devices(config: RunConfig, nodes: Sequence[Node]) -> list[int]:
-    """How many devices decode, of each node that has some. Raises ``ValueError``."""
+    """The number of decoding devices on each node that has some. Raises ``ValueError``."""
     return _per_node(split(config, _seats(nodes))[0])
 
 
@@ -245,11 +245,12 @@ def _slot(
 def _spans(
     seats: Sequence[_Seat], size: int, kind: str, store: str
 ) -> Iterator[tuple[int, _Seat, Span]]:
-    """Neighbours in parts of ``size``: the first one of each, and everybody's place in it."""
+    """Cut devices into neighbours of ``size``. Yields the first one's number, the device and its
+    span."""
     for number, seat in enumerate(seats[: len(seats) // size * size]):
         start = number - number % size
         node, others = seats[start][0], seats[start : start + size]
-        # Libraries name what they leave in shared memory after the file alone.
+        # Libraries name their shared memory by the file's name without its folder.
         name = f"{node.folder.name}-{kind}-{start}"
         within = all(other.number == node.number for other, _ in others)
         meeting = f"{node.folder}/{name}" if within else f"{store}{name}"

@@ -1,8 +1,8 @@
-"""Checkpoints that survive a kill at any moment, and that are believed only when every byte is.
+"""Checkpoints that survive a kill at any moment, and that are used only if every byte is verified.
 
-A checkpoint is written beside its final name. Then, while training goes on, it is flushed, read
-once for a ``MANIFEST`` (size and BLAKE2b of every file) and renamed: before that it is none. Resume
-takes the newest one whose manifest verifies; nothing else is verified.
+A checkpoint is written under a temporary name. While training goes on, it is flushed, read once for
+a ``MANIFEST`` (size and BLAKE2b of every file) and renamed. Resume takes the newest checkpoint
+whose manifest verifies.
 """
 
 from __future__ import annotations
@@ -32,18 +32,12 @@ Entry = dict[str, int | str]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written; the ones before it are untouched."""
+    """A checkpoint cannot be written. Older checkpoints are unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedCheckpoint:
-    """A checkpoint whose every byte was verified.
-
-    Args:
-        step: its step.
-        path: its folder.
-        state: what ``write`` was given, after a round trip through JSON.
-    """
+    """A checkpoint with every byte verified. ``state`` is that of ``write``, read from JSON."""
 
     step: int
     path: Path
@@ -51,16 +45,16 @@ class VerifiedCheckpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Building it cleans up after a crash: hold the ``RunLock``.
+    """The checkpoints of one run. The constructor cleans up after a crash, so hold the ``RunLock``.
 
     Args:
-        folder: the run's folder; made if missing.
-        keep: how many checkpoints are kept, at least 2.
+        folder: the run's folder, created if it is missing.
+        keep: the number of kept checkpoints, at least 2.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         if keep < 2:
-            raise ValueError(f"checkpoint.keep is {keep}; at least 2 must be kept")
+            raise ValueError(f"checkpoint.keep is {keep}: keep at least 2")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.problems: list[str] = []
@@ -71,14 +65,14 @@ class Checkpoints:
         self._best = None if marker is None else marker["step"]
 
     def latest(self) -> VerifiedCheckpoint | None:
-        """The newest checkpoint that verifies; ``problems`` then says what is wrong with newer."""
+        """The newest checkpoint that verifies. ``problems`` gets a line on each newer one."""
         found, self.problems = search(self.folder)
         steps = (_step(path) for path in _newest_first(self.folder))
         self._damaged = {step for step in steps if found is None or step > found.step}
         return found
 
     def marker(self) -> dict[str, Any] | None:
-        """What ``keep_best`` was given last; None when there is none that can be read."""
+        """The last argument of ``keep_best``, None if there is none that can be read."""
         try:
             marker = json.loads((self.folder / _BEST).read_bytes())
             return {"value": float(marker["value"]), "metric": str(marker["metric"])} | {
@@ -89,14 +83,15 @@ class Checkpoints:
             return None
 
     def there(self, step: int) -> bool:
-        """Whether the checkpoint of ``step`` is there, and was not found to be damaged."""
+        """Whether the checkpoint of ``step`` exists and was not found to be damaged."""
         whole = (self.folder / f"{_NAME}{step}" / _MANIFEST).exists()
         return whole and step not in self._damaged
 
     def keep_best(self, marker: dict[str, Any] | None) -> None:
-        """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the one before.
+        """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the former
+        best.
 
-        ``best.json`` says so. Raises ``OSError``.
+        ``best.json`` has the marker. Raises ``OSError``.
         """
         if marker is None:
             (self.folder / _BEST).unlink(missing_ok=True)
@@ -105,25 +100,25 @@ class Checkpoints:
         self._best = None if marker is None else int(marker["step"])
 
     def write(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Write what is to be ``checkpoint-<step>``, after the one before was committed.
+        """Write a future ``checkpoint-<step>``, after the last one was committed.
 
         Args:
-            step: names the checkpoint; one of the same step is replaced.
-            write: puts its files, in any layout, into the folder that it is given.
-            state: JSON values, written to ``state.json``.
+            step: names the checkpoint. One of the same step is replaced.
+            write: writes its files into the given folder.
+            state: JSON values for ``state.json``.
 
         Raises:
-            CheckpointError: disk full or failing; nothing that was there before has changed.
+            CheckpointError: the disk is full or fails. Nothing that was there before has changed.
         """
         encoded = json.dumps(state, indent=1).encode()
         with self._whole(step) as (temporary, _):
             temporary.mkdir()
             write(temporary)
-            # With the configuration, whose options may be secrets.
+            # The state has the configuration, whose options may be secrets.
             write_file(temporary / _STATE, encoded, mode=0o600)
 
     def commit(self, step: int) -> Path:
-        """Make it durable and give it its name, then delete what is older than the kept ones.
+        """Make the checkpoint durable, rename it, and delete the older ones beyond ``keep``.
 
         Raises ``CheckpointError`` as ``write`` does.
         """
@@ -148,8 +143,8 @@ class Checkpoints:
 
     @contextmanager
     def _whole(self, step: int) -> Iterator[tuple[Path, Path]]:
-        """The folder that becomes a checkpoint, and its name then; where that fails nothing of it
-        is left."""
+        """The temporary folder and the final name of a checkpoint. If its use fails, it is
+        removed."""
         final = self.folder / f"{_NAME}{step}"
         try:
             yield self.folder / f"{_TEMPORARY}{final.name}", final
@@ -160,7 +155,8 @@ class Checkpoints:
             raise
 
     def _delete(self, path: Path) -> None:
-        """Rename, then remove: a kill in between must not leave half a checkpoint by its name."""
+        """Rename first: a kill within the removal must not leave half a checkpoint under its
+        name."""
         doomed = self.folder / f"{_TEMPORARY}deleted-{path.name}"
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -189,12 +185,12 @@ def search(folder: Path) -> tuple[VerifiedCheckpoint | None, list[str]]:
 
 
 def newest_step(folder: Path) -> int:
-    """Of a run's newest checkpoint, intact or not; -1 where it has none."""
+    """The step of a run's newest checkpoint, intact or not, -1 if there is none."""
     return max(map(_step, _newest_first(folder)), default=-1)
 
 
 def verify(path: Path) -> str | None:
-    """Compare every byte below ``path`` with its manifest; what is wrong, or None."""
+    """Compare every byte below ``path`` with its manifest. Returns the problem, or None."""
     try:
         listed = _read_manifest(path / _MANIFEST)
         present = _files(path)
@@ -219,7 +215,7 @@ def _seal(folder: Path) -> None:
     with ThreadPoolExecutor(1) as pool:  # the disk writes while the digests are computed
         flushing = pool.map(sync, [folder / name for name in sorted(names)])
         entries = _entries(folder, names)
-        _ = [*flushing]  # which raises what went wrong
+        _ = [*flushing]  # raises errors
     write_file(folder / _MANIFEST, _encode(entries))
     for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
         sync(inner)
@@ -232,7 +228,7 @@ def _encode(files: dict[str, Entry]) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, Entry]:
-    """Listed files. Raises ``ValueError`` unless the bytes are exactly what ``_encode`` writes."""
+    """Listed files. Raises ``ValueError`` unless the bytes are exactly those of ``_encode``."""
     data = path.read_bytes()
     try:
         files = json.loads(data)["files"]
@@ -250,7 +246,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _entries(folder: Path, names: set[str]) -> dict[str, Entry]:
-    """Size and digest of each file; hashing releases the interpreter lock, so threads help."""
+    """Size and digest of each file. Hashing releases the interpreter lock, so threads help."""
     ordered = sorted(names)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(ordered, pool.map(lambda n: _entry(folder / n), ordered), strict=True))
@@ -273,5 +269,5 @@ def _step(path: Path) -> int:
 
 def _explain(path: Path, error: BaseException) -> str:
     if disk_full(error):
-        return f"{path}: no space left; free some or change 'output' (older checkpoints are kept)"
+        return f"{path}: no space left: free some or change 'output' (older checkpoints are kept)"
     return f"{path}: cannot be written: {error} (older checkpoints are kept)"

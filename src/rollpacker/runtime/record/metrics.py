@@ -1,6 +1,6 @@
-"""The figures of a step, what a run counts over all of its steps, and what it warns of.
+"""Metrics of a step, counts over a run, and warnings.
 
-Names follow TRL's ``GRPOTrainer`` where they mean the same.
+Names follow TRL's ``GRPOTrainer`` if they mean the same.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 Metrics = dict[str, Any]
-"""One step: numbers by name, ``tail/round_kind``, and lists of ``engine/step_times``. ``step`` is
-always there."""
+"""Metrics of one step: numbers by name, ``tail/round_kind``, and the lists of
+``engine/step_times``. ``step`` is always there."""
 
 OFTEN = 0.1
-"""Share of steps that teach nothing from which on that is said."""
+"""The share of steps without a lesson at which a warning begins."""
 _KINDS = tuple(kind.value for kind in RoundKind)
 
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lengths in tokens: ``completions/*``; "terminated" responses are those not cut off.
-    Nothing of none."""
+    """Lengths in tokens: ``completions/*``. "Terminated" responses were not cut off. Empty without
+    samples."""
     lengths = np.array([sample.sampled for sample in samples], np.float64)
     ended = np.array([sample.finish_reason == "stop" for sample in samples], bool)
     result: dict[str, float] = {}
@@ -54,10 +54,10 @@ def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """``reward`` and ``reward_std`` over all responses, ``reward_group_std`` (mean over groups),
-    ``rewards/<name>/*``, the shares of groups without variance and of responses without reward.
+    ``rewards/<name>/*``, and the shares of groups without variance and of responses without reward.
 
-    Standard deviations are unbiased, as in TRL; a function that does not apply to a response is
-    left out of its mean. Of no groups, and of no rewards, there is nothing to say.
+    Standard deviations are unbiased, as in TRL. A function's mean leaves out responses that it does
+    not apply to. Metrics without values are left out.
     """
     if not groups:
         return {}
@@ -82,12 +82,13 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def staleness_metrics(kept: Sequence[Trajectory], step: int) -> dict[str, float]:
-    """How far trained responses are from on-policy (mode ``partial``); of none, nothing.
+    """How far trained responses are from on-policy (mode ``partial``). Empty without responses.
 
-    By verl's names, mean and largest of responses: ``trajectory_spans``, versions of the weights
-    from the first token to the last; ``trajectory_staleness``, age of the last token in steps, and
-    ``trajectory_staleness_worst``, of the first. ``partial/stale_tokens``: share of the tokens that
-    earlier weights have sampled; ``_of_longest``, of the longest tenth of the responses.
+    With verl's names, mean and maximum over responses: ``trajectory_spans`` is the number of
+    versions of the weights from the first token to the last. ``trajectory_staleness`` is the age of
+    the last token in steps, ``trajectory_staleness_worst`` that of the first.
+    ``partial/stale_tokens`` is the share of tokens that earlier weights sampled, ``_of_longest``
+    the same for the longest tenth of the responses.
     """
     if not kept:
         return {}
@@ -113,13 +114,12 @@ def staleness_metrics(kept: Sequence[Trajectory], step: int) -> dict[str, float]
 
 
 def environment_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
-    """Means over responses that an environment took part in; nothing where there is none.
+    """Means over responses with an environment. Empty if there are none.
 
-    ``environment/turns``, ``/wait_s`` (seconds in which it was waited for), ``/added_tokens``,
-    ``/failed`` (share that it ended by failing) and its own metrics by name, where a value that is
-    not finite counts for nothing; one that has a name of ours is ``environment/own/NAME``. Of
-    tools, by TRL's names, ``tools/call_frequency`` (calls of a response) and
-    ``tools/failure_frequency`` (share of calls that failed).
+    ``environment/turns``, ``/wait_s`` (seconds of waiting for it), ``/added_tokens``, ``/failed``
+    (share of failed episodes), and its own finite metrics by name. A name that is taken becomes
+    ``environment/own/NAME``. Tools have TRL's names: ``tools/call_frequency`` (calls of a response)
+    and ``tools/failure_frequency`` (share of failed calls).
     """
     held = [a.conversation for a in attempts if a.conversation is not None]
     if not held:
@@ -146,11 +146,11 @@ def environment_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def program_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
-    """Of every response that a code reward graded, kept or not, as ``rewards/<name>/*``.
+    """Metrics of all responses that a code reward graded, kept or not, as ``rewards/<name>/*``.
 
     Shares of responses: ``passed`` all tests, ``timeouts``, ``crashes``, ``no_code``. Share of the
-    tests that were run: ``tests_passed``. CPU seconds: ``cpu_s`` of all programs together,
-    ``timeout_s`` that a test was given on average.
+    tests that ran: ``tests_passed``. CPU seconds: ``cpu_s`` of all programs together, ``timeout_s``
+    as the mean limit of a test.
     """
     runs: dict[str, list[CodeRun]] = {}
     for attempt in attempts:
@@ -164,7 +164,7 @@ def program_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def without_program(attempts: Iterable[Trajectory]) -> float:
-    """Share of the responses that a code reward graded in which it found no program."""
+    """The share of responses graded by a code reward that have no program."""
     runs = [run for attempt in attempts for run in attempt.runs.values()]
     return sum(run.verdict == NO_CODE for run in runs) / len(runs) if runs else 0.0
 
@@ -188,7 +188,7 @@ def _of_programs(runs: Sequence[CodeRun]) -> dict[str, float]:
 
 
 def logged_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
-    """Means of what reward functions logged with these responses, by metric."""
+    """Means of the metrics that reward functions logged with these responses."""
     values: dict[str, list[float]] = {}
     for attempt in attempts:
         for name, value in attempt.metrics.items():
@@ -197,12 +197,13 @@ def logged_metrics(attempts: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def taught(groups: Sequence[Group]) -> bool:
-    """Whether any response of them has an advantage."""
+    """Whether any response has an advantage."""
     return any(np.any(group.advantages) for group in groups)
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Means over a step's updates, of extremes those of all; the last one's ``learning_rate``."""
+    """Means over a step's updates, minima and maxima of extremes, and the last
+    ``learning_rate``."""
     names = sorted({name for update in updates for name in update.metrics})
     reduced = {f"{RATIO}_min": min, f"{RATIO}_max": max}
     result = {
@@ -227,12 +228,11 @@ def step_metrics(
     """All metrics of a step.
 
     Args:
-        record: of the step.
-        groups: trained on in it.
-        epoch: passes over the data so far, with its fraction.
+        groups: trained on in the step.
+        epoch: passes over the data so far, with the fraction.
         num_tokens: prompt and response tokens trained on since the run began.
-        queue: prompts that wait for a long round, after this step.
-        bias: how much racing bends lengths.
+        queue: prompts that wait for a long round after this step.
+        bias: of lengths by racing.
     """
     samples = [sample for group in groups for sample in group.samples]
     lag = max((record.step - sample.weights_version for sample in samples), default=0)
@@ -266,17 +266,17 @@ def step_metrics(
 
 
 _LEARNED = ("reward", "frac_reward", "grad_norm", "learning_rate", "skipped_updates")
-"""How the names begin of what tells about learning, besides what a real update reports."""
+"""Prefixes of metrics on learning, besides those of a real update."""
 
 
 def without_learning(metrics: Metrics) -> Metrics:
-    """Those of a step on emulated devices: where nothing is learned, nothing is said of it."""
+    """The metrics of a step on emulated devices, which learn nothing."""
     kept = {name: v for name, v in metrics.items() if not name.startswith(_LEARNED)}
     return {**kept, "emulated": 1.0}
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:
-    """What can be drawn: finite numbers, and the round kind as 0 full, 1 short, 2 long."""
+    """Finite numbers for plots. The round kind is 0 full, 1 short, 2 long."""
     result: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, str):
@@ -288,13 +288,12 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 
 def encoded(metrics: Metrics) -> bytes:
-    """A line of JSON, where a number that is not finite is null."""
+    """A line of JSON. Numbers that are not finite are null."""
     plain = {n: v if isinstance(v, str | int | list) else float(v) for n, v in metrics.items()}
     return dumps_finite(plain) + b"\n"
 
 
 def _rewards(groups: Sequence[Group]) -> list[float]:
-    """Of all responses that have one."""
     return [s.reward for group in groups for s in group.samples if s.reward is not None]
 
 
@@ -303,7 +302,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def _stds(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """``_std`` of each; in one call where all are alike."""
+    """``_std`` of each row, in one call if all have the same length."""
     if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
         return np.std(rows, axis=1, ddof=1)
     return np.array([_std(row) for row in rows])
@@ -314,12 +313,12 @@ def _std(values: Sequence[float]) -> float:
 
 
 _ENDS = 10
-"""Steps of a run's beginning and of its end that are compared."""
+"""The numbers of first and last steps that are compared."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a run counts; saved with every checkpoint."""
+    """A run's counts, saved with every checkpoint."""
 
     step: int = 0
     epochs: int = 0
@@ -340,13 +339,13 @@ class Counters:
     driver_cpu_s: float = 0.0
     true_tokens: float = 0.0
     untaught: int = 0
-    """Steps whose groups had no advantages, or that had no groups."""
+    """Steps without groups, or whose groups had no advantages."""
     first_rewards: list[float] = field(default_factory=list[float])
     last_rewards: list[float] = field(default_factory=list[float])
-    """Mean rewards of the first ``_ENDS`` steps that had some, and of the last."""
+    """Mean rewards of the first and the last ``_ENDS`` steps that had some."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All of them, as JSON."""
+        """All counts as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def add(
@@ -355,9 +354,8 @@ class Counters:
         """Count a step that trained on ``groups``.
 
         Args:
-            record: of the step.
-            groups: whose rewards count where the run ``learns``: emulated devices do not.
-            kept_vs_true: how racing bends lengths; 0 where all that was kept lately is empty.
+            groups: their rewards count if the run ``learns``, which emulated devices do not.
+            kept_vs_true: bias of lengths by racing, 0 if all recently kept responses are empty.
         """
         kept = sum(attempt.tokens for attempt in record.kept)
         seconds, engine = record.timing_s(), record.engine()
@@ -388,24 +386,24 @@ class Counters:
             self.last_rewards = [*self.last_rewards, reward][-_ENDS:]
 
     def lesson(self) -> str | None:
-        """What is to be said at the end of steps that taught nothing, or the wrong thing."""
+        """A warning at the end if many steps taught nothing or the run got worse."""
         if self.untaught < OFTEN * max(self.step, 1):
             return self._worse()
         return (
             f"WARNING {self.untaught} of {self.step} steps taught nothing: no group had rewards "
-            "that differ; check 'rewards', or take problems of another difficulty"
+            "that differ. Check 'rewards', or use problems of another difficulty."
         )
 
     def _worse(self) -> str | None:
-        """Whether most of its last steps are worse than all of its first."""
+        """A warning if most of the last steps are worse than all of the first."""
         first, last = self.first_rewards, self.last_rewards
         few = self.step < 2 * _ENDS or len(last) < _ENDS
         if few or statistics.median(last) >= min(first):
             return None
         return (
-            "WARNING the run ends worse than it began: a mean reward of "
-            f"{statistics.fmean(last):.3g} in its last {_ENDS} steps, of "
-            f"{statistics.fmean(first):.3g} in its first; lower train.learning_rate"
+            "WARNING the run ends worse than it began: its mean reward is "
+            f"{statistics.fmean(last):.3g} in the last {_ENDS} steps and "
+            f"{statistics.fmean(first):.3g} in the first. Lower train.learning_rate."
         )
 
     def summary(self) -> dict[str, Any]:
@@ -443,18 +441,19 @@ _AGAIN = {
     "unscored": "no reward function applied to some of the completions",
     "unfilled": "dynamic sampling found fewer groups than a step has",
 }
-"""What is said at the end of lines that came once; ``Counters.lesson`` has equal rewards."""
+"""Lines at the end for warnings that are printed once. ``Counters.lesson`` handles equal
+rewards."""
 
 
 class StepWarnings:
-    """Loud lines on steps that cannot teach much.
+    """Warnings on steps that teach little.
 
-    Each kind is said once, and how often it was at the end. One step whose rewards are equal is
-    no reason to worry: that nothing is learned is said where it is one step in ten.
+    Each kind is printed once, with a count at the end. A single step of equal rewards is harmless,
+    so that warning begins at one step in ten.
 
     Args:
         max_completion_length: the cap in force, tokens.
-        context: the model's, tokens, when beside the longest prompt it leaves no more than that.
+        context: the model's, tokens, if the longest prompt leaves no more than the cap.
     """
 
     def __init__(self, max_completion_length: int, context: int | None = None) -> None:
@@ -463,10 +462,8 @@ class StepWarnings:
         self._steps = self._flat = 0
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
-        """Lines to print for a step; usually none.
-
-        ``no_code`` is the share of responses that a code reward found no program in.
-        """
+        """Warnings on a step, usually none. ``no_code`` is the share of responses without a program
+        for a code reward."""
         samples = [sample for group in groups for sample in group.samples]
         clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
         unscored = sum(sample.reward is None for sample in samples)
@@ -477,35 +474,36 @@ class StepWarnings:
             lines.append(f"{clipped:.0%} of the completions were cut off at {self._longest()}")
         equal = flat and unscored < len(samples) and self._flat >= OFTEN * self._steps
         if equal and self._due("flat"):
-            cause = f"; {no_code:.0%} of the responses hold no program" if no_code else ""
+            cause = f" ({no_code:.0%} of the responses hold no program)" if no_code else ""
             lines.append(
-                "all advantages are zero, nothing is learned: every group has"
-                f" equal rewards{cause}; check 'rewards', take problems of another difficulty, or "
-                "draw others in place of such groups: 'rollout.dynamic_sampling.enabled=true'"
+                "all advantages are zero, nothing is learned: every group has "
+                f"equal rewards{cause}."
+                " Check 'rewards', use problems of another difficulty, or draw others in place of"
+                " such groups: 'rollout.dynamic_sampling.enabled=true'"
             )
         if unscored and self._due("unscored"):
             lines.append(
                 f"no reward function applies to {unscored} of {len(samples)} "
-                "completions: they are kept with advantage 0; check 'rewards[].domains' and where "
-                "your functions return None"
+                "completions: they are kept with advantage 0. Check 'rewards[].domains' and where "
+                "your functions return None."
             )
         return [f"WARNING step {step}: {line}" for line in lines]
 
     def _longest(self) -> str:
         if self._context is None:
-            return f"{self._cap} tokens; raise 'rollout.max_completion_length'"
+            return f"{self._cap} tokens: raise 'rollout.max_completion_length'"
         return (
             f"{self._cap} tokens, all that the longest prompt leaves of the model's context of "
-            f"{self._context}; take a model with a longer one, or leave long prompts out: a higher "
-            "'rollout.max_completion_length' with 'data.overlong: skip'"
+            f"{self._context}: use a model with a longer one, or leave long prompts out with a "
+            "higher 'rollout.max_completion_length' and 'data.overlong: skip'"
         )
 
     def unfilled(
         self, step: int, groups: int, wanted: int, dropped: int, reward: float, used_up: bool
     ) -> list[str]:
-        """A line where dynamic sampling has ended a step with fewer groups than it ``wanted``.
+        """A warning if dynamic sampling ended a step with fewer groups than ``wanted``.
 
-        ``dropped`` groups had equal rewards, of mean ``reward`` (not finite: no reward applies).
+        ``dropped`` groups had equal rewards of mean ``reward`` (not finite: no reward applies).
         ``used_up``: the epoch has no other prompts.
         """
         if groups >= wanted or not dropped or not self._due("unfilled"):
@@ -517,8 +515,8 @@ class StepWarnings:
         more = "give it more data" if used_up else "raise 'rollout.dynamic_sampling.max_draws'"
         return [
             f"WARNING step {step}: {what}: dynamic sampling has dropped {dropped} groups, whose "
-            f"rewards are equal{mean}; check 'rewards', take problems of another difficulty, or "
-            f"{more}"
+            f"rewards are equal{mean}. Check 'rewards', use problems of another difficulty, or "
+            f"{more}."
         ]
 
     def _due(self, kind: str) -> bool:
@@ -526,7 +524,7 @@ class StepWarnings:
         return self._counts[kind] == 1
 
     def counted(self) -> list[str]:
-        """Lines for the end, on what was said once."""
+        """Lines at the end on warnings that were printed once."""
         return [
             f"WARNING in {self._counts[kind]} of {self._steps} steps {what}"
             for kind, what in _AGAIN.items()
@@ -535,22 +533,22 @@ class StepWarnings:
 
 
 EXPLAINED: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.1}
-"""Nats that the two log-probabilities of a token may be apart in the mean, by the weights' type.
-Measured with vLLM on a CPU: 1e-6 in float32 over a dozen families; 0.04 in bfloat16 with
+"""The mean difference in nats of a token's two log-probabilities that the weights' type explains.
+Measured with vLLM on a CPU: 1e-6 in float32 over a dozen families, 0.04 in bfloat16 with
 SmolLM2-135M, 0.014 with a tiny Qwen3-Next."""
 MEASURED = ("sampler/abs_logprob_difference", "sampler/effective_sample_size")
-"""Metrics of a step; what is not finite is null in a log."""
+"""Metrics of a step. Numbers that are not finite are null in a log."""
 LEAST_EFFECTIVE = 0.5
-"""Effective sample size, as a share, below which the step's tokens count like half as many."""
+"""The least share of effective samples. Below it, tokens count like half as many."""
 
 
 class AgreementAlarm:
-    """Says it once, and again whenever it is twice as bad as what was said; nothing is worse than a
-    number that is not finite.
+    """Warns of a disagreement once, and again when it is twice as bad. A number that is not finite
+    is worst.
 
     Args:
-        dtype: of the weights: a key of ``EXPLAINED``.
-        correction: what is done about it.
+        dtype: of the weights, a key of ``EXPLAINED``.
+        correction: the configured correction.
     """
 
     def __init__(self, dtype: str, correction: SamplerCorrectionConfig) -> None:
@@ -560,15 +558,15 @@ class AgreementAlarm:
 
     @classmethod
     def of(cls, config: RunConfig) -> AgreementAlarm | None:
-        """That of a run; None where the two log-probabilities are not of the same distribution, or
-        of the same weights."""
+        """A run's alarm. None if the two log-probabilities are of different distributions or
+        weights."""
         stale = config.rollout.tail_batching.carries
         if stale or not config.rollout.full_softmax or isinstance(config.engine, FakeEngineConfig):
             return None
         return cls(config.model.dtype, config.train.sampler_correction)
 
     def check(self, metrics: Mapping[str, Any]) -> str | None:
-        """The line to print for a step's metrics; usually none."""
+        """The warning on a step's metrics, usually none."""
         measured = [metrics[name] for name in MEASURED if name in metrics]
         if len(measured) < len(MEASURED):  # nothing was trained
             return None
@@ -583,13 +581,13 @@ class AgreementAlarm:
         return (
             f"WARNING step {metrics['step']}: sampler and trainer disagree: the log-probabilities "
             f"of a token are {apart:.2g} nats apart in the mean ({self._dtype} explains "
-            f"{explained:g}), the effective sample size is {effective:.0%}; {self._advice(apart)}"
+            f"{explained:g}), the effective sample size is {effective:.0%}: {self._advice(apart)}"
         )
 
     def _advice(self, apart: float) -> str:
         key, correction = "'train.sampler_correction", self._correction
         if math.isnan(apart):
-            return "see whether the engine's or the trainer's weights or activations overflow"
+            return "check whether the engine's or the trainer's weights or activations overflow"
         if apart <= EXPLAINED[self._dtype]:  # the weights alone spread
             if correction.level != "token":
                 return f"a response's ratio spreads more than a token's: {key}.level: token'"
@@ -600,4 +598,4 @@ class AgreementAlarm:
             parts.append("'model.dtype: float32' shows whether it is rounding")
         if correction.kind == "none":
             parts.append(f"{key}.kind: truncate' corrects the gradient")
-        return "; ".join(parts)
+        return ", ".join(parts)

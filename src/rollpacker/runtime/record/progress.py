@@ -1,4 +1,4 @@
-"""What the user sees of a run: one live view on a terminal, plain lines elsewhere."""
+"""A run's display: one live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _REFRESH_HZ = 5
 _EVERY_S = 0.2
 _TREND = 32
-"""Steps whose times and rewards the view is about."""
+"""The number of steps behind the view's times and rewards."""
 _REPEAT_S = 30.0
 _WIDEST = 110
 _HEAD = "       done    reward     std  length  clip%      loss    grad  step_s     left"
@@ -41,25 +41,24 @@ _COLUMNS = (
     ("grad_norm", 6, ".3g", 1),
     ("step_time", 6, ".4g", 1),
 )
-"""Of a plain line: metric, width, form and unit."""
+"""Columns of a plain line: metric, width, format and factor."""
 _VERBOSE_HEAD = "   round  bubble%"
 _Bar = tuple[int, int] | None
 _Row = tuple[str, _Bar, str]
-"""Name, how much is done of how much, and words."""
+"""A name, the done and total counts, and words."""
 
 
 class Progress:
     """Shows a run: the same facts in a live view on a terminal and in plain lines elsewhere.
 
-    It counts the steps that are done; a step's number, in warnings and files, is from 0 on.
-
-    The view is drawn by a thread, so what it reads is replaced as a whole, never changed. A
-    terminal that has gone, with whoever sat at it, ends no run.
+    It counts the steps that are done. Numbers of steps in warnings and files begin at 0. A thread
+    draws the view, so its data is replaced as a whole, never changed. A run goes on if its terminal
+    is gone.
 
     Args:
-        console: where to; standard error by default, so that standard output stays machine-made.
-        every: steps for each plain line, where it is no terminal.
-        verbose: show how the run is scheduled too: rounds, queue, bubbles, times of phases.
+        console: the output, standard error by default, as standard output is for machines.
+        every: steps for each plain line.
+        verbose: also show scheduling: rounds, queue, bubbles, times of phases.
     """
 
     def __init__(
@@ -110,9 +109,8 @@ class Progress:
         running: int,
         queue: int,
     ) -> None:
-        """The state of the round: groups that are decided, of those that it needs; responses that
-        are graded, of those that were started; attempts that are being decoded; prompts that wait
-        for a long round."""
+        """Show the round: decided groups of those that it needs, graded responses of those that
+        were started, decoding attempts, and prompts that wait for a long round."""
         self._round = (
             kind,
             prompts_done,
@@ -124,22 +122,20 @@ class Progress:
         )
 
     def evaluating(self, kind: str, done: int, total: int) -> None:
-        """An evaluation, ``sampled`` or ``greedy``, has ``done`` of its ``total`` answers."""
+        """Show that a ``sampled`` or ``greedy`` evaluation has ``done`` of ``total`` answers."""
         self._evaluating = (kind, done, total)
         self._say_now_and_then("evaluating", f", {done} of {total} ({kind})")
 
     def _say_now_and_then(self, what: str, more: str) -> None:
-        """A line where there is no view, whose words change at every look."""
+        """Print a plain line with changing words, at most every 30 seconds."""
         now = time.monotonic()
         if self._live is None and now - self._said.get(what, -_REPEAT_S) >= _REPEAT_S:
             self._said[what] = now
             self._print(what + more)
 
     def evaluated(self, kind: str, result: Mapping[str, float], step: int | None) -> None:
-        """An evaluation has ended, with its ``eval/*`` metrics.
-
-        ``step`` updates made the weights; None where that is not known.
-        """
+        """Show an ended evaluation by its ``eval/*`` metrics. ``step`` updates made the weights, if
+        that is known."""
         self._evaluating = None
         now = result[f"eval/{kind}_accuracy"]
         before = self._accuracy.get(kind)
@@ -154,17 +150,17 @@ class Progress:
         )
 
     def patience(self) -> float:
-        """Seconds after which a wait is worth a word: 3x the median step, at least 5."""
+        """Seconds after which a wait is shown: three times the median step, at least 5."""
         return max(5.0, 3 * statistics.median(self._times)) if self._times else 60.0
 
     def waiting(self, text: str | None) -> None:
-        """Name what the run is waiting for (attempt, prompt, worker or reward); None clears it."""
+        """Show an awaited attempt, prompt, worker or reward. None clears it."""
         self._waiting = text
         if text is not None:
             self._say_now_and_then("waiting", f" for {text}")
 
     def step(self, metrics: Metrics) -> None:
-        """A step has ended, with the result of ``step_metrics``."""
+        """Show an ended step by the result of ``step_metrics``."""
         shown = numbers(metrics)
         self._last = shown
         self._done += 1
@@ -176,7 +172,7 @@ class Progress:
             self._print(self._line(shown, str(metrics.get("tail/round_kind", ""))))
 
     def _line(self, shown: Mapping[str, float], kind: str) -> str:
-        """A step where there is no view; a metric that it does not have is a dash."""
+        """A step's plain line. A missing metric is a dash."""
         cells = [f"{self._done}/{self._total}".rjust(11)]
         for name, width, form, unit in _COLUMNS:
             text = f"{unit * shown[name]:{form}}" if name in shown else "–"
@@ -273,7 +269,7 @@ class Progress:
         return rows
 
     def _left(self) -> str:
-        """Time that the rest of the run takes, at the pace of the last steps."""
+        """The remaining time at the pace of the last steps."""
         return _duration(statistics.median(self._times) * (self._total - self._done))
 
 
@@ -298,15 +294,12 @@ def _duration(seconds: float) -> str:
 
 
 class Watch:
-    """Shows the round in progress; polling costs less than a call at every event.
+    """Shows the current round. Polling costs less than a call at every event.
 
     Args:
-        progress: the view.
-        record: the step in progress.
         queue: prompts that wait for a long round.
         prompts: groups that a step needs.
-        clock: the run's.
-        trouble: which rewards only fail so far, if any does.
+        trouble: a message on rewards that have always failed so far, if there are any.
     """
 
     def __init__(
@@ -344,7 +337,7 @@ class Watch:
             )
             late = self._clock() - record.start_s > self._progress.patience()
             waiting = [pending(record) if late else None, self._trouble()]
-            self._progress.waiting("; ".join(filter(None, waiting)) or None)
+            self._progress.waiting(", and ".join(filter(None, waiting)) or None)
 
 
 _DOING = (
@@ -355,7 +348,7 @@ _DOING = (
 
 
 def pending(record: StepRecord) -> str:
-    """What a step is waiting for, in words: the oldest of each kind by name."""
+    """The awaited work of a step in words, the oldest of each kind by name."""
     attempts = list(record.attempts.values())
     parts: list[str] = []
     for stages, doing in _DOING:
@@ -367,4 +360,4 @@ def pending(record: StepRecord) -> str:
                 f"the {doing} of attempt {first.id} (prompt {first.prompt}, "
                 f"worker {first.engine}){more}"
             )
-    return "; ".join(parts) or "gradients and the update"
+    return ", ".join(parts) or "gradients and the update"

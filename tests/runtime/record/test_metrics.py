@@ -260,7 +260,7 @@ def test_a_broken_tracker_is_said_once(tmp_path):
     said = log(tmp_path, range(4), trackers=[Tracker("wandb", broken, broken), counted])
     assert seen == [0, 1, 2, 3]
     assert said == [
-        f"{name}: metrics cannot be written (no route); the run goes on"
+        f"{name}: metrics cannot be written (no route), but the run goes on"
         for name in ("wandb", "counted")
     ]
     assert written(tmp_path) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""The workers of one run: who lives, where messages go, who listens, who has died."""
+"""The workers of one run: their processes, messages, listener and deaths."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rollpacker.runtime.pool.placement import ProcessSlot, Topology
 from rollpacker.runtime.worker.worker import WorkerSpec
 
 _CLOSE_S = 3.0
-"""In which workers should have left; what they do then is of no use to anybody."""
+"""Seconds for workers to leave after ``Stop``."""
 _GONE_S = 60.0
-"""In which one that was killed is gone, and its device's memory with it."""
+"""Seconds until a killed worker and its device memory are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Devices are gone, with what was on them; ``text`` says how."""
+    """Lost engines and replicas, and the reason."""
 
     engines: tuple[EngineId, ...]
     replicas: tuple[ReplicaId, ...]
@@ -49,7 +49,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what happens, and must not wait."""
+    """Takes reports and losses. Its functions must not wait."""
 
     engine: Callable[[EngineId, msg.EngineReport], None]
     replica: Callable[[ReplicaId, msg.ReplicaReport], None]
@@ -59,17 +59,17 @@ class Listener:
 class WorkerPool:
     """Processes that hold engines, replicas, or parts of them (``placement``).
 
-    An engine's number is that of the first of the smallest engines on its devices; the larger ones
-    rest until their devices are put together.
+    An engine has the number of the first smallest engine on its devices. Larger engines rest until
+    their devices are joined.
 
     Args:
         max_length: longest response in tokens.
         total_updates: of the whole run.
-        sizes: tensor-parallel sizes that engines may have, ascending; default: the configured one.
-        nodes: that they run on; default: this machine.
-        note: told what the user should know, once where several workers say the same.
+        sizes: tensor-parallel sizes of engines, ascending. Default: the configured one.
+        nodes: default: this machine.
+        note: gets lines for the user, each text once.
 
-    ``infos``, the engines' by size, are known once they have started.
+    ``infos`` has the engines' properties by size after the start.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class WorkerPool:
         self._sizes = sizes or (config.engine.tensor_parallel,)
         self._machines = nodes or ThisMachine(config)
         self.outgoing: Callable[[Any], Any] = lambda command: command
-        """Changes what workers are sent, as an emulation does."""
+        """Changes commands to workers, as an emulation does."""
         self.beat: Callable[[msg.Beat], None] = lambda _sign: None
-        """Hears signs of life."""
+        """Gets heartbeats."""
         self._note = note
         self._noted: set[str] = set()
         self._nodes: list[Node] = []
@@ -101,28 +101,28 @@ class WorkerPool:
         self._asking: set[asyncio.Task[None]] = set()
         self._hosts: dict[int, Host] = {}
         self._live: set[int] = set()
-        """Those that take part."""
+        """Workers that take part."""
         self._coming: set[int] = set()
         self._starting: set[int] = set()
         self._newcomers: set[int] = set()
         self._answers: dict[int, asyncio.Future[msg.Report]] = {}
         self._reasons: dict[int, str] = {}
-        """Why workers were put down."""
+        """Why workers were killed."""
         self._last_words: dict[int, str] = {}
         self._spoiled = ""
         self._frozen = False
-        """They stand still, and are not expected to give signs of life."""
+        """Workers are stopped, so they need not give signs of life."""
         # Engines and replicas.
         self._generation = 0
         self._topology = Topology()
         self._parts: dict[int, deque[msg.ReplicaReport]] = defaultdict(deque)
-        """Reports of workers whose replica has others that have not sent theirs."""
+        """Reports of replicas' ranks whose other ranks have not reported yet."""
         self._formed: dict[EngineId, int] = {}
         self._asleep: set[EngineId] = set()
         self._waking: dict[EngineId, list[msg.EngineCommand]] = {}
-        """Commands for engines that wake once the replicas beside them are idle."""
+        """Commands for engines that wake when the replicas beside them are idle."""
         self._summing = Counter[ReplicaId]()
-        """Gradient tasks that replicas were sent and have not answered."""
+        """Unanswered gradient tasks of replicas."""
         self._leaving: asyncio.Task[None] | None = None
         self._version = 0
         self._weights: Mapping[int, SharedWeights] | None = None
@@ -140,12 +140,12 @@ class WorkerPool:
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
-        """The live ones, of the smallest size."""
+        """The live engines of the smallest size."""
         return self._topology.decoding(self._live)
 
     @property
     def node_size(self) -> int:
-        """Devices of a node that decode; neighbours of so many can be put together."""
+        """The largest number of neighbours that can be joined on each node."""
         return gcd(*placement.decoding_devices(self._config, self._nodes))
 
     @property
@@ -154,7 +154,7 @@ class WorkerPool:
 
     @property
     def info(self) -> EngineInfo:
-        """What the smallest engines are able to do."""
+        """The properties of the smallest engines."""
         return self.infos[self._sizes[0]]
 
     @property
@@ -167,18 +167,19 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Those of this machine's workers, of those that are being started too."""
+        """Process ids of this machine's workers, also of those that are starting."""
         pids = (self._hosts[number].pid for number in sorted(self._live | self._coming))
         return tuple(pid for pid in pids if pid)
 
     def fence(self, stop_at: float | None) -> None:
-        """Workers on other nodes may run until then, in monotonic seconds; None: they are idle. A
-        time that is over stops them all, as somebody else does here."""
+        """Let workers on other nodes run until ``stop_at`` (monotonic seconds). None: they are
+        idle. A time in the past stops them. On this machine the watchdog stops them."""
         self._frozen = stop_at is not None and stop_at <= time.monotonic()
         self._machines.fence(stop_at)
 
     async def offload(self, phase: Phase) -> int:
-        """Who runs that phase alone leaves the devices; the most bytes that a host has of them."""
+        """Move workers of that phase alone to host memory. Returns the largest number of bytes on a
+        node."""
         kept = Counter[int]()
         for worker, done in (await self._ask(phase, msg.Offload())).items():
             kept[self._topology.node(worker)] += done.host_bytes
@@ -188,7 +189,7 @@ class WorkerPool:
         await self._ask(phase, msg.Onload())
 
     async def _ask(self, phase: Phase, command: msg.Offload | msg.Onload) -> dict[int, msg.Done]:
-        """Answers of those who run a phase alone and live; of the others the listener is told."""
+        """Answers of live workers of that phase alone. The listener gets the losses of others."""
         asked = [worker for worker in self._topology.only(phase) if worker in self._live]
         answers = self._expect(asked)
         self._send(asked, command)
@@ -209,15 +210,15 @@ class WorkerPool:
         self.meet()
 
     def _slots(self) -> list[ProcessSlot]:
-        """Who is where; processes of different calls never meet."""
+        """Lay out all processes. Processes of different calls never meet."""
         self._generation += 1
         return placement.lay_out(
             self._config, self._nodes, self._sizes, self._store(), self._generation
         )
 
     async def _begin(self, slots: Sequence[ProcessSlot], which: Collection[int]) -> None:
-        """Start some workers and wait for their models; engines are taken for what the least of
-        them is able to do."""
+        """Start some workers and wait for their models. An engine size gets the least capable
+        engine's properties."""
         for turn in placement.in_turns(self._config, slots):
             specs = placement.worker_specs(
                 self._config,
@@ -233,14 +234,14 @@ class WorkerPool:
                     self.infos[size] = least(self.infos.get(size, info), info)
 
     async def _launch(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> list[msg.Report]:
-        """Start workers, given by node, and wait for their models; if one fails none is left."""
+        """Start workers, given by node, and wait for their models. If one fails, all are ended."""
         if not self._coming:
             self._spoiled = ""
         ranks = [spec.rank for those in specs.values() for spec in those]
         before = [self._hosts[rank] for rank in ranks if rank in self._hosts]
-        for host in before:  # whatever is left of it
+        for host in before:  # remains of a former process
             host.kill()
-        # Its device's memory goes with it.
+        # Its device memory is free after its end.
         await asyncio.gather(*(host.end(_GONE_S) for host in before))
         started = self._machines.start(specs)
         for number, host in started.items():
@@ -268,7 +269,7 @@ class WorkerPool:
         )
 
     def regain(self) -> None:
-        """Bring back nodes that are gone; those that have come are there for ``start_again``.
+        """Bring back lost nodes. ``start_again`` can use those that have come.
 
         Raises as ``Nodes.regain`` does.
         """
@@ -276,7 +277,7 @@ class WorkerPool:
             self._nodes[number] = node
 
     def lost(self) -> set[int]:
-        """Dead workers that can start now. Those of a lost node wait, and so does every rank of a
+        """Dead workers that can start now. Workers of a lost node wait, and so do all ranks of a
         replica with such a rank."""
         gone = {*range(len(self._topology.slots))} - self._live
         absent = {n for n in gone if self._topology.node(n) in self._machines.lost}
@@ -286,9 +287,10 @@ class WorkerPool:
         return gone - absent
 
     async def start_again(self, workers: Collection[int]) -> None:
-        """Start these anew, and wait for their models. Raises as ``start`` does.
+        """Restart workers and wait for their models. Raises as ``start`` does.
 
-        Replicas that leave their devices to engines are built there first, so engines leave them.
+        If replicas leave their devices to engines, a new replica is built on the devices, so
+        engines leave them first.
         """
         if not self._leaves:
             await self._begin(self._slots(), workers)
@@ -300,10 +302,10 @@ class WorkerPool:
             await self.onload("rollout")
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
-        """Those that were started take part; the engines and replicas that are there now, whose
-        weights are not those of the others.
+        """Let started workers take part. Returns the new engines and replicas, which lack the
+        current weights.
 
-        Raises ``WorkerError`` when one has gone meanwhile: then none of them is left.
+        Raises ``WorkerError`` if one has died meanwhile. Then all of them are ended.
         """
         if self._spoiled:
             raise WorkerError(self._spoiled)
@@ -316,12 +318,12 @@ class WorkerPool:
         )
 
     def give_up(self) -> None:
-        """Those that were admitted last cannot take part after all."""
+        """End the workers that were admitted last."""
         self._dismiss(self._newcomers, "it was given up")
         self._newcomers = set()
 
     def _store(self) -> str:
-        """Where workers of several nodes meet; empty where there is one node only."""
+        """The address at which workers of several nodes meet. Empty for one node."""
         return self._machines.store() if len(self._nodes) > 1 else ""
 
     def _name(self, node: int) -> str:
@@ -329,7 +331,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
-        """Tell this one, and nobody else, while the context lasts."""
+        """Report to this listener alone within the context."""
         before, self._listener = self._listener, listener
         try:
             yield
@@ -337,13 +339,13 @@ class WorkerPool:
             self._listener = before
 
     def unheard(self) -> list[str]:
-        """What was lost while nobody listened, since the last call."""
+        """Losses without a listener since the last call."""
         texts, self._unheard[:] = list(self._unheard), []
         return texts
 
     def meet(self) -> None:
-        """Let the live replicas form process groups, the lowest id first, if one has died: each of
-        the workers that hold the same part of the weights."""
+        """After a loss, let live replicas form new process groups, lowest id first. Ranks with the
+        same part of the weights form a group."""
         if self._met == self.replicas:
             return
         self._met = self.replicas
@@ -354,16 +356,16 @@ class WorkerPool:
                 self._send([number], reform)
 
     def _meeting(self) -> str:
-        """A place where workers of any nodes have never met."""
+        """A new meeting place for workers of any nodes."""
         self._generation += 1
         name = f"{self._name(0)}-{self._generation}"
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command; a dead worker is noticed by its closed channel, not here.
+        """Send a command. A dead worker is found by its closed channel, not here.
 
-        An engine that sleeps is woken for its first requests, after the gradients beside it: the
-        two do not fit into a device's memory.
+        A sleeping engine wakes for its first requests, after the gradients beside it, as the two do
+        not fit into a device's memory.
         """
         size = self._formed.get(engine, self._sizes[0])
         if isinstance(command, msg.Sleep):
@@ -391,7 +393,7 @@ class WorkerPool:
         self._send(self._topology.engines[size, engine][:1], command)
 
     def share(self) -> ReplicaId:
-        """Let a replica share its weights with engines of other processes; which one."""
+        """Let a replica share its weights with engines of other processes, and return which one."""
         if not self.replicas:
             raise WorkerError("no replica is left that has the weights")
         replica = self.replicas[0]
@@ -403,12 +405,12 @@ class WorkerPool:
         return self._topology.node(self._topology.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:
-        """That an engine is on."""
+        """The node of an engine."""
         return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
-        """Bring weights of so many bytes, that a replica shares, to the other nodes: an engine of
-        each receives them."""
+        """Bring a replica's shared weights of ``size`` bytes to the other nodes. Returns one
+        receiving engine for each."""
         sender = self._topology.replicas[replica][0]
         first = {self.node(engine): engine for engine in reversed(self.engines)}
         receivers = [engine for node, engine in first.items() if node != self.home(replica)]
@@ -429,18 +431,18 @@ class WorkerPool:
         return receivers
 
     def part(self) -> None:
-        """Those that carried weights together have failed: they will meet anew."""
+        """Use a new meeting next time, as carrying the weights has failed."""
         self._carriers = ()
 
     def abandon(self, kept: Sequence[int], why: str) -> None:
-        """Go on with the engines of these nodes only; the others' loss is reported."""
+        """Keep only the engines of these nodes. The loss of the others is reported."""
         for number in sorted(self._live):
             slot = self._topology.slots[number]
             if slot.engine is not None and slot.device.node not in kept:
                 self._put_down(number, why)
 
     def load_weights(self, version: int, weights: Mapping[int, SharedWeights] | None) -> None:
-        """Tell all engines of the smallest size, and any that is formed later, to take these."""
+        """Let all smallest engines load these weights, and later every formed engine."""
         self._version, self._weights = version, weights
         self._asleep.clear()
         self._waking.clear()
@@ -452,7 +454,7 @@ class WorkerPool:
         self._lead(size, engine, msg.LoadWeights(version=self._version, weights=weights))
 
     def form(self, engine: EngineId, members: Sequence[EngineId]) -> None:
-        """Put the devices of ``members``, which hold nothing, together into one engine."""
+        """Join the devices of ``members``, which must hold nothing, to one engine."""
         for member in members:
             self.to_engine(member, msg.Sleep())
             self._formed.pop(member, None)
@@ -461,26 +463,27 @@ class WorkerPool:
         self._load(size, engine)
 
     def disband(self) -> dict[EngineId, int]:
-        """Back to the smallest engines; those that were formed, told to sleep, by size."""
+        """Return to the smallest engines. Returns the formed engines, which now go to sleep, and
+        their sizes."""
         formed, self._formed = self._formed, {}
         for engine, size in formed.items():
             self._lead(size, engine, msg.Sleep())
         return formed
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
-        """Send a command; a dead worker is noticed by its closed channel, not here."""
+        """Send a command. A dead worker is found by its closed channel, not here."""
         self._summing[replica] += isinstance(command, msg.Accumulate)
         self._send(self._topology.replicas[replica], command)
 
     def _send(self, workers: Iterable[int], command: msg.Command) -> None:
-        """To those of them that live."""
+        """Send to live workers."""
         live = [number for number in workers if number in self._live]
         data = encode(self.outgoing(command)) if live else memoryview(b"")
         for number in live:
             self._hosts[number].link.send_encoded(data)
 
     def _expect(self, workers: Iterable[int]) -> list[asyncio.Future[msg.Report]]:
-        """The answer of each, ``Ready`` or ``Done``, which it gives once."""
+        """Futures of each worker's ``Ready`` or ``Done``."""
         answers = {worker: self._loop.create_future() for worker in workers}
         self._answers.update(answers)
         return [*answers.values()]
@@ -493,7 +496,7 @@ class WorkerPool:
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
         workers = [n for r in replicas for n in self._topology.replicas[r]]
-        if self._leaves:  # for that its state comes back to the devices
+        if self._leaves:  # the command brings the trainer's state back to the devices
             await self.offload("rollout")
         answers = self._expect(workers)
         self._send(workers, command)
@@ -510,16 +513,16 @@ class WorkerPool:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether engines and replicas have a device's memory one after the other."""
+        """Whether engines and replicas use a device's memory in turn."""
         return turns(self._config, gpus=self.on_gpus) != "off"
 
     @property
     def _leaves(self) -> bool:
-        """Whether the trainer's state waits in the machine's memory while engines decode."""
+        """Whether the trainer's state is in host memory while engines decode."""
         return turns(self._config, gpus=self.on_gpus) == "both"
 
     def leave(self, then: Callable[[], None]) -> None:
-        """Let replicas leave the devices, where they take turns on these, and go on."""
+        """Call ``then`` after replicas have left the devices, if they take turns on them."""
 
         async def go_on() -> None:
             await self.offload("train")
@@ -537,13 +540,13 @@ class WorkerPool:
             case msg.Ready() | msg.Done():
                 self._starting.discard(number)
                 answer = self._answers.pop(number, None)
-                if answer is not None and not answer.done():  # cancelled: nobody waits any more
+                if answer is not None and not answer.done():  # it may be cancelled
                     answer.set_result(report)
             case msg.Died(fault=fault) if fault.kind == "user":
                 self._forget(number, fault.text, fault)
             case msg.Died():
                 # A collective breaks when one of its ranks is killed. A survivor's report of that
-                # must not come before the news of the rank that was killed.
+                # must not come before the news of the killed rank.
                 self._last_words[number] = report.fault.text
                 self._wait_for_end(number, self._hosts[number])
             case msg.Beat():
@@ -561,9 +564,10 @@ class WorkerPool:
                 self._listener.engine(self._topology.engine(number), report)
 
     def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
-        """Tell of a replica's report when all of its ranks have sent theirs.
+        """Pass on a replica's report when all of its ranks have sent theirs.
 
-        All ranks report the same numbers: it is rank 0's, from the first start to the last end.
+        All ranks report the same numbers. The result is rank 0's, from the first start to the last
+        end.
         """
         replica = self._topology.replica(number)
         part = self._topology.replicas[replica]
@@ -580,15 +584,14 @@ class WorkerPool:
         self._listener.replica(replica, report)
 
     def _timed(self, number: int, report: msg.ReplicaReport) -> msg.ReplicaReport:
-        """With times of the driver's clock: it took as long, and ended when it was heard."""
+        """Convert times to the driver's clock. The end is now, and the duration stays."""
         if not self._nodes[self._topology.node(number)].elsewhere:
             return report
         now = time.monotonic()
         return replace(report, start_s=now - (report.end_s - report.start_s), end_s=now)
 
     async def _watch(self) -> None:
-        """Kill whoever has stopped to give signs of life, or hangs: its link closes, and that is
-        told."""
+        """Kill workers that are silent or hang. Their closed links are reported as losses."""
         while True:
             await asyncio.sleep(self._silence.every_s)
             if self._frozen:
@@ -600,13 +603,13 @@ class WorkerPool:
                 self._put_down(number, why)
 
     def _put_down(self, number: int, why: str) -> None:
-        """Its link closes, and that is told."""
+        """Kill a worker. Its closed link is reported as a loss."""
         if number in self._live | self._coming:
             self._reasons[number] = why
             self._hosts[number].kill()
 
     def _gone(self, number: int, host: Host) -> None:
-        """Its link has closed; how it ended may take some seconds to see."""
+        """Its link has closed. The reason may take some seconds to know."""
         if number in self._reasons:
             self._forget(number, self._reasons[number])
         else:
@@ -632,7 +635,7 @@ class WorkerPool:
         if waiting is not None and not waiting.done():
             waiting.set_exception(user or WorkerError(text))
         if lived and user is not None:
-            raise user  # others in its place would come to the same: whatever is waited for ends
+            raise user  # a restarted worker would fail the same, so end the awaited work
         if lived:
             self._lose(number, text)
         else:
@@ -640,7 +643,7 @@ class WorkerPool:
             self._dismiss(self._coming, text)
 
     def _lose(self, number: int, text: str) -> None:
-        """A worker is gone, and others are of no use without it."""
+        """Report a lost worker, and end the others that are useless without it."""
         formed = [(size, engine) for engine, size in self._formed.items()]
         workers, engines, replicas = self._topology.without(number, formed)
         self._dismiss(workers, text)
@@ -657,9 +660,9 @@ class WorkerPool:
         self._listener.lost(Loss(engines=engines, replicas=replicas, text=text))
 
     def _dismiss(self, numbers: Collection[int], why: str) -> None:
-        """End some at once, and with one of those that were started all of these.
+        """Kill workers. If one of them is starting, kill all that are starting.
 
-        Nobody is told but those who wait for their answers.
+        Only callers that await their answers are informed.
         """
         chosen = {*numbers}
         if chosen & self._coming:
@@ -668,11 +671,11 @@ class WorkerPool:
         for number in sorted(chosen & (self._live | self._coming)):
             self._leave(number).kill()
             answer = self._answers.pop(number, None)
-            if answer is not None and not answer.done():  # cancelled: nobody waits any more
+            if answer is not None and not answer.done():  # it may be cancelled
                 answer.set_exception(WorkerError(why))
 
     def _leave(self, number: int) -> Host:
-        """Listen to a worker no more, and forget its reports that wait for its replica's others."""
+        """Stop listening to a worker, and drop its reports that wait for other ranks."""
         for some in (self._live, self._coming, self._starting):
             some.discard(number)
         self._parts.pop(number, None)
@@ -681,7 +684,7 @@ class WorkerPool:
         return host
 
     def close(self) -> None:
-        """Stop all workers; those that do not listen are killed."""
+        """Stop all workers, and kill those that do not leave."""
         for task in self._asking | ({self._watching} if self._watching else set()):
             task.cancel()
         try:

@@ -1,4 +1,4 @@
-"""Everything that a run writes while it runs: metrics, samples, worker times, the journal."""
+"""The files that a run writes: metrics, samples, worker times, the journal."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _HINTS = {
     "trackio": "let its folder (TRACKIO_DIR) be one that can be written",
 }
 _LONGEST = 500
-"""Characters of a configured value: mlflow takes no more."""
+"""The most characters of a configured value that mlflow takes."""
 
 
 class Tracker(NamedTuple):
-    """Takes the numbers of each step: ``log(numbers, step=...)``; ``close()`` hands them over."""
+    """Takes the numbers of each step: ``log(numbers, step=...)``. ``close()`` finishes."""
 
     name: str
     log: Callable[..., Any]
@@ -63,15 +63,15 @@ class Tracker(NamedTuple):
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Start the trackers of ``RunConfig.trackers``; the run is named after its folder.
+    """Start the trackers of ``RunConfig.trackers``. The tracked run has the folder's name.
 
     Args:
         names: among ``wandb``, ``trackio`` and ``mlflow``.
-        folder: the run's folder.
+        folder: the run's.
         config: the resolved configuration as a plain tree.
 
     Raises:
-        ValueError: a package is missing, or a tracker does not start; the message says what to do.
+        ValueError: a package is missing, or a tracker does not start. The message has the fix.
     """
     for name in ("tensorboard", *names):
         if importlib.util.find_spec(name) is None:
@@ -88,14 +88,14 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
                 tracker.close()
             reason = " ".join(first_line(error).split())[:200]
             raise ValueError(
-                f"trackers: {name} does not start ({reason}); {_HINTS[name]}, or take it "
-                "out of 'trackers'"
+                f"trackers: {name} does not start ({reason}): {_HINTS[name]}, or remove it "
+                "from 'trackers'"
             ) from error
     return opened
 
 
 def tensorboard(folder: Path, first_step: int) -> Tracker:
-    """Event files in a folder; points of ``first_step`` and later, left by a crash, are hidden."""
+    """Event files in a folder. Points of ``first_step`` and later, left by a crash, are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder), purge_step=first_step, flush_secs=5)
@@ -133,7 +133,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 _FAULTS = 10
-"""Faults of one step that are said one by one."""
+"""The most faults of one step that are logged one by one."""
 
 
 _OURS: dict[str, Any] = {
@@ -141,11 +141,11 @@ _OURS: dict[str, Any] = {
     "model": {"path": True, "dtype": True},
     "data": {"path": True, "shuffle": True},
 }
-"""What of a configuration is ours where somebody else's trainer trains."""
+"""The parts of a configuration that a host's trainer does not decide."""
 
 
 def save_config(config: RunConfig, folder: Path, *, hosted: bool = False) -> None:
-    """Write the resolved configuration; ``hosted``: without what the host decides."""
+    """Write the resolved configuration. If ``hosted``, leave out the host's part."""
     data = config.model_dump(mode="json", include=_OURS if hosted else None)
     head = "# The host's trainer has its own arguments.\n" if hosted else ""
     text = head + yaml.safe_dump(data, sort_keys=False)
@@ -156,14 +156,12 @@ class RunLog:
     """The run's files and its view on the terminal.
 
     Args:
-        folder: the run's.
-        config: the run's.
-        last_step: what was written for later steps is dropped; -1 starts anew.
+        last_step: rows of later steps are dropped. -1 starts anew.
         max_length: longest response, tokens.
-        context: the model's, tokens, where it is what limits responses.
+        context: the model's, tokens, if it limits responses.
         progress: the view.
         texts: of prompts and responses.
-        trackers: get the metrics too; closed with the log.
+        trackers: get the metrics too. They are closed with the log.
     """
 
     def __init__(
@@ -182,7 +180,7 @@ class RunLog:
         self._folder = folder
         self._journal_failed = False
         self.journal = JournalWriter(folder / "journal.jsonl", self._miss_journal)
-        # One step's rows at most wait for it: a disk that is too slow slows the run.
+        # At most one step's rows wait for it, so a slow disk slows the run.
         self._writer = ThreadPoolExecutor(1, "samples")
         self._written: Future[None] = self._writer.submit(lambda: None)
         self._programs = any(reward.runs_programs for reward in config.rewards)
@@ -210,21 +208,16 @@ class RunLog:
         epoch: float,
         extra: Metrics,
     ) -> Metrics:
-        """Write a step that is over to every file.
+        """Write an ended step to every file, and return its metrics.
 
-        Its rows are written while the run goes on: what is wrong with them is raised at the next
-        step.
+        Its rows are written while the run goes on. Their errors are raised at the next step.
 
         Args:
-            record: of the step.
             groups: that were trained on.
-            policy: says how lengths are bent, and warns.
+            policy: reports the bias of lengths, and warns.
             num_tokens: prompt and response tokens trained on since the run began.
-            epoch: passes over the data so far, with its fraction.
+            epoch: passes over the data so far, with the fraction.
             extra: metrics of an evaluation.
-
-        Returns:
-            The step's metrics.
         """
         bias = policy.bias()
         for alarm in bias.alarms:
@@ -254,10 +247,10 @@ class RunLog:
     def _measure(
         self, record: StepRecord, groups: Sequence[Group], *, epoch: float, **of_run: Any
     ) -> tuple[Metrics, list[str]]:
-        """A step's metrics, and what is to be said of it."""
+        """A step's metrics and log lines."""
         metrics = step_metrics(record, groups, epoch=epoch, **of_run)
         every = record.attempts.values() if self._programs else ()
-        graded = [a for a in every if not a.stale or a.stale < a.tokens]  # the others were before
+        graded = [a for a in every if not a.stale or a.stale < a.tokens]  # in this step
         metrics |= program_metrics(graded) | environment_metrics(record.kept)
         if self._rollout.tail_batching.carries:
             metrics |= staleness_metrics(record.kept, record.step)
@@ -274,13 +267,13 @@ class RunLog:
         return metrics, [*lines, *(f"step {record.step}: {line}" for line in _troubles(record))]
 
     def _logged(self, record: StepRecord, metrics: Metrics, lines: list[str]) -> Metrics:
-        """What reward functions logged under names that are not the run's own."""
+        """Metrics of reward functions whose names are not the run's own."""
         logged = logged_metrics(record.kept)
         for name in sorted((logged.keys() & metrics.keys()) - self._clashes):
             self._clashes.add(name)
             lines.append(
-                f"WARNING a reward function logs the metric '{name}', which is one of the run's: "
-                "what it logs is left out; give it another name"
+                f"WARNING a reward function logs the metric '{name}', a name of the run's own. "
+                "Its values are left out. Give it another name."
             )
         return {name: value for name, value in logged.items() if name not in metrics}
 
@@ -307,30 +300,30 @@ class RunLog:
         try:
             self._tasks.write("".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
-            self.progress.note(f"workers.jsonl cannot be written ({error}); the run goes on")
+            self.progress.note(f"workers.jsonl cannot be written ({error}), but the run goes on")
 
     def _miss_journal(self, error: OSError) -> None:
         if not self._journal_failed:
             self._journal_failed = True
             self.progress.note(
                 f"WARNING {self._folder / 'journal.jsonl'} cannot be written ({error.strerror}): "
-                "decisions may be missing from it; the run goes on"
+                "decisions may be missing from it, but the run goes on"
             )
 
     def sum_up(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``; a full disk must not hide why the run ends."""
+        """Write ``summary.json``. A full disk must not hide the reason of the run's end."""
         data = json.dumps(summary, indent=1).encode()
         with contextlib.suppress(OSError):
             replace_file(self._folder / "summary.json", data)
 
     def flush(self) -> None:
-        """Before a checkpoint: nothing that it counts on may be in memory only."""
+        """Write everything that a checkpoint relies on."""
         self._written.result()
         self._writer.submit(self._samples.flush).result()
         self.journal.flush()
 
     def close(self) -> None:
-        """Write what still waits, and close every file."""
+        """Write waiting rows, and close every file."""
         with contextlib.ExitStack() as stack:
             for part in (self.journal, self._tasks, self._metrics):
                 stack.callback(part.close)
@@ -340,11 +333,11 @@ class RunLog:
 
 
 def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:
-    """Numbers under which a replica's task is written, and what is written with each.
+    """Worker numbers for a replica's task, each with more fields of its line.
 
-    A colocated replica has those of the engines on its devices, its own where none is left. One
-    that is separate shares its number with an engine elsewhere: its line says what it is, and how
-    many devices it has and an engine has.
+    A colocated replica has the numbers of the engines on its devices, or its own if none is left. A
+    separate one shares its number with an engine elsewhere. So its line has its role, its number of
+    devices and that of an engine.
     """
     if fleet.layout == "colocated":
         return [(worker, {}) for worker in fleet.beside.get(replica) or (replica,)]
@@ -353,7 +346,7 @@ def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]
 
 
 def _troubles(record: StepRecord) -> list[str]:
-    """What went wrong, and every prompt that was lost by it."""
+    """Faults, and the prompts that were lost by them."""
     faults = record.faults[:_FAULTS]
     if len(record.faults) > _FAULTS:
         faults.append(f"and {len(record.faults) - _FAULTS} more faults")
@@ -365,10 +358,10 @@ class MetricsLog:
     """``metrics.jsonl``, TensorBoard and the trackers. A full disk or a tracker never stops a run.
 
     Args:
-        folder: the run's folder; made if missing.
-        last_step: lines of later steps, left by a crash, are dropped; -1 drops all of them.
+        folder: the run's, created if it is missing.
+        last_step: lines of later steps, left by a crash, are dropped. -1 drops all.
         trackers: from ``open_trackers``.
-        say: told once, in one line, of each target that fails.
+        say: gets one line for each target that fails.
     """
 
     def __init__(
@@ -406,12 +399,12 @@ class MetricsLog:
             act(*args, **named)
         except Exception as error:  # third-party trackers raise anything
             if target not in self._failing:
-                self._say(f"{target}: metrics cannot be written ({error}); the run goes on")
+                self._say(f"{target}: metrics cannot be written ({error}), but the run goes on")
             self._failing.add(target)
 
 
 def cores(config: RunConfig) -> dict[str, int]:
-    """Cores that a run on a CPU may use, and those of its workers; empty on GPUs."""
+    """Cores that a run on a CPU may use, and those of its workers. Empty on GPUs."""
     places = [device for device, _ in worker_devices(config)]
     if places[0] != "cpu":
         return {}

@@ -1,4 +1,4 @@
-"""The table of every rollout: one row per attempt, kept or not, with its text; a part a step."""
+"""The table of responses: one row for each attempt, kept or not, and a part for each step."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rollpacker.runtime.attempts.rewards import ENVIRONMENT
 from rollpacker.runtime.step.step import StepRecord
 
 _ANSWER = 400
-"""Characters of an answer that are kept."""
+"""The most characters of an answer that are kept."""
 
 
 class Texts:
-    """The texts of a step's attempts; each prompt is decoded once.
+    """The texts of a step's attempts. Each prompt is decoded once.
 
     Args:
         tokenizer: of transformers.
-        read: decodes responses, as rewards are given them.
+        read: decodes responses as rewards get them.
         rows: the problems.
     """
 
@@ -49,11 +49,11 @@ class Texts:
         self._prompts: dict[PromptId, str] = {}
 
     def begin(self) -> None:
-        """A step begins: forget the last one's prompts."""
+        """Forget the last step's prompts."""
         self._prompts.clear()
 
     def prompt(self, attempt: Trajectory) -> str:
-        """The prompt as the model saw it, special tokens included."""
+        """The prompt as the model saw it, with special tokens."""
         if attempt.conversation is not None and attempt.conversation.changed:
             return self._read(attempt)
         text = self._prompts.get(attempt.prompt)
@@ -65,13 +65,13 @@ class Texts:
         return self._decode(attempt.prompt_tokens.tolist(), skip_special_tokens=False)
 
     def completion(self, attempt: Trajectory) -> str | None:
-        """The response, as the rewards were given it; None of an attempt that gave nothing back."""
+        """The response as the rewards got it. None if there is no output."""
         if attempt.output is None:
             return None
         return self._response(attempt.output.tokens.tolist())
 
     def answer(self, attempt: Trajectory) -> str | None:
-        """The problem's reference answer; of a long one, such as a program's tests, its start."""
+        """The problem's reference answer, or the start of a long one, such as a program's tests."""
         row = self._rows.get(attempt.prompt)
         if row is None or row.answer is None:
             return None
@@ -80,7 +80,7 @@ class Texts:
 
 
 def _begun(value: Any) -> str:
-    """A value as JSON, no more of it than is kept: tests may be many megabytes."""
+    """The start of a value as JSON: tests may be many megabytes."""
     text = ""
     encoder = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True)
     for piece in encoder.iterencode(value):
@@ -98,12 +98,11 @@ class SampleLog:
     """Writes the rows of a run.
 
     Args:
-        folder: the run's folder.
-        config: says what is kept besides numbers, and which rewards have a column.
-        last_step: rows of later steps, left by a crash, are dropped; -1 drops all of them.
+        config: its ``samples`` chooses the columns besides numbers.
+        last_step: rows of later steps, left by a crash, are dropped. -1 drops all.
         texts: of prompts and responses.
-        say: told in one line when rows cannot be written (they are tried again later), and when
-            the table reaches its size limit.
+        say: gets a line if rows cannot be written (they are tried again later), and when the table
+            reaches its size limit.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class SampleLog:
             | (table.TURNS if self._turns else {})
         )
         self._unwritten: deque[tuple[Path, bytes]] = deque()
-        """Parts, encoded once, for which the disk had no room."""
+        """Encoded parts that the disk had no room for."""
         self._failing = self._forgot = False
         for path in table.files(folder):
             if table.step_of(path) > last_step:
@@ -133,7 +132,7 @@ class SampleLog:
         self._sizes = {path: path.stat().st_size for path in table.files(folder)}
 
     def add(self, record: StepRecord, groups: Sequence[Group]) -> None:
-        """Write the rows of a step that is over, after those that did not fit."""
+        """Write the rows of an ended step, after earlier ones that did not fit."""
         part = table.part(self._folder, record.step)
         if record.attempts:
             columns = self._numbers(record, groups) | self._rest([*record.attempts.values()])
@@ -141,7 +140,7 @@ class SampleLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write what did not fit before, oldest first."""
+        """Write the parts that did not fit before, oldest first."""
         while self._unwritten:
             part, data = self._unwritten[0]
             try:
@@ -149,7 +148,7 @@ class SampleLog:
                 replace_file(part, data)
             except OSError as error:
                 if not self._failing:
-                    self._say(f"{part}: cannot be written ({error}); rows are kept in memory")
+                    self._say(f"{part}: cannot be written ({error}), rows are kept in memory")
                 self._failing = True
                 return
             self._failing = False
@@ -158,12 +157,12 @@ class SampleLog:
             self._keep_small()
 
     def _keep_small(self) -> None:
-        """Delete the oldest parts beyond the limit; the newest stays, however large it is."""
+        """Delete the oldest parts beyond the limit. The newest stays, however large it is."""
         while self._limit and len(self._sizes) > 1 and sum(self._sizes.values()) > self._limit:
             if not self._forgot:
                 self._say(
                     f"{self._folder}: the table of responses has reached samples.max_gb="
-                    f"{self._kept.max_gb:g}: the oldest steps' rows go"
+                    f"{self._kept.max_gb:g}: the oldest steps' rows are deleted"
                 )
             self._forgot = True
             oldest = next(iter(self._sizes))
@@ -208,7 +207,7 @@ class SampleLog:
         }
 
     def _rest(self, attempts: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        """What is kept besides numbers."""
+        """Optional columns."""
         columns: dict[str, list[Any]] = {}
         if self._kept.texts:
             self._texts.begin()
@@ -233,7 +232,7 @@ def _encoded(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, pl.DataT
     kinds = {name: schema.get(name, pl.String()) for name in columns}
     try:
         frame = pl.DataFrame(columns, schema=kinds)
-    except UnicodeEncodeError:  # half of a surrogate pair, from JSON
+    except UnicodeEncodeError:  # half of a surrogate pair in JSON
         frame = pl.DataFrame({n: _encodable(v) for n, v in columns.items()}, schema=kinds)
     buffer = io.BytesIO()
     frame.write_parquet(buffer, compression="zstd")

@@ -1,5 +1,5 @@
-"""The bubble: time in which a device neither decodes nor trains. One definition for the line of a
-step, its metrics and the report."""
+"""The bubble: the time in which a device neither decodes nor trains. Log lines, metrics and the
+report share this definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Span = tuple[float, float]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """What the spans cover: apart from each other, in order."""
+    """The union of the spans, disjoint and in order."""
     whole: list[Span] = []
     for start, stop in sorted(spans):
         if whole and start <= whole[-1][1]:
@@ -32,13 +32,11 @@ def idle_s(spans: Iterable[Span], begin: float, end: float) -> float:
 
 
 def bubble(parts: Collection[tuple[int, Iterable[Span]]], begin: float, end: float) -> float:
-    """Idle share, 0 to 1, of the time of all devices that took part in a step.
+    """The idle share, 0 to 1, of the time of all devices that took part in a step.
 
     Args:
-        parts: devices that work together, how many, and when they decoded at least one attempt or
-            ran a gradient task.
-        begin: seconds; of the step, or of one of its phases.
-        end: seconds.
+        parts: groups of devices: their number, and their spans of decoding or gradient tasks.
+        begin, end: of the step or one of its phases, seconds.
     """
     devices = sum(count for count, _ in parts)
     if end <= begin or not devices:

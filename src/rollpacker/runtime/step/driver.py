@@ -1,4 +1,4 @@
-"""A training step or an evaluation: the policy decides, this carries it out.
+"""A training step or an evaluation: it carries out the policy's decisions.
 
 ``StepDriver._until`` is the only loop over events.
 """
@@ -31,21 +31,21 @@ from rollpacker.runtime.step.step import DroppedError, StepRecord
 from rollpacker.runtime.step.updates import Updates
 
 _SLICE = 1024
-"""Decisions performed before the event loop has its turn: a large step begins with thousands."""
+"""Decisions before the event loop's next turn, as a large step begins with thousands."""
 
 
 class StepDriver:
-    """Feeds events to a policy, performs what it decides, and awaits the next event.
+    """Feeds events to a policy, performs its decisions, and awaits the next event.
 
     Args:
         setup: workers, prompts and rewards.
-        policy: decides.
-        journal: takes the time of each event, the event, and what was decided.
-        updates: sums gradients and changes the weights; None for an evaluation.
-        phases: gives nodes to sum gradients on when the rollout is over; None: its own.
-        carried: what the losers of the last round had; None where they begin again.
-        drafts: texts that engines may take drafts from; None where they draft nothing.
-        measures: the policy is told what a round was like for the engines.
+        policy: makes the decisions.
+        journal: takes the time of each event, the event and its decisions.
+        updates: sums gradients and changes the weights. None for an evaluation.
+        phases: brings nodes for gradients after the rollout. None: the job's own nodes.
+        carried: responses of the last round's losers. None if they begin again.
+        drafts: texts for drafts. None without speculative decoding.
+        measures: whether the policy gets the engines' measurements of a round.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class StepDriver:
         self._publishing: Publishing | None = None
         self._events = deque[ev.Event]()
         self._heard = deque[tuple[Callable[..., None], tuple[Any, ...]]]()
-        """Reports that are not events yet: who takes each, and what is said."""
+        """Reports that are not events yet, each with its handler."""
         self._more, self._summed = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.record = StepRecord(step=0, start_s=0.0)
@@ -78,10 +78,10 @@ class StepDriver:
     # The step -----------------------------------------------------------------------------------
 
     async def step(self, step: int) -> StepRecord:
-        """Sample, grade, learn, publish: the weights of this step sample all of its tokens.
+        """Sample, grade, learn, publish. This step's weights sample all of its tokens.
 
-        Raises ``WorkerError`` when a worker dies and no other can take over, ``DroppedError``
-        after ``drop``, ``ValueError`` for what would happen again.
+        Raises ``WorkerError`` if a worker dies and no other can take over, ``DroppedError`` after
+        ``drop``, and ``ValueError`` for an error that would repeat.
         """
         with self.begin(step):
             await self.roll_out()
@@ -89,11 +89,11 @@ class StepDriver:
         return self.record
 
     async def roll_out(self) -> None:
-        """Until every group is decided; gradients of complete ones may start meanwhile."""
+        """Run until every group is decided. Gradients of complete groups may start meanwhile."""
         await self._until(do.FinishRollout)
 
     async def learn(self) -> None:
-        """Until every engine has the new weights."""
+        """Run until every engine has the new weights."""
         await self._until(ev.WeightsPublished)
         said = [] if self._episodes is None else self._episodes.said()
         self.record.faults[:0] = [*self._setup.rewards.end_step(), *said]
@@ -102,8 +102,8 @@ class StepDriver:
     async def _until(self, last: type[ev.Event | do.Decision]) -> None:
         """Handle events until one of the kind ``last`` was handled, or such a decision performed.
 
-        A journal replays from what this hands over. Reports become events one at a time, after all
-        that the last one led to.
+        A journal replays from these events. A report becomes an event after all consequences of the
+        report before it.
         """
         over = False
         try:
@@ -135,7 +135,7 @@ class StepDriver:
         return decisions
 
     def _perform(self, decision: do.Decision) -> None:
-        """Start what was decided, and wait for nothing: its outcome is an event."""
+        """Start a decision without waiting. Its outcome is an event."""
         attempts = self.record.attempts
         match decision:
             case do.StartAttempt():
@@ -159,7 +159,7 @@ class StepDriver:
                 self._train(decision, self._updates)
 
     def _train(self, decision: do.Decision, updates: Updates) -> None:
-        """What an evaluation does not have: prompts that are drawn, groups, and new weights."""
+        """Decisions that an evaluation does not have."""
         record = self.record
         match decision:
             case do.DrawPrompts():
@@ -182,10 +182,10 @@ class StepDriver:
                 pass
 
     def _settle(self) -> None:
-        """In lockstep, engines go on when environments have answered all turns and all responses
-        are graded: what a step brings then depends on no time."""
+        """In lockstep, let engines go on when environments have answered all turns and all
+        responses are graded. So a step's result depends on no time."""
         if self._heard:
-            return  # a grade or an answer may be among it
+            return  # a grade or an answer may wait there
         if self._episodes is not None:
             if answers := self._episodes.settle():
                 self._decoding.answered(answers)
@@ -198,8 +198,8 @@ class StepDriver:
 
     @contextmanager
     def begin(self, step: int) -> Iterator[None]:
-        """Hear workers, rewards and environments while a step, or an evaluation of weights of that
-        version, lasts. Raises ``WorkerError`` where nobody is left."""
+        """Listen to workers, rewards and environments during a step, or an evaluation of that
+        version. Raises ``WorkerError`` if no worker is left."""
         workers, updates = self._workers, self._updates
         if (nobody := self._nobody_left()) is not None:
             raise self._lost("; ".join([*workers.unheard(), nobody]))
@@ -237,13 +237,13 @@ class StepDriver:
             yield
 
     def end_epoch(self, epoch: int) -> None:
-        """Between steps: the data is used up, and what is still queued is dropped."""
+        """Between steps, end the epoch and drop queued prompts."""
         if self.carried is not None:
             self.carried.clear()
         self._decide(ev.EpochEnded(epoch=epoch))
 
     def release_tail(self) -> None:
-        """Another job has the nodes: the tail is to leave most of them."""
+        """Another job has the nodes, so the tail must leave most of them."""
 
         def release() -> None:
             if self._updates is not None and not self._updates.over:
@@ -252,7 +252,7 @@ class StepDriver:
         self._hear(release)
 
     def drop(self, what: str) -> None:
-        """Give up what is running, unless an update has begun."""
+        """Drop the running step, unless an update has begun."""
 
         def give_up() -> None:
             if self._updates is None or not (self._updates.begun or self._updates.over):
@@ -270,7 +270,7 @@ class StepDriver:
         self._more.set()
 
     def _to(self, take: Callable[..., None]) -> Callable[..., None]:
-        """A callback of the event loop: what comes is taken in its turn."""
+        """A callback whose reports wait for their turn."""
         return lambda *report: self._hear(take, *report)
 
     async def _hear_next(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
@@ -280,10 +280,11 @@ class StepDriver:
         return self._heard.popleft()
 
     def _hear_of_loss(self, loss: Loss) -> None:
-        """Take a loss before all reports but those of updates, and drop what the lost reported.
+        """Take a loss before all reports except those of updates, and drop the lost workers'
+        reports.
 
-        A decision must not count on an engine or on gradients that the pool has no more. An update
-        that every replica has made holds, although one of them died right after it.
+        No decision may rely on a lost engine or lost gradients. An update that every replica has
+        made holds, although one of them died right after it.
         """
         waiting, self._heard = self._heard, deque()
         updated: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -338,13 +339,13 @@ class StepDriver:
             self._workers.meet()
         self._summed.set()
         stopping = [event for engine in loss.engines for event in self._decoding.lose(engine)]
-        # First what was lost: a round that ends must know which gradients are gone.
+        # The loss comes first: a round that ends must know which gradients are gone.
         self._post(ev.DevicesLost(engines=loss.engines, replicas=loss.replicas), *stopping)
         if self._publishing is not None:
             self._publishing.lose(loss)
 
     def _nobody_left(self) -> str | None:
-        """Who is needed and gone."""
+        """Return the kind of worker that is needed and gone."""
         if not self._workers.engines:
             return "no engine is left"
         if self._updates is not None and not self._workers.replicas:
@@ -380,7 +381,7 @@ class StepDriver:
         task.add_done_callback(self._tasks.discard)
 
     async def _switch(self, updates: Updates, phases: PhaseNodes) -> None:
-        """From the rollout's nodes to those of training, when streamed gradients are summed."""
+        """Go to training nodes when streamed gradients are summed."""
         try:
             while updates.summing:
                 self._summed.clear()

@@ -1,4 +1,4 @@
-"""Attempts at their environments: begun, given the model's replies, given up."""
+"""Attempts at their environments: begin, replies of the model, end."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rollpacker.runtime.ipc.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of an attempt at its environment.
+    """An environment's answer to an attempt.
 
     Args:
-        attempt: whose tokens and conversation have it in.
+        attempt: with the answer in its tokens and conversation.
         tokens: that the environment put in.
-        seconds: that it was waited for.
-        error: why it failed; empty where it did not.
+        seconds: of waiting for it.
+        error: why it failed, or empty.
         blameless: another episode's fault.
     """
 
@@ -46,7 +46,7 @@ class Answered:
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended as it should."""
+        """Whether the episode has ended without an error."""
         conversation = self.attempt.conversation
         return not self.error and conversation is not None and bool(conversation.over)
 
@@ -60,10 +60,10 @@ class Episodes:
     Args:
         config: of the environment.
         pool: their processes.
-        most: most tokens that the model samples in all turns of a response, and
-        total: of the response, the environment's tokens included.
+        most: most tokens that the model samples in all turns of a response.
+        total: most tokens of a response with the environment's tokens.
         context: of the model.
-        lockstep: answers are told when all that were asked for are there, in a fixed order.
+        lockstep: ``settle`` returns answers when all are there, in a fixed order.
         clock: seconds since the run began.
     """
 
@@ -91,12 +91,12 @@ class Episodes:
         self._listener: Take = lambda _replies: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear the processes in this loop."""
+        """Listen to the processes in this loop."""
         self._pool.attach(loop, lambda replies: self._listener(replies))
 
     @contextlib.contextmanager
     def listen(self, take: Take) -> Iterator[None]:
-        """Give replies to this one while the context lasts."""
+        """Give replies to ``take`` within the context."""
         before, self._listener = self._listener, take
         try:
             yield
@@ -110,7 +110,7 @@ class Episodes:
     # What is to be done ------------------------------------------------------------------------
 
     def begin(self, attempt: Trajectory, problems: Problems) -> None:
-        """Begin an episode; never waits."""
+        """Begin an episode without waiting."""
         assert problems.chat is not None
         row = problems.rows[attempt.prompt]
         attempt.conversation = EpisodeRecord()
@@ -128,7 +128,7 @@ class Episodes:
         self._pool.begin(command, (attempt.prompt, attempt.index))
 
     def step(self, attempt: Trajectory) -> None:
-        """Give its environment the turn that has just ended; never waits."""
+        """Give the environment the turn that has just ended, without waiting."""
         output, conversation = attempt.output, attempt.conversation
         assert output is not None
         assert conversation is not None
@@ -148,7 +148,7 @@ class Episodes:
         self._acting[attempt.id] = attempt, self._clock()
 
     def close(self, attempt: Trajectory) -> None:
-        """Give an episode up, wherever it is."""
+        """End an episode in any state."""
         self._acting.pop(attempt.id, None)
         self._answers = [each for each in self._answers if each.attempt is not attempt]
         self._end(attempt.id)
@@ -159,7 +159,7 @@ class Episodes:
             self._pool.close_episode(attempt)
 
     def request(self, request: Request, attempt: Trajectory) -> Request:
-        """What asks an engine for an attempt's next turn."""
+        """The request for an attempt's next turn."""
         begun = attempt.begun
         if begun is not None:
             request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
@@ -173,7 +173,8 @@ class Episodes:
         )
 
     def _group(self, attempt: Trajectory) -> PromptId:
-        """Whose prompt it has: its group's, unless its environment has put another there."""
+        """The group of its prompt, or a group of its own if its environment has replaced the
+        prompt."""
         conversation = attempt.conversation
         if conversation is None or not conversation.changed:
             return attempt.prompt
@@ -181,7 +182,7 @@ class Episodes:
         return PromptId(f"{attempt.prompt}#{digest}")
 
     def _params(self, attempt: Trajectory, params: SamplingParams) -> SamplingParams:
-        """How its next turn is sampled: as far as its tokens reach."""
+        """Limit its next turn to the remaining tokens."""
         put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
         most = min(self._total, put_in + self._most)
         return replace(params, max_tokens=most)
@@ -194,26 +195,27 @@ class Episodes:
         return self._pool.broken
 
     def said(self) -> list[str]:
-        """What the user should know and was not told yet."""
+        """New log lines."""
         return self._pool.said()
 
     @property
     def acting(self) -> bool:
-        """Whether an environment is at work.
+        """Whether an environment works.
 
-        Those that wait for another episode's end are not: the end may be the model's to bring.
+        Episodes that wait for another's end are not counted, as that end may need the model.
         """
         return len(self._acting) > self._pool.queued
 
     def settle(self) -> list[Answered]:
-        """In lockstep, the answers once no environment is at work, in a fixed order."""
+        """In lockstep, the answers when no environment works, in a fixed order."""
         if self.acting:
             return []
         answers, self._answers = self._answers, []
         return sorted(answers, key=lambda answered: answered.attempt.id)
 
     def take(self, replies: Sequence[EpisodeReply]) -> list[Answered]:
-        """What replies make of their attempts; in lockstep, ``settle`` tells it later."""
+        """Apply replies to their attempts and return the answers. In lockstep ``settle`` returns
+        them."""
         answers = [each for reply in replies if (each := self._answered(reply)) is not None]
         if not self._lockstep:
             return answers
@@ -233,13 +235,13 @@ class Episodes:
             return Answered(attempt, error=answer.error, blameless=reply.blameless)
         try:
             self._enter(attempt, answer, seconds)
-        except Exception as error:  # of what a user's process sent: its episode's, and no other's
+        except Exception as error:  # a user's process may send anything: only its episode fails
             self._end(attempt.id)
             return Answered(attempt, error=f"its answer cannot be taken: {told(error)}")
         return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
 
     def _enter(self, attempt: Trajectory, answer: EnvironmentAnswer, seconds: float) -> None:
-        """An answer becomes a part of the attempt."""
+        """Make an answer a part of the attempt."""
         conversation, output = attempt.conversation, attempt.output
         assert conversation is not None
         conversation.take(answer, seconds)

@@ -1,4 +1,4 @@
-"""Where a job may run, and when: the phases of a step, on nodes that others use too."""
+"""The nodes of a job's phases, if jobs share nodes."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ if TYPE_CHECKING:
 
 
 class DisplacedError(RuntimeError):
-    """The nodes have failed with what was on them: the job goes on from its last checkpoint."""
+    """The nodes have failed with their processes, so the job goes on from its last checkpoint."""
 
 
 class WaitStoppedError(RuntimeError):
-    """The wait for nodes was given up because the user wants to stop."""
+    """The wait for nodes has ended because the user wants to stop."""
 
 
 class Tenant(Protocol):
-    """What a job has on its nodes."""
+    """The job's processes on its nodes."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """The processes that run the phases on this machine, at this moment."""
+        """This machine's processes of the phases at this moment."""
         ...
 
     def fence(self, stop_at: float | None) -> None:
-        """Processes on other nodes may run until then, in monotonic seconds of this machine; None
-        while they are idle, 0 stops them."""
+        """Let processes on other nodes run until ``stop_at`` (monotonic seconds of this machine).
+        None: they are idle. 0 stops them."""
         ...
 
     async def offload(self, phase: Phase) -> int:
-        """Who runs that phase, and no other, leaves the devices; the bytes of host memory that
-        they keep on a node, at most."""
+        """Move the processes of that phase alone off the devices. Returns the largest number of
+        bytes in host memory of a node."""
         ...
 
     async def onload(self, phase: Phase) -> None: ...
 
 
 class PhaseNodes(Protocol):
-    """Asks for the nodes of each phase; a job that has its own needs none (``OwnNodes``).
+    """Asks for the nodes of each phase. A job with its own nodes uses ``OwnNodes``.
 
-    ``stats`` counts phases and what they waited, for the run's summary; ``launcher`` starts agents
-    on the nodes, where Ray does not.
+    ``stats`` counts phases and waits for the run's summary. ``launcher`` starts agents on the
+    nodes, unless Ray does.
     """
 
     stats: dict[str, float]
@@ -60,38 +60,39 @@ class PhaseNodes(Protocol):
 
         Args:
             tenant: of this event loop.
-            fail: takes what ends the job wherever it is, there.
-            release_tail: is told there that another job has the nodes of the running rollout.
+            fail: called there with an error that ends the job at any point.
+            release_tail: called there when another job has the nodes of the running rollout.
         """
         ...
 
     async def begin(self, phase: Phase) -> None:
-        """Wait for the phase's nodes and go there; nothing to do when they are held already.
+        """Wait for the phase's nodes and go there. If they are held already, do nothing.
 
-        Raises ``DisplacedError``, ``WaitStoppedError``, ``ValueError`` or whatever else keeps the
-        job from going on.
+        Raises ``DisplacedError``, ``WaitStoppedError``, ``ValueError`` or another error that ends
+        the job.
         """
         ...
 
     async def offer_tail(self) -> None:
-        """Most responses of the running rollout are there: others may have its nodes."""
+        """Offer the running rollout's nodes to others, as most responses are there."""
         ...
 
     async def end(self) -> None:
-        """The running phase is done: the nodes are free."""
+        """Release the nodes at the end of the running phase."""
         ...
 
     def interrupt(self) -> None:
-        """The user wants to stop: wait for no more rollouts; the second time, for nothing."""
+        """The user wants to stop: wait for no more rollouts, and after a second call for
+        nothing."""
         ...
 
     async def close(self, *, displaced: bool = False) -> None:
-        """The job is over, done or not; ``displaced``: it starts again and keeps its place."""
+        """End the job. If ``displaced``, it starts again and keeps its place."""
         ...
 
 
 async def leave(phases: PhaseNodes) -> bool:
-    """Give the nodes back; False when the user wants to stop before that was answered."""
+    """Release the nodes. False if the user wants to stop before the answer."""
     try:
         await phases.end()
     except WaitStoppedError:
@@ -100,7 +101,7 @@ async def leave(phases: PhaseNodes) -> bool:
 
 
 class OwnNodes:
-    """A job that shares its nodes with nobody."""
+    """A job that shares its nodes with no other job."""
 
     def __init__(self) -> None:
         self.stats: dict[str, float] = {}
@@ -115,16 +116,16 @@ class OwnNodes:
         """Nothing to register."""
 
     async def begin(self, phase: Phase) -> None:
-        """The nodes are there."""
+        """The nodes are always there."""
 
     async def offer_tail(self) -> None:
-        """Nobody would have them."""
+        """No other job wants them."""
 
     async def end(self) -> None:
-        """Nobody waits for them."""
+        """No other job waits for them."""
 
     def interrupt(self) -> None:
-        """Nobody waits."""
+        """There is no wait."""
 
     async def close(self, *, displaced: bool = False) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""

@@ -14,17 +14,19 @@ from rollpacker.runtime.pool.in_process import Workers
 from rollpacker.runtime.pool.pool import Listener, Loss
 
 _TRIES = 3
-"""At bringing weights to other nodes, without a loss that says why it failed."""
+"""Tries to bring weights to other nodes, if no loss explains the failure."""
 
 
 class Publishing:
-    """One publication: engines of several devices are disbanded, a replica shares its weights
-    where engines have processes of their own, they are carried to the nodes that need them, and
-    the engines load them.
+    """One publication of weights.
+
+    Engines of several devices are disbanded first. If engines have their own processes, a replica
+    shares its weights, and they are carried to the nodes that need them. Then the engines load
+    them.
 
     Args:
-        workers: whose replicas have the weights and whose engines take them.
-        version: of the weights: the step that they will sample.
+        workers: replicas with the weights, and engines.
+        version: of the weights, which is the step that they will sample.
         done: called when all engines have them.
     """
 
@@ -45,7 +47,7 @@ class Publishing:
             self._share()
 
     def _share(self) -> None:
-        """No engine reads what was shared last."""
+        """Share anew. No engine reads the weights that were shared last."""
         if self._transport is None:
             self._load()
         else:
@@ -56,7 +58,7 @@ class Publishing:
         self._workers.load_weights(self.version, self._places)
 
     def take_engine(self, engine: EngineId, report: msg.EngineReport) -> bool:
-        """An engine's report, if it is of this publication: then true."""
+        """Take an engine's report. False if it does not belong to this publication."""
         match report:
             case msg.WeightsLoaded() if report.version == self.version:
                 self.loaded(engine)
@@ -69,7 +71,7 @@ class Publishing:
         return True
 
     def take_replica(self, report: msg.ReplicaReport) -> bool:
-        """A replica's report, if it is of this publication: then true."""
+        """Take a replica's report. False if it does not belong to this publication."""
         match report:
             case msg.Shared():
                 self.shared(report)
@@ -80,7 +82,7 @@ class Publishing:
         return True
 
     def slept(self, engine: EngineId, size: int) -> None:
-        """An engine of ``size`` devices sleeps: one that was formed is none any more."""
+        """An engine of ``size`` devices sleeps, so a formed one is disbanded."""
         if self._formed.get(engine) == size:
             self._gone(engine)
 
@@ -89,7 +91,7 @@ class Publishing:
             self._share()
 
     def shared(self, report: msg.Shared) -> None:
-        """The weights are where engines of one node find them."""
+        """The weights are shared on one node."""
         assert self._transport is not None
         assert self._sharing is not None
         assert report.weights is not None
@@ -99,7 +101,7 @@ class Publishing:
         self._carry_on()
 
     def carried(self, engine: EngineId | None, report: msg.Carried) -> None:
-        """The weights have come to an engine's node, or (None) left the one that shares them."""
+        """The weights have come to an engine's node, or (None) left the sharing node."""
         assert self._transport is not None
         self._problem = self._problem or report.problem
         if engine is None:
@@ -111,7 +113,8 @@ class Publishing:
         self._carry_on()
 
     def _carry_on(self) -> None:
-        """Nobody is asked again before all have answered: they would take the one for the other."""
+        """Go on when all have answered. Reports have no number, so a second request before could be
+        matched with an answer to the first."""
         if self._sending or self._receiving:
             return
         assert self._transport is not None
@@ -133,7 +136,7 @@ class Publishing:
                 self._done()
 
     def lose(self, loss: Loss) -> None:
-        """Engines will never have them, or another replica must share them."""
+        """Give up lost engines, or let another replica share the weights."""
         for engine in loss.engines:
             self._gone(engine)
             self.loaded(engine)
@@ -148,10 +151,10 @@ class Publishing:
 
 
 async def publish(workers: Workers, version: int) -> list[str]:
-    """Bring the weights in place to the engines and wait, outside of a step; what was lost
-    meanwhile, in words.
+    """Bring the current weights to the engines and wait, outside of a step. Returns losses as
+    texts.
 
-    Raises ``WorkerError`` when no engine or no replica is left.
+    Raises ``WorkerError`` if no engine or no replica is left.
     """
     lost: list[str] = []
     published = asyncio.get_running_loop().create_future()
@@ -161,7 +164,7 @@ async def publish(workers: Workers, version: int) -> list[str]:
             published.set_exception(error)
 
     def guarded(react: Callable[..., object]) -> Callable[..., None]:
-        """Nobody else would see an error, and the wait have no end."""
+        """Turn an error into the result, or the wait would never end."""
 
         def call(*args: Any) -> None:
             try:

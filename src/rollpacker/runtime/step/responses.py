@@ -1,6 +1,6 @@
-"""Responses as a policy decides: decoded, answered by environments, and graded.
+"""Responses of a step: decoded, answered by environments, and graded.
 
-``Decoding`` and ``Grading`` start what was decided and turn its outcome into events.
+``Decoding`` and ``Grading`` start the policy's decisions and turn their outcomes into events.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rollpacker.runtime.step.episodes import Answered, Episodes
 from rollpacker.runtime.step.step import Formation, StepRecord
 
 _REQUESTS = 1024
-"""Requests sent before reports are heard."""
+"""Requests that are sent before the next reports are read."""
 _GRADED = 512
-"""Responses sent to the rewards at a time. A round in lockstep is graded as one batch."""
+"""Responses that the rewards get at once. A round in lockstep is graded as one batch."""
 
 Known = Callable[[PromptId, int], KnownResponse | None]
-"""What there is of a sample of a prompt from before this step, if anything."""
+"""Finds an earlier response to a sample of a prompt."""
 EngineChange = do.FormEngine | do.Speculate | do.SleepEngine
 Post = Callable[..., None]
 """Takes events."""
@@ -56,50 +56,49 @@ class Graders(Protocol):
         ...
 
     def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]:
-        """Give grades to this one while the context lasts."""
+        """Give grades to ``take`` within the context."""
         ...
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """How far the run is from now on."""
+        """Set the progress of the run."""
         ...
 
     def grade(
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
-        """Start grading; never waits. With ``needs_group``, one prompt's responses a call."""
+        """Start grading without waiting. With ``needs_group``, a call has all responses of one
+        prompt."""
         ...
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """Learn from a grade that a response has from the step before."""
+        """Learn from a response's grade of the step before."""
         ...
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt; its grade is no longer wanted."""
+        """Forget an attempt and its grade."""
         ...
 
     def pending(self) -> Mapping[AttemptId, float]:
-        """What is being waited for, and for how many seconds."""
+        """Awaited attempts, with the seconds that each has waited."""
         ...
 
     def end_step(self) -> list[str]:
-        """A step is over; returns what failed in it and was mended."""
+        """End a step, and return log lines on mended failures."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What responses are sampled and graded with, in training steps and evaluations alike.
+    """Everything that samples and grades responses, in training steps and evaluations alike.
 
     Args:
-        workers: engines and replicas.
-        problems: prompts, rows and the order in which they are drawn.
-        rewards: grades responses.
-        params: how responses are sampled.
+        problems: prompts, rows and their order.
+        params: of sampling.
         seed: the run's.
         clock: seconds since the run began.
-        lockstep: engines that have reported wait until all that finished is graded
+        lockstep: engines with a report wait until all finished responses are graded
             (``deterministic``).
-        episodes: the attempts' environments; None where they have none.
+        episodes: the attempts' environments, if they have any.
     """
 
     workers: Workers
@@ -113,16 +112,15 @@ class Setup:
 
 
 _KEPT = 1 << 22
-"""Most tokens of earlier visits: 16 MB."""
+"""The most tokens of earlier visits: 16 MB."""
 
 Texts = tuple[NDArray[np.int32], ...]
 
 
 class DraftSources:
-    """What was said to each prompt, in this step and at its last visit.
+    """Responses to each prompt, in this step and at its last visit, for drafts.
 
-    Args:
-        kept: most tokens of earlier visits; the oldest are forgotten first.
+    ``kept``: the most tokens of earlier visits. The oldest are forgotten first.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -147,21 +145,20 @@ class DraftSources:
         self._now[prompt].append(tokens)
 
     def earlier(self, prompt: PromptId) -> Texts:
-        """What was said at the prompt's last visit."""
+        """The responses at the prompt's last visit."""
         return self._before.get(prompt, ())
 
     def siblings(self, prompt: PromptId) -> Texts:
-        """What was said to it in this step, for one that goes on where that is not known."""
+        """The responses of this step, for an attempt that goes on at an engine without them."""
         return tuple(self._now.get(prompt, ()))
 
 
 class Decoding:
-    """Starts, stops and moves attempts, and turns what engines report into events.
+    """Starts, stops and moves attempts, and turns engines' reports into events.
 
     Args:
-        setup: engines, prompts and how responses are sampled.
         known: responses from before.
-        drafts: texts that engines may take drafts from; None where they draft nothing.
+        drafts: texts for drafts. None without speculative decoding.
         post: takes the events.
     """
 
@@ -181,7 +178,7 @@ class Decoding:
     # What is to be done; ``send`` sends it -----------------------------------------------------
 
     def start(self, decision: do.StartAttempt) -> None:
-        """Begin a response, or go on with it; nothing is to be done where it is known."""
+        """Begin a response, or go on with an earlier one. A known response ends at once."""
         now = self._clock()
         attempt = self._record.attempts[decision.attempt] = Trajectory(
             id=decision.attempt,
@@ -208,7 +205,6 @@ class Decoding:
             self._episodes.begin(attempt, self._setup.problems)
 
     def step_environment(self, attempt: Trajectory) -> None:
-        """Give an attempt's environment the turn that has ended."""
         assert self._episodes is not None
         self._episodes.step(attempt)
 
@@ -219,8 +215,8 @@ class Decoding:
         self._outbox.add(attempt)
 
     def abort(self, attempt: Trajectory) -> None:
-        """Stop one whose response is not there; its end is an event when the engine has said so,
-        or at once where its environment is at work or no engine has it yet."""
+        """Stop an attempt without a response. The end is an event when the engine has confirmed it.
+        If its environment works or no engine has it yet, it ends at once."""
         acting = attempt.stage is TrajectoryStage.ACTING
         unsent = self._outbox.drop(attempt)
         if unsent and attempt.begun is not None:
@@ -234,17 +230,16 @@ class Decoding:
             self._post(self.aborted(attempt))
 
     def _close(self, attempt: Trajectory) -> None:
-        """Its episode, if it has one, is not wanted any more."""
         if self._episodes is not None:
             self._episodes.close(attempt)
 
     def _forget(self, attempt: Trajectory) -> None:
-        """The engine need not keep what it has of an attempt's turns."""
+        """Let the engine forget an attempt's turns."""
         if attempt.stays:
             self._outbox.stop(attempt.engine, attempt.id)
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
-        """Stop these; when they have, they go on elsewhere."""
+        """Stop attempts. Later they go on elsewhere."""
         for id_ in decision.attempts:
             attempt = self._record.attempts[id_]
             if attempt.stage is TrajectoryStage.RUNNING:
@@ -268,8 +263,8 @@ class Decoding:
             self._record.formed.append(formation)
 
     def _request(self, attempt: Trajectory) -> Request:
-        """From its start, or from what an engine that it has left made of it."""
-        # One that goes on in a later step goes on with the random numbers of its first.
+        """The request from its start, or from its output at the former engine."""
+        # An attempt that was carried over keeps the random numbers of its first step.
         draw = attempt.oldest(self._record.draw)
         request = Request(
             attempt=attempt.id,
@@ -287,7 +282,7 @@ class Decoding:
             return request
         if begun is not None:
             return replace(request, hints=self._drafts.siblings(attempt.prompt))
-        # Once for each group.
+        # One attempt of each group has the drafts of all.
         return (
             request
             if attempt.index
@@ -311,7 +306,7 @@ class Decoding:
                 self._post(ev.EngineSlept(engine=engine))
 
     def lose(self, engine: EngineId) -> list[ev.Event]:
-        """What it ran is over; returns what ends with it, but for its loss itself."""
+        """End the attempts of a lost engine. Returns their events, without the loss itself."""
         attempts = [a for a in self._record.attempts.values() if a.engine == engine]
         events: list[ev.Event] = [
             self.aborted(attempt)
@@ -326,7 +321,7 @@ class Decoding:
         return events
 
     def aborted(self, attempt: Trajectory) -> ev.AttemptAborted:
-        """An attempt is over because it was told to be: now, unless its response was there."""
+        """End an aborted attempt, at this time unless its response was there before."""
         if attempt.end_s is None:
             attempt.end_s = self._clock()
         attempt.stage, attempt.verdict = TrajectoryStage.OVER, "aborted"
@@ -342,8 +337,8 @@ class Decoding:
         if not math.isfinite(float(output.logprobs.sum())):
             raise ValueError(
                 f"step {self._record.step}: a token of prompt {attempt.prompt} has no probability: "
-                "weights or activations of the model are not finite; lower train.learning_rate, or "
-                "resume from an earlier checkpoint"
+                "weights or activations of the model are not finite. Lower train.learning_rate, or "
+                "resume from an earlier checkpoint."
             )
         if attempt.stage is TrajectoryStage.STOPPING:
             attempt.output = output
@@ -353,11 +348,11 @@ class Decoding:
             return self._ended(attempt, output)
         if not talk.over:
             return self._turned(attempt, output)
-        # It is from before an interruption: the policy has heard of none of its turns.
+        # It is from before an interruption, so the policy does not know its turns.
         return self._ended(attempt, output, talk.wait_s, len(talk.turns))
 
     def _turned(self, attempt: Trajectory, output: Output) -> ev.TurnFinished:
-        """Its environment is next; the policy has the word."""
+        """End a turn. The policy decides about the environment's."""
         assert attempt.conversation is not None
         moving = (
             attempt.stage is TrajectoryStage.MIGRATING and attempt.target in self._workers.engines
@@ -378,8 +373,8 @@ class Decoding:
     def _ended(
         self, attempt: Trajectory, output: Output, seconds: float = 0.0, turns: int = 0
     ) -> ev.AttemptFinished:
-        """The response is there, after so many seconds of its environment, and turns, that the
-        policy has not heard of."""
+        """The response is complete. ``seconds`` of its environment and ``turns`` are new to the
+        policy."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = TrajectoryStage.GRADING
         if self._drafts is not None:
@@ -406,8 +401,8 @@ class Decoding:
         return self._continue(attempt, output, attempt.target)
 
     def _continue(self, attempt: Trajectory, output: Output, target: EngineId) -> ev.Event:
-        """A migrating attempt has left its old engine: hand it to the new one, or, where that has
-        died meanwhile, back to the old one, where the policy has it still."""
+        """Move a stopped attempt to its new engine. If that has died, it returns to the old one,
+        where the policy still has it."""
         if target not in self._workers.engines:
             target = attempt.engine
         attempt.move(target, self._clock(), output)
@@ -427,7 +422,7 @@ class Decoding:
         return ev.AttemptFailed(attempt=id_, error=error)
 
     def answered(self, answers: Sequence[Answered]) -> None:
-        """Environments have answered. Raises ``ValueError`` when no others can."""
+        """Take answers of environments. Raises ``ValueError`` if no others can come."""
         assert self._episodes is not None
         if (broken := self._episodes.broken) is not None:
             raise ValueError(broken)
@@ -462,9 +457,8 @@ class EngineOutbox:
     """Messages for the engines.
 
     Args:
-        workers: the engines.
         request: makes an attempt's request when it is sent.
-        lockstep: engines that have reported wait for ``proceed``.
+        lockstep: engines with a report wait for ``proceed``.
     """
 
     def __init__(
@@ -487,16 +481,16 @@ class EngineOutbox:
             self._workers.to_engine(engine, msg.BeginStep())
 
     def add(self, attempt: Trajectory) -> None:
-        """An attempt is to decode on its engine."""
+        """Let an attempt decode on its engine."""
         self._attempts[attempt.engine][attempt.id] = attempt
 
     def drop(self, attempt: Trajectory) -> bool:
-        """It is not; whether it was not sent yet."""
+        """Drop an attempt. Returns whether it was not sent yet."""
         waiting = self._attempts.get(attempt.engine, {})
         return waiting.pop(attempt.id, None) is not None
 
     def stop(self, engine: EngineId, attempt: AttemptId) -> None:
-        """An engine is to forget an attempt."""
+        """Let an engine forget an attempt."""
         self._stopping[engine].append(attempt)
 
     def wait(self) -> None:
@@ -504,9 +498,9 @@ class EngineOutbox:
         self._waits = self._lockstep
 
     def send(self) -> None:
-        """Send what was gathered, one message for each engine.
+        """Send the gathered messages, one for each engine.
 
-        Of very many requests the first now, and the others when reports have had their turn.
+        If there are very many requests, the rest follows after the next reports.
         """
         if self._waits:
             return
@@ -540,7 +534,7 @@ class EngineOutbox:
         self._stopping.clear()
 
     def _submit(self, engine: EngineId) -> int:
-        """Send an engine its requests; returns how many."""
+        """Send an engine its requests, and return their number."""
         attempts = self._attempts.pop(engine, {})
         if attempts:
             requests = [self._request(attempt) for attempt in attempts.values()]
@@ -548,12 +542,12 @@ class EngineOutbox:
         return len(attempts)
 
     def hold(self, engine: EngineId) -> None:
-        """In lockstep: it has reported, and waits."""
+        """In lockstep, note an engine that has reported and waits."""
         if self._lockstep:
             self._held.add(engine)
 
     def proceed(self) -> None:
-        """In lockstep: what finished has been dealt with, decode on."""
+        """In lockstep, let engines decode on after all their reports were handled."""
         if self._waits:
             self._waits = False
             self.send()
@@ -565,7 +559,7 @@ class EngineOutbox:
 class Grading:
     """Sends responses to the rewards and turns grades into events.
 
-    In lockstep, grades become events when all that was sent is graded, in a fixed order.
+    In lockstep, grades become events when all sent responses are graded, in a fixed order.
     """
 
     def __init__(self, setup: Setup, known: Known, post: Post) -> None:
@@ -581,11 +575,11 @@ class Grading:
         self._rewards.begin_step(record.step, epoch)
 
     def add(self, attempt: Trajectory) -> None:
-        """A response is to be graded with the next ``send``."""
+        """Grade a response with the next ``send``."""
         self._waiting.append(attempt)
 
     def send(self) -> None:
-        """Grade what has finished; whole groups where a reward compares responses."""
+        """Grade finished responses. If a reward compares responses, grade whole groups."""
         self._waiting = [a for a in self._waiting if a.stage is TrajectoryStage.GRADING]
         if not self._waiting:
             return
@@ -607,7 +601,7 @@ class Grading:
             for attempt in alone:
                 self._give([attempt])
             return
-        # Responses that end in the same engine step are all told before anything is sent.
+        # Nothing is sent before all responses of one engine step are known.
         attempts = self._record.attempts.values()
         unfinished = {a.prompt for a in attempts if a.stage in GENERATING}
         for prompt in {attempt.prompt: None for attempt in self._waiting}:
@@ -626,7 +620,7 @@ class Grading:
         return True
 
     def take(self, grades: Sequence[Grade]) -> None:
-        """Grades have come. Raises ``ValueError`` when no others can."""
+        """Take grades. Raises ``ValueError`` if no others can come."""
         if (broken := self._rewards.broken) is not None:
             raise ValueError(broken)
         self._grades.extend(grades)
@@ -636,7 +630,7 @@ class Grading:
             self.send()
 
     def settle(self) -> bool:
-        """In lockstep: whether nothing is being graded; what was graded is events only then."""
+        """In lockstep, post events when nothing is being graded. Returns whether that is so."""
         if self._rewards.pending():
             return False
         self._grades.sort(key=lambda grade: grade.attempt)

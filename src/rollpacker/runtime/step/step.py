@@ -1,4 +1,4 @@
-"""The record of one step: what was run, kept, thrown away, and when."""
+"""The record of one step: attempts, groups, losses and times."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from rollpacker.train.base import Update
 
 
 class DroppedError(RuntimeError):
-    """A step or an evaluation was given up on its way; the weights are those it began with."""
+    """A step or an evaluation was given up before its end. The weights are those of its
+    beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTask:
-    """A stretch of time that a replica spent on gradients or on an update, run-clock seconds."""
+    """A replica's time for gradients or an update, in run-clock seconds."""
 
     step: int
     replica: ReplicaId
@@ -35,7 +36,7 @@ class ReplicaTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formation:
-    """From then on, run-clock seconds, ``engine`` decodes on the devices of all its members."""
+    """From ``at_s`` (run-clock seconds) on, ``engine`` decodes on all its members' devices."""
 
     engine: EngineId
     members: tuple[EngineId, ...]
@@ -47,10 +48,9 @@ _NOBODY = Fleet(layout="colocated", engines={}, replicas={})
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Filled in while the step runs; ``fleet`` is what was live when it began.
+    """Filled in while the step runs. ``fleet`` has the engines and replicas of its beginning.
 
-    Without ``training`` its responses are measured only, alike at all times: each is graded by
-    itself.
+    Without ``training`` its responses are only measured, and each is graded by itself.
     """
 
     step: int
@@ -73,16 +73,16 @@ class StepRecord:
 
     @property
     def draw(self) -> int:
-        """In its place in seeds: all that is measured is sampled with the same random numbers."""
+        """The step in seeds. All measurements use the same random numbers."""
         return self.step if self.training else -1
 
     @property
     def begun(self) -> list[PromptId]:
-        """Prompts in the order in which they began, which no response's speed can change."""
+        """Prompts in the order of their start, which no response's speed can change."""
         return list(dict.fromkeys(attempt.prompt for attempt in self.attempts.values()))
 
     def accept(self, decision: do.AcceptGroup) -> list[Trajectory]:
-        """Note a kept group; returns its attempts by sample index."""
+        """Note a kept group, and return its attempts by sample index."""
         group = [self.attempts[attempt] for attempt in decision.attempts]
         for attempt in group:
             attempt.verdict = "kept"
@@ -91,23 +91,22 @@ class StepRecord:
         return group
 
     def drop(self, decision: do.DropGroup) -> None:
-        """Note a group that is not trained on."""
         self.dropped[decision.prompt] = decision.reason
         for attempt in decision.attempts:
             self.attempts[attempt].verdict = "dropped"
 
     def add_work(self, engine: EngineId, work: Work) -> None:
-        """An engine has done this since it last said so."""
+        """Add an engine's work since its last report."""
         before = self.work.get(engine)
         self.work[engine] = work if before is None else before + work
 
     def measured(self) -> ev.RoundMeasured:
-        """What the engines went through."""
+        """The engines' preemptions."""
         work = self.work.values()
         return ev.RoundMeasured(step=self.step, preemptions=sum(each.preemptions for each in work))
 
     def timed(self) -> ev.DecodeTimed | None:
-        """What its engines' decode steps took; None where none of them tells."""
+        """The times of the engines' decode steps. None if no engine measures them."""
         seconds: dict[int, list[float]] = {}
         for work in self.work.values():
             for rows, each in work.decode_s.items():
@@ -122,10 +121,8 @@ class StepRecord:
         )
 
     def check_graded(self) -> None:
-        """A step without a single reward: going on would drop every prompt, one after the other.
-
-        Raises ``ValueError``.
-        """
+        """Raise ``ValueError`` if no response got a reward, or the run would drop every prompt in
+        turn."""
         if self.faults and not any(
             a.stage is TrajectoryStage.GRADED for a in self.attempts.values()
         ):
@@ -134,15 +131,15 @@ class StepRecord:
     def aborted_tokens(self) -> int:
         """Tokens that were decoded and thrown away."""
         lost = [a for a in self.attempts.values() if a.verdict not in ("kept", "carried")]
-        # A failed attempt is made again from what it had of earlier steps.
+        # A failed attempt starts again with its tokens of earlier steps.
         return sum(a.tokens - (a.stale if a.verdict == "failed" else 0) for a in lost)
 
     def resampled(self) -> int:
-        """Responses that were sampled again, or given up, because their reward failed."""
+        """Responses that were sampled again or given up because their reward failed."""
         return sum(a.verdict == "failed" and a.graded_s is not None for a in self.attempts.values())
 
     def timing_s(self) -> dict[str, float]:
-        """Seconds of the step's phases; ``grade_wait`` is that after the last response."""
+        """Seconds of the step's phases. ``grade_wait`` is the wait after the last response."""
         ends = [a.end_s for a in self.attempts.values() if a.end_s is not None]
         applies = [task.end_s - task.start_s for task in self.tasks if task.kind == "apply"]
         return {
@@ -157,7 +154,7 @@ class StepRecord:
         }
 
     def engine(self) -> dict[str, float]:
-        """Work of the engines; ``steps`` are those of the one with the most."""
+        """Work of the engines. ``steps`` are those of the engine with the most."""
         work = list(self.work.values())
         return {
             "steps": max((w.decode_steps for w in work), default=0),
@@ -168,7 +165,7 @@ class StepRecord:
         }
 
     def step_times(self) -> list[list[float]]:
-        """Of all engines, by decoding ahead (0, 1) and number of sequences: ``StepSums``."""
+        """``StepSums`` of all engines, by speculative decoding (0, 1) and number of sequences."""
         times = joined(work.step_times for work in self.work.values())
         return [
             [float(ahead), *(round(each, 6) for each in sums)]
@@ -176,8 +173,8 @@ class StepRecord:
         ]
 
     def filtered(self) -> dict[str, float]:
-        """Dynamic sampling: mean reward of all that was sampled for it, of what it dropped, and the
-        share of groups that it dropped; without a number where there is none."""
+        """Dynamic sampling: the mean reward of all groups and of dropped ones, and the share of
+        dropped groups. Metrics without values are left out."""
         equal = sum(reason == NO_VARIANCE for reason in self.dropped.values())
         rewards = [(a.verdict, a.reward) for a in self.attempts.values() if a.reward is not None]
         dropped = [reward for verdict, reward in rewards if verdict == "dropped"]
@@ -189,8 +186,8 @@ class StepRecord:
         return result
 
     def drafts(self) -> dict[str, float]:
-        """What decoding ahead brought: guessed tokens, those that were right, and the tokens that a
-        decode step with a guess gave, of all responses and of the one that ended the rollout."""
+        """Speculative decoding: draft tokens, accepted ones, and the tokens of a verification, over
+        all responses and for the one that ended the rollout."""
         ended = [a for a in self.attempts.values() if a.end_s is not None]
         every = NO_DRAFTS
         for attempt in ended:
@@ -205,10 +202,8 @@ class StepRecord:
         }
 
     def bubble(self) -> dict[str, float]:
-        """Share of device time in which nothing was decoded nor trained, by phase.
-
-        Of the devices whose engine or replica took part in the step.
-        """
+        """The idle share of device time by phase, over devices whose engine or replica took
+        part."""
         decoding, training = self._decoding(), self._training()
         engines = {device: one for one, devices in self.fleet.engines.items() for device in devices}
         # Devices of the same engine and the same replica have the same times.
@@ -227,8 +222,8 @@ class StepRecord:
         }
 
     def _decoding(self) -> dict[EngineId | None, list[Span]]:
-        """When each engine that took part decoded something."""
-        # Most begin together: of those, the one that ends last covers the others.
+        """The decoding times of each engine that took part."""
+        # Most attempts begin together. The one that ends last covers the others.
         ends: dict[tuple[EngineId, float], float] = {}
         for attempt in self.attempts.values():
             for engine, began, stopped in attempt.decoding(self.end_s):
@@ -246,7 +241,7 @@ class StepRecord:
         return spans
 
     def _training(self) -> dict[ReplicaId | None, list[Span]]:
-        """When each replica that took part summed gradients or updated its weights."""
+        """The times of gradients and updates of each replica."""
         spans: dict[ReplicaId | None, list[Span]] = {}
         for task in self.tasks:
             spans.setdefault(task.replica, []).append((task.start_s, task.end_s))

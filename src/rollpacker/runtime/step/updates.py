@@ -1,6 +1,6 @@
 """From kept groups to new weights: advantages, gradient sums on replicas, one division, one update.
 
-Streaming changes where and when gradients are summed, never the sum.
+Streaming changes the place and time of gradient sums, never the sum.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rollpacker.train.base import Partial, SampleId
 
 NOTHING = Partial(normaliser=0.0, tokens=0, sums={})
 _LARGEST = 1e19
-"""Reward that can be trained on: gradients grow with it, and float32 holds their squares."""
+"""The largest reward to train on. Gradients grow with it, and float32 must hold their squares."""
 
 
 class _State(Enum):
-    """Where a step's updates are."""
+    """The state of a step's updates."""
 
     SUMMING = auto()
-    """Replicas sum the gradients that they are sent."""
+    """Replicas sum the gradients of the parts that they get."""
     HELD = auto()
-    """The same, but nothing more is sent: the nodes of training are not there yet."""
+    """The same, but nothing more is sent, as the nodes of training are not there yet."""
     SCORING = auto()
-    """Replicas compute log-probabilities that later updates need; then this one goes on."""
+    """Replicas compute log-probabilities for later updates. Then this update goes on."""
     APPLYING = auto()
     """The weights of some replicas may have changed."""
     OVER = auto()
@@ -50,16 +50,15 @@ class Updates:
     """Runs the updates of one step on the replicas.
 
     Args:
-        workers: the replicas.
         algorithm: gives advantages.
         max_length: most sampled tokens of a response (reward shaping, constant normalisers).
         clock: the run's.
-        sampler_is_old: the sampler's log-probabilities stand for the trainer's, as they are of the
-            whole softmax and nothing corrects for a difference; otherwise the trainer computes
-            its own before the step's first update, for the groups of its later ones.
-        mask_truncated: responses that were cut off are left out of the loss.
-        stale: what is done about tokens of earlier weights (``tail_batching.stale_tokens``).
-        most_skipped: updates in a row that may come to nothing (``train.max_skipped_updates``).
+        sampler_is_old: the sampler's log-probabilities are the old ones: they are of the whole
+            softmax, and nothing corrects for a difference. Otherwise the trainer computes the old
+            ones before the step's first update, for the groups of later updates.
+        mask_truncated: leave truncated responses out of the loss.
+        stale: rule for tokens of earlier weights (``tail_batching.stale_tokens``).
+        most_skipped: updates in a row that may be skipped (``train.max_skipped_updates``).
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Updates:
         self._state = _State.OVER
 
     def begin(self, record: StepRecord, post: Callable[[ev.Event], None]) -> None:
-        """Start a step; ``post`` takes its events."""
+        """Start a step. ``post`` takes its events."""
         self._record = record
         self._post = post
         self._state = _State.SUMMING
@@ -95,7 +94,7 @@ class Updates:
         self._partials: dict[ReplicaId, Partial] = {}
         self._applied: dict[ReplicaId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
-        """The one that is under way."""
+        """The current update."""
         self._held: list[do.AccumulateGradients | do.ApplyUpdate] = []
         self._begun: set[PromptId] = set()
         self._old: dict[SampleId, NDArray[np.float32]] = {}
@@ -104,7 +103,7 @@ class Updates:
         self._sent: Counter[ReplicaId] = Counter()
 
     def release(self) -> None:
-        """The nodes of training are there: send what was held, in order."""
+        """The nodes of training are there: send the held decisions in order."""
         held, self._held = self._held, []
         self._state = _State.SUMMING
         for decision in held:
@@ -112,7 +111,7 @@ class Updates:
 
     @property
     def summing(self) -> bool:
-        """Whether a replica has gradients to sum that it was sent."""
+        """Whether a replica has unanswered gradient tasks."""
         return any(self._sent.values())
 
     @property
@@ -122,22 +121,21 @@ class Updates:
 
     @property
     def applying(self) -> bool:
-        """Whether an update is under way that may have changed the weights of some replicas."""
+        """Whether an update may have changed the weights of some replicas."""
         return self._state is _State.APPLYING
 
     @property
     def begun(self) -> bool:
-        """Whether the weights may be others than those that the step began with."""
+        """Whether the weights may differ from those of the step's beginning."""
         return self.applying or bool(self._record.updates)
 
     @property
     def over(self) -> bool:
-        """Whether the step's last update is made."""
         return self._state is _State.OVER
 
     def accept(self, attempts: Sequence[Trajectory]) -> None:
-        """A group is complete. Raises ``ValueError`` on a reward that nothing can be learned from,
-        which would come again."""
+        """Take a complete group. Raises ``ValueError`` for a reward that is too large to train on,
+        as it would come again."""
         samples = tuple(map(self._sample, attempts))
         largest = max(samples, key=_size)
         if _size(largest) > _LARGEST:
@@ -161,8 +159,8 @@ class Updates:
         return sample
 
     def rollout_over(self, *, hold: bool = False) -> None:
-        """All groups are known: finish advantages that depend on the whole batch, and ``hold``
-        what is to be sent until ``release``."""
+        """All groups are known: compute advantages that depend on the whole batch. ``hold`` keeps
+        decisions until ``release``."""
         groups = list(self._groups.values())
         scaled = [group.advantages for group in groups]
         if self._algorithm.needs_batch and groups:
@@ -173,7 +171,7 @@ class Updates:
             self._state = _State.HELD
 
     def perform(self, decision: do.AccumulateGradients | do.ApplyUpdate) -> None:
-        """Send parts of groups to a replica's gradient sum, or update on every replica at once."""
+        """Send parts of groups to a replica's gradient sum, or update all replicas at once."""
         if self._state is _State.HELD:
             self._held.append(decision)
         elif isinstance(decision, do.AccumulateGradients):
@@ -190,7 +188,7 @@ class Updates:
         self._workers.to_replica(replica, msg.Accumulate(parts=parts, groups=groups))
 
     def _aged(self, group: Group) -> Group:
-        """The weights have changed since this group was sampled: with the old log-probabilities."""
+        """Add old log-probabilities, as the weights have changed since the group was sampled."""
         samples = tuple(
             replace(
                 sample,
@@ -203,7 +201,6 @@ class Updates:
         return replace(group, samples=samples)
 
     def accumulated(self, replica: ReplicaId, report: msg.Accumulated) -> None:
-        """A replica has summed some groups."""
         self._sent[replica] -= 1
         self._partials[replica] = self._partials.get(replica, NOTHING) + report.partial
         self._task(replica, "accumulate", report.parts, report.start_s, report.end_s)
@@ -211,8 +208,8 @@ class Updates:
         self._post(ev.GradientsAccumulated(replica=replica, parts=report.parts, seconds=seconds))
 
     def lose(self, replica: ReplicaId) -> None:
-        """A replica's sum is gone with it, and what it was to score: others do that, and an update
-        that has changed no weight yet is decided anew."""
+        """Forget a replica's gradients and scores, which others compute again. An update that has
+        changed no weight yet is decided anew."""
         self._partials.pop(replica, None)
         self._sent.pop(replica, None)
         self._scoring.pop(replica, None)
@@ -226,7 +223,7 @@ class Updates:
         ]
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
-        """Nothing is to be done where nothing was kept."""
+        """Begin an update. If no group was kept, it ends at once."""
         if not self._partials:
             self._finish(decision)
             return
@@ -242,8 +239,8 @@ class Updates:
         self._post(ev.UpdateApplied(step=self._record.step, update=decision.update))
 
     def _score(self) -> None:
-        """Ask for the log-probabilities of what later updates train, while the weights are still
-        those that sampled it: of what nobody has scored or is at."""
+        """Ask for log-probabilities of groups of later updates while the weights are those that
+        sampled them, except for groups that are scored or being scored."""
         asked = self._scored.union(*(each for shares in self._scoring.values() for each in shares))
         groups = [g for p, g in self._groups.items() if p not in self._begun | asked]
         for replica, share in share_out(groups, self._workers.replicas).items():
@@ -251,7 +248,7 @@ class Updates:
             self._workers.to_replica(replica, msg.Score(groups=share))
 
     def scored(self, replica: ReplicaId, report: msg.ScoredSamples) -> None:
-        """A replica has its share; the update goes on when all have."""
+        """Take a replica's scores. The update goes on when all are there."""
         self._old |= report.logprobs
         self._task(replica, "score", (), report.start_s, report.end_s)
         self._scored |= self._scoring[replica].pop(0)
@@ -269,7 +266,7 @@ class Updates:
             self._workers.to_replica(replica, msg.Apply(total=total, checksum=self._checksums))
 
     def applied(self, replica: ReplicaId, report: msg.Applied) -> None:
-        """A replica has updated; when all have, the weights must agree."""
+        """Take a replica's update. After all of them, the weights must agree."""
         self._applied[replica] = report
         self._task(replica, "apply", (), report.start_s, report.end_s)
         if not self._applied.keys() >= {*self._workers.replicas}:
@@ -291,12 +288,12 @@ class Updates:
         self._finish(decision)
 
     def _overflown(self, what: str, largest: Sample) -> ValueError:
-        """Why the run ends, with the reward that may have done it: it would do so again."""
+        """The error that ends the run, with the largest reward as a likely cause."""
         scores = (f"reward '{name}': {score:.3g}" for name, score in largest.rewards.items())
         return ValueError(
             f"step {self._record.step}: {what}: the largest is {_size(largest):.3g}, of prompt "
-            f"{largest.prompt} ({', '.join(scores)}); scale it, or lower train.learning_rate and "
-            "resume from an earlier checkpoint"
+            f"{largest.prompt} ({', '.join(scores)}). Scale it, or lower train.learning_rate and "
+            "resume from an earlier checkpoint."
         )
 
     def check_next(self) -> None:
@@ -330,9 +327,9 @@ def _size(sample: Sample) -> float:
 def share_out(
     groups: Sequence[Group], replicas: Sequence[ReplicaId]
 ) -> dict[ReplicaId, list[Group]]:
-    """Groups for each replica, alike in tokens: the longest first, to whom has the least.
+    """Distribute groups evenly by tokens: the longest first, each to the replica with the least.
 
-    An environment's tokens count too: they are run.
+    Tokens of environments count too, as the model runs them.
     """
     load = {replica: 0 for replica in replicas}
     shares: dict[ReplicaId, list[Group]] = {}

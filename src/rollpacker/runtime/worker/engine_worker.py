@@ -1,4 +1,4 @@
-"""An engine that is told what to decode by messages."""
+"""An engine that carries out the driver's messages."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rollpacker.engine.base import Engine, EngineInfo, EngineStats, Output
 
 NewWeights = Callable[[], "Iterable[tuple[str, Any]] | None"]
-"""The newest weights by the checkpoint's names; None where the engine shares them."""
+"""The newest weights by the checkpoint's names. None if the engine shares them."""
 
 
 class EngineWorker:
     """Decodes while it has attempts.
 
     Args:
-        weights: where new ones come from that are not sent for.
+        weights: source of new weights for commands without any.
         size: devices that the engine spans.
-        resting: it has no KV cache until it is given weights.
-        lockstep: wait after each report of finished attempts until told to proceed.
+        resting: it has no KV cache until it gets weights.
+        lockstep: wait for ``Proceed`` after each report of finished attempts.
     """
 
     at = "a decode step"
@@ -62,11 +62,11 @@ class EngineWorker:
         self._tokens = 0
         self._below = 0
         self._prompts: dict[AttemptId, int] = {}
-        """Tokens of the prompts of what the engine holds."""
+        """Prompt tokens of the engine's sequences."""
         self._context = 0
-        """Tokens of all that it holds."""
+        """Tokens of all its sequences."""
         self._last_s: float | None = None
-        """When the last step ended, if the engine has had work since."""
+        """The end of the last step, if the engine has had work since."""
         self.commands: Commands = {
             msg.BeginStep: self._begin,
             msg.LoadWeights: self._load_weights,
@@ -91,7 +91,7 @@ class EngineWorker:
         return self._engine.busy() and not self._held
 
     def work(self) -> bool:
-        """One decode step. Whether it gave a token, or an end."""
+        """Run one decode step. Returns whether it produced a token or ended a sequence."""
         cpu, start = time.process_time(), time.perf_counter()
         outputs = self._engine.step()
         seconds = time.perf_counter() - start
@@ -133,7 +133,7 @@ class EngineWorker:
         self._last_s = end if self._engine.busy() and not self._lockstep else None
 
     def _forget(self, outputs: Iterable[Output]) -> None:
-        """They have left the engine."""
+        """Forget sequences that have left the engine."""
         for each in outputs:
             self._context -= self._prompts.pop(each.attempt, 0) + len(each.tokens)
 
@@ -142,8 +142,8 @@ class EngineWorker:
         self._below = command.how.below
 
     def _begin(self, _command: msg.BeginStep) -> None:
-        """The step before may have failed: nobody lets a held engine go on then, and ``HostedJob``
-        stops its attempts without ``Abort``."""
+        """Begin a step. The step before may have failed: then a held engine got no ``Proceed``, and
+        ``HostedJob`` stopped its attempts without ``Abort``."""
         self._held = False
         if not self._engine.busy():
             self._prompts.clear()
@@ -176,7 +176,7 @@ class EngineWorker:
         self._engine.load_weights(weights, command.version)
 
     def sleep(self, _command: msg.Sleep | None = None) -> None:
-        """Give the KV cache back until weights come."""
+        """Release the KV cache until weights come."""
         self._newest = None
         self._lie_down()
         self._send(msg.Slept(work=self._work(), size=self._size))
@@ -192,7 +192,7 @@ class EngineWorker:
         self._send(msg.Done())
 
     def _onload(self, _command: msg.Onload) -> None:
-        """What it decoded with when it left may be gone: it is where it was shared, or newer."""
+        """Load the newest weights again, as the file of the former ones may be gone."""
         self._away = False
         if self._newest is not None:
             self._wake(self._newest)
@@ -210,7 +210,7 @@ class EngineWorker:
     def _abort(self, command: msg.Abort) -> None:
         outputs = self._engine.abort(command.attempts)
         self._forget(outputs)
-        if not self._engine.busy():  # the next step must not count the time until work comes
+        if not self._engine.busy():  # the next step must not count the idle time
             self._last_s = None
         self._send(msg.Aborted(outputs=outputs))
 
@@ -218,7 +218,7 @@ class EngineWorker:
         self._held = False
 
     def _work(self) -> msg.Work:
-        """What was done since it was last asked, or told to begin."""
+        """The work since the last call or ``BeginStep``."""
         now, before = self._engine.stats(), self._before
         work = msg.Work(
             decode_steps=now.steps - before.steps,
@@ -237,7 +237,7 @@ class EngineWorker:
 
 
 class FollowingWorker:
-    """A process of an engine that another one leads: does the same, and says nothing of it."""
+    """A rank of an engine without reports. It follows the engine's lead."""
 
     at = ""
 
@@ -251,7 +251,7 @@ class FollowingWorker:
         return True
 
     def work(self) -> None:
-        """All that the lead does. Raises ``EOFError`` when it is gone."""
+        """Follow the lead. Raises ``EOFError`` when the lead is gone."""
         follow(self._engine, self._lead)
         raise EOFError
 
@@ -261,7 +261,7 @@ class FollowingWorker:
 
 
 def engine_worker(spec: WorkerSpec, send: Send) -> Role:
-    """An engine, or a part of one, in a process of its own."""
+    """An engine, or a rank of one, in its own process."""
     config, part = spec.config, spec.engine
     assert part is not None
     engine = build_engine(config, *_model(spec), spec.device, part.span, note=_noted(send))
@@ -288,9 +288,9 @@ def _noted(send: Send) -> Callable[[str], None]:
 
 
 def measured(engine: Engine, send: Send, max_length: int) -> EngineInfo:
-    """What the engine is able to do; the driver is told where that takes long.
+    """Measure the engine's properties. A line tells the user if that takes long.
 
-    Raises ``ValueError`` where it has no room for a response of ``max_length`` tokens.
+    Raises ``ValueError`` if it has no room for a response of ``max_length`` tokens.
     """
     with told_of_compiling(_noted(send)):
         info = engine.info()
@@ -299,7 +299,7 @@ def measured(engine: Engine, send: Send, max_length: int) -> EngineInfo:
 
 
 def _model(spec: WorkerSpec) -> tuple[Any, Any]:
-    """What the engine decodes from, where it does not load it by itself, and the tokenizer."""
+    """The model, if the engine does not load it by itself, and the tokenizer."""
     from rollpacker.train.model.loading import load_tokenizer, source
 
     if isinstance(spec.config.engine, MiniEngineConfig):

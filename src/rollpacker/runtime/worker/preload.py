@@ -1,8 +1,7 @@
-"""Imported by the process that workers are forked off: what each of them would do first is done
-once.
+"""The imports of the process that workers are forked off, so that each is done once.
 
-Numba loads its registries before its first function. Collections look at every object of every
-library: a quarter of what the imports cost, and in a worker they would copy their pages.
+Numba loads its registries before its first function. Garbage collections would look at every object
+of every library: a quarter of the imports' time. In a worker they would also copy its pages.
 """
 
 import gc
@@ -19,13 +18,13 @@ _MODULES = (
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""They ask for no device: a fork of a process that did could not use CUDA."""
+"""They look for no device: a fork of a process that did could not use CUDA."""
 
 gc.disable()
 for _name in _MODULES:
     import_module(_name)
 import_module("numba").njit(lambda: None)()
-# A thousand patterns, of all models' weights, which the first load of any model compiles.
+# The first load of any model compiles a thousand patterns of all models' weights.
 with suppress(AttributeError):
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 gc.collect()

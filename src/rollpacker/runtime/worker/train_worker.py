@@ -1,4 +1,4 @@
-"""A training replica that is told what to sum, and when to update, by messages."""
+"""A training replica that carries out the driver's messages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from rollpacker.train.trainer import Trainer
 
 _MEETING = timedelta(seconds=60)
-"""In which the other replicas come, and reduce."""
+"""The time for other replicas to come and to reduce."""
 
 
 class TrainWorker:
-    """Sums gradients when nothing else is to be done; all other commands at once.
+    """Sums gradients if there is no other command.
 
-    Members of a replica take all commands in their order: they wait for each other, and each of
-    them hears of a command when it does.
+    Ranks of one replica carry out all commands in order, as they wait for each other.
 
     Args:
         crowded: devices share a GPU.
-        alone: no other process has a part of its replica.
+        alone: the replica has one rank.
         frees: an engine takes turns with it on its device.
     """
 
@@ -73,7 +72,7 @@ class TrainWorker:
         self._send(msg.Done(host_bytes=self.trainer.warm.bytes))
 
     def _onloaded(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Whoever is asked for something comes back for it."""
+        """Bring the trainer's state to the device before a command."""
 
         def call(command: Any) -> None:
             self.trainer.warm.load()
@@ -124,13 +123,13 @@ class TrainWorker:
             self._out.write(trainer.weights())
             shared = self._out.shared
         else:
-            for _ in trainer.weights():  # each of them is gathered for the lead
+            for _ in trainer.weights():  # each one is gathered for the lead
                 pass
         self._free()
         self._send(msg.Shared(weights=shared, start_s=start, end_s=time.monotonic()))
 
     def _free(self) -> None:
-        """Give back what torch keeps of a working set: an engine that wakes takes its memory."""
+        """Release torch's cached memory, which an engine needs to wake."""
         if self._frees and self.trainer.device.type == "cuda":
             from torch.cuda import empty_cache
 
@@ -160,7 +159,7 @@ class TrainWorker:
             fault = Fault(kind="user", text=str(error))
         except OSError as error:
             fault = Fault(kind="storage", text=f"{type(error).__name__}: {error}")
-        except BaseException as error:  # torch's and safetensors' own, some of them no Exception
+        except BaseException as error:  # torch and safetensors raise some that are no Exception
             if not disk_full(error, Path(folder)):
                 raise
             fault = Fault(kind="storage", text="no space left on device")
@@ -168,14 +167,14 @@ class TrainWorker:
 
 
 def train_worker(spec: WorkerSpec, model: Any, tokenizer: Any, send: Send) -> TrainWorker:
-    """The worker's part of its replica; it begins in host memory where the two take turns."""
+    """Build the worker's rank of its replica. If the two take turns, it begins in host memory."""
     assert spec.replica is not None
     config, span = spec.config, spec.replica.span
     trainer = build_trainer(
         config,
         model,
         tokenizer,
-        # What an environment puts in is context, not sampled.
+        # Tokens of an environment are context, not sampled.
         max_length=config.rollout.max_completion_length or spec.max_length,
         total_updates=spec.total_updates,
         rank=span.rank,

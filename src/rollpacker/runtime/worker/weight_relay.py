@@ -1,8 +1,8 @@
-"""A worker's part in bringing shared weights to other nodes: one process of each node has one.
+"""A worker's part in bringing shared weights to other nodes. One process of each node has a part.
 
-The replica's node (rank 0) sends them to one other node, which broadcasts them to the rest: they
-cross the link between training and rollout nodes once. In chunks, so that what has arrived is
-spread while the rest is on its way.
+The replica's node (rank 0) sends them to one other node, which broadcasts them to the rest. So they
+cross the link between training and rollout nodes once. Chunks overlap the transfer and the
+broadcast.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 _PATIENCE = timedelta(seconds=60)
-"""For the others to come, and for each piece."""
+"""The time for others to come, and for each piece."""
 CHUNK = 1 << 20
-"""Bytes of a message; the same on every rank."""
+"""Bytes of a message, the same on every rank."""
 
 
 class WeightRelay:
@@ -33,12 +33,12 @@ class WeightRelay:
         self._got: Path | None = None
 
     def send(self, command: msg.Carry, out: WeightsOut | None) -> msg.Carried:
-        """The part of the node that has them."""
+        """Send from the node that has the weights."""
         assert out is not None, "weights are shared before they are carried"
         return self._carry(command, out.shared)
 
     def receive(self, command: msg.Carry) -> msg.Carried:
-        """The part of a node that needs them."""
+        """Receive on a node that needs the weights."""
         return self._carry(command, None)
 
     def _carry(self, command: msg.Carry, weights: SharedWeights | None) -> msg.Carried:
@@ -62,10 +62,10 @@ class WeightRelay:
 
 
 def meet(meeting: str, rank: int, world: int) -> tuple[Any, Any]:
-    """Process groups of all ``world`` ranks, and of the receivers alone (None for rank 0); gloo's:
-    weights cross a network from host memory to host memory.
+    """Process groups of all ``world`` ranks, and of the receivers alone (None for rank 0). They use
+    gloo, as weights go from host memory to host memory.
 
-    Raises ``RuntimeError`` when the others do not come to ``meeting`` (``store_at``).
+    Raises ``RuntimeError`` if the others do not come to ``meeting`` (``store_at``).
     """
     import torch.distributed as dist
 
@@ -78,7 +78,7 @@ def meet(meeting: str, rank: int, world: int) -> tuple[Any, Any]:
 
 
 def carry(model: torch.Tensor, rank: int, both: Any, receivers: Any) -> None:
-    """Bring the bytes of rank 0's ``model``, uint8, 1-D, into that of every other rank."""
+    """Copy the bytes of rank 0's ``model``, uint8, 1-D, to every other rank."""
     import torch.distributed as dist
 
     chunks = model.split(CHUNK)
@@ -88,4 +88,4 @@ def carry(model: torch.Tensor, rank: int, both: Any, receivers: Any) -> None:
         if rank < 2:
             work[place].wait()
         if receivers is not None and receivers.size() > 1:
-            receivers.broadcast([chunk], dist.BroadcastOptions()).wait()  # of its first rank
+            receivers.broadcast([chunk], dist.BroadcastOptions()).wait()  # from its first rank

@@ -1,4 +1,4 @@
-"""How a worker, whatever its role, serves its driver: commands first, then its own work."""
+"""A worker's loop: commands of the driver first, then the role's own work."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 
 Send = Callable[[msg.Report], None]
-"""Takes a report to the driver."""
+"""Sends a report to the driver."""
 Commands = Mapping[type, Callable[[Any], None]]
-"""What to do for each kind of command."""
+"""The handler of each kind of command."""
 _LEAVING_S = 30.0
-"""In which a worker whose driver is gone ends what it is at."""
+"""Seconds for a worker to end its work when the driver is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class EnginePart:
     """A worker's part in an engine.
 
     Args:
-        engine: number of the first of the smallest engines that it covers.
+        engine: number of the first smallest engine on its devices.
         span: its place among the workers of this engine.
-        resting: it sleeps until it is needed: another engine decodes on its devices.
+        resting: it sleeps until it is needed, as another engine decodes on its devices.
     """
 
     engine: EngineId
@@ -52,10 +52,10 @@ class ReplicaPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """How to build a worker, which is a part of an engine, of a replica, or of both.
+    """The specification of a worker, which is a part of an engine, a replica, or both.
 
     Args:
-        cores: CPU cores to stay on; empty for any.
+        cores: CPU cores to stay on, empty for any.
         device: ``cpu`` or ``cuda:N``.
     """
 
@@ -70,13 +70,13 @@ class WorkerSpec:
 
 
 class Role(Protocol):
-    """What a worker is: an engine, a replica, or both."""
+    """The role of a worker: an engine, a replica, or both."""
 
     commands: Commands
 
     @property
     def at(self) -> str:
-        """What its work is at, in words; empty where that is another process's to end."""
+        """Its current work in words. Empty if another process has to end it."""
         ...
 
     def busy(self) -> bool:
@@ -84,15 +84,14 @@ class Role(Protocol):
         ...
 
     def work(self) -> bool | None:
-        """Do a piece of it, as short as may be: commands wait meanwhile. False: it came to
-        nothing."""
+        """Do a short piece of work, as commands wait meanwhile. False: it made no progress."""
         ...
 
     def close(self) -> None: ...
 
 
 def prepare(spec: WorkerSpec) -> None:
-    """Set the process up."""
+    """Set up the process."""
     import torch
     from transformers.utils import logging
 
@@ -100,16 +99,16 @@ def prepare(spec: WorkerSpec) -> None:
     torch.set_num_threads(spec.config.devices.threads)
     torch.manual_seed(spec.config.seed)
     if spec.device != "cpu":
-        if not torch.cuda.is_available():  # else torch's traceback, of a driver that NVML knows
+        if not torch.cuda.is_available():  # else torch shows a traceback
             raise ValueError(
-                f"{spec.device} is there and torch cannot use it: update the NVIDIA driver to one "
+                f"{spec.device} exists, but torch cannot use it: update the NVIDIA driver to one "
                 f"for CUDA {torch.version.cuda}, or set devices.kind=cpu"
             )
         torch.cuda.set_device(spec.device)
 
 
 def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
-    """Set the process up; the model, whole, on the worker's device, and its tokenizer.
+    """Set up the process. Returns the whole model on the worker's device, and its tokenizer.
 
     Raises ``ValueError``.
     """
@@ -120,7 +119,7 @@ def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
 
 
 class Heartbeat:
-    """Sends what a process has to say, and from a thread of its own a ``Beat`` now and then."""
+    """Sends a process's reports and, from its own thread, regular heartbeats."""
 
     def __init__(
         self, channel: Wire, heartbeat_s: float, beat: Callable[[], Any] = msg.Beat
@@ -130,11 +129,11 @@ class Heartbeat:
         self._heartbeat_s = heartbeat_s
         self._sending = Lock()
         self.stopped = Event()
-        """Set it where there is no more to say."""
+        """Set it after the last report."""
         Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def send(self, report: Any) -> None:
-        """Tell the driver. Raises ``OSError`` when it is gone."""
+        """Send a report. Raises ``OSError`` if the driver is gone."""
         with self._sending:
             self._channel.send(report)
 
@@ -143,7 +142,7 @@ class Heartbeat:
             while not self.stopped.wait(self._heartbeat_s):
                 self.send(self._make())
         except OSError:
-            return  # the driver is gone; whoever serves it sees that too
+            return  # the driver is gone, which the serving thread notices too
 
 
 class Server:
@@ -157,16 +156,16 @@ class Server:
         self._longest_s: dict[str, float] = {}
         self._beating = Heartbeat(channel, heartbeat_s, self._beat)
         self.send: Send = self._beating.send
-        """Tell the driver. Raises ``OSError`` when it is gone."""
-        # Always reading: two processes that both wait for the other to read would do so for ever.
+        """Sends a report. Raises ``OSError`` if the driver is gone."""
+        # Read all the time: two processes that both wait for the other to read would wait for ever.
         Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def serve(self, build: Callable[[Send], Role]) -> None:
-        """Until told to stop. Raises ``EOFError`` or ``OSError`` when the driver is gone."""
+        """Serve until ``Stop``. Raises ``EOFError`` or ``OSError`` if the driver is gone."""
         try:
             with closing(build(self.send)) as role:
                 gc.collect()
-                gc.freeze()  # collections must not walk the libraries' objects again and again
+                gc.freeze()  # collections need not walk the libraries' objects again and again
                 self._serve(role)
         finally:
             self._beating.stopped.set()
@@ -190,7 +189,7 @@ class Server:
             self._do(f"the command {type(command).__name__}", act)
 
     def _do(self, what: str, act: Callable[[], bool | None]) -> None:
-        """Do a piece of work; heartbeats say meanwhile at what it is."""
+        """Do a piece of work, which heartbeats name meanwhile."""
         self._at, began = what, time.monotonic()
         self._done += act() is not False
         took = time.monotonic() - began
@@ -202,6 +201,6 @@ class Server:
                 self._inbox.put(self._channel.recv())
         except (EOFError, OSError):
             self._inbox.put(None)
-            # One that waits in a collective for others that are gone would stay for ever.
+            # A worker in a collective with lost workers would wait for ever.
             if not self._beating.stopped.wait(_LEAVING_S):
                 os._exit(1)

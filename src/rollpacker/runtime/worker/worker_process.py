@@ -1,4 +1,4 @@
-"""A worker's process: its entry point, its role, and what is told of its death."""
+"""A worker's process: its entry point, its role, and the report of its death."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rollpacker.runtime.worker.worker import Commands, Role, Send, Server, Worke
 
 
 class ColocatedWorker:
-    """An engine and a training replica, or a part of one: decodes while it has attempts, sums
-    gradients while it has none.
+    """An engine and a training replica, or a rank of one. It sums gradients while it has no
+    attempts.
 
-    They are over the same weights where they can: with LoRA and with sharded weights the engine has
-    a model of its own, which every step fills.
+    Both use the same weights if possible. With LoRA or sharded weights the engine has its own
+    model, which every step fills.
     """
 
     def __init__(self, spec: WorkerSpec, send: Send) -> None:
@@ -45,7 +45,7 @@ class ColocatedWorker:
 
     @property
     def _next(self) -> EngineWorker | TrainWorker:
-        """Decode first: whoever waits for the tail waits for all."""
+        """Decode first, as a step waits for its last response."""
         return self._engine if self._engine.busy() else self._trainer
 
     @property
@@ -64,8 +64,7 @@ class ColocatedWorker:
 
 
 def _decoded(config: RunConfig, model: Any) -> Any:
-    """The model that the engine decodes from: the trained one, or one for its merged adapters or
-    gathered weights."""
+    """The engine's model: the trained one, or a copy for merged adapters or gathered weights."""
     if isinstance(config.trainer, FSDPTrainerConfig):
         return copy.deepcopy(model)
     if config.model.lora_rank == 0:
@@ -76,13 +75,13 @@ def _decoded(config: RunConfig, model: Any) -> Any:
 
 
 def main(channel: Wire, spec: WorkerSpec) -> None:
-    """Entry point of the process: serve until told to stop or the driver is gone."""
+    """Entry point of the process: serve until ``Stop`` or the driver's end."""
     environment = spec.config.environment
     if environment is not None and environment.kind == "agent":
         keep_to_itself()
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-    # The process that this one was forked off may be the user's program's own, which is not.
+    # The process that this one was forked off may be a user's program without shielded signals.
     with shielded():
         server = Server(channel, spec.config.cluster.heartbeat_s)
         try:
@@ -104,7 +103,7 @@ def _role(spec: WorkerSpec, send: Send) -> Role:
 
 
 def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
-    """What the worker died of, if it did."""
+    """Return the fault that ended the worker, if there is one."""
     try:
         server.serve(lambda send: _role(spec, send))
     except (EOFError, BrokenPipeError, ConnectionResetError):

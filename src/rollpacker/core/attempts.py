@@ -1,7 +1,5 @@
-"""The one reader of a journal: events and decisions become attempts, step by step.
-
-Times are those at which the policy handled an event, so they include a decision's delay.
-"""
+"""The one reader of a journal: events and decisions become attempts, step by step. Times are those
+at which the policy handled an event, so they include a decision's delay."""
 
 from __future__ import annotations
 
@@ -118,17 +116,14 @@ class RecordedStep:
 
 
 class JournalReader:
-    """Follows a journal line by line.
-
-    Malformed lines raise ``KeyError``, ``TypeError``, ``ValueError`` or ``AttributeError``.
-    """
+    """Follows a journal line by line. Malformed lines raise ``KeyError``, ``TypeError``,
+    ``ValueError`` or ``AttributeError``."""
 
     def __init__(self) -> None:
         self.steps: dict[int, RecordedStep] = {}
         self.prompts: dict[str, Line] = {}
         """All prompts that were drawn, or that the policy held back."""
         self.cap: int | None = None
-        """Longest response, tokens."""
         self._step: RecordedStep | None = None
         self._carries = False
 

@@ -1,7 +1,5 @@
-"""Records to JSON and back, one object a line, by msgspec.
-
-Numbers that are not finite are written as ``NaN``, as ``json`` does, and are read back.
-"""
+"""Records to JSON and back, one object a line, by msgspec. Numbers that are not finite are written
+as ``NaN``, as ``json`` does, and are read back."""
 
 from __future__ import annotations
 
@@ -20,10 +18,8 @@ T = TypeVar("T")
 
 
 class Tagged(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    """A class of a family. Its JSON object has the class's name as ``kind``.
-
-    Declare each class of a family with ``frozen=True, kw_only=True``.
-    """
+    """A class of a family. Its JSON object has the class's name as ``kind``. Declare each class of
+    a family with ``frozen=True, kw_only=True``."""
 
 
 def _number(value: object) -> object:
@@ -57,10 +53,8 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_finite(value: object) -> bytes:
-    """As ``dumps``, and several times faster if much is None.
-
-    A number that is not finite becomes null. Raises ``TypeError``.
-    """
+    """As ``dumps``, and several times faster if much is None. A number that is not finite becomes
+    null. Raises ``TypeError``."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -76,10 +70,8 @@ def loads(text: bytes | str) -> Any:
 
 
 def load(data: object, kind: type[T]) -> T:
-    """Build a record or dataclass from plain values, without the keys that it does not know.
-
-    Raises ``ValueError`` in one line that says where the mistake is.
-    """
+    """Build a record or dataclass from plain values, without the keys that it does not know. Raises
+    ``ValueError`` in one line that says where the mistake is."""
     return msgspec.convert(data, kind)
 
 
@@ -90,10 +82,8 @@ def says(description: str, **limits: Any) -> msgspec.Meta:
 
 
 def read_record(data: object, kind: type[T], strict: bool = True) -> T:
-    """Build a record from a user's values: as ``load``, but an unknown key is an error.
-
-    Raises ``ValueError`` in one line: the key, the mistake, and a suggestion.
-    """
+    """Build a record from a user's values: as ``load``, but an unknown key is an error. Raises
+    ``ValueError`` in one line: the key, the mistake, and a suggestion."""
     for key, near in _unknown(data, kind, ""):
         raise ValueError(f"unknown key '{key}'{near}")
     try:
@@ -134,7 +124,6 @@ def _near(text: str, choices: list[str], where: str = "") -> str:
 
 
 def _problem(text: str, data: Any, kind: Any) -> str:
-    """msgspec's message, with the value and the possible choices."""
     text, _, at = text.partition(" - at ")
     at = at.rpartition("`$")[2].strip("`.")
     value: Any = data
@@ -174,10 +163,8 @@ def load_tagged(data: Mapping[str, Any], classes: Mapping[str, type[T]]) -> T:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield ``(line number, value)`` without a torn last line.
-
-    Raises ``ValueError`` that names the file and the line.
-    """
+    """Yield ``(line number, value)`` without a torn last line. Raises ``ValueError`` that names the
+    file and the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

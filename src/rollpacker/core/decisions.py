@@ -21,10 +21,8 @@ class DrawPrompts(Tagged, frozen=True, kw_only=True):
 
 
 class BeginRound(Tagged, frozen=True, kw_only=True):
-    """The kind of this step's round, before its first attempt.
-
-    ``updates``: the round runs so many steps' prompts, with an update for each step.
-    """
+    """The kind of this step's round, before its first attempt. ``updates``: the round runs so many
+    steps' prompts, with an update for each step."""
 
     step: int
     round: RoundKind
@@ -148,10 +146,8 @@ class FinishRollout(Tagged, frozen=True, kw_only=True):
 
 
 class ApplyUpdate(Tagged, frozen=True, kw_only=True):
-    """All gradients of this update are summed: divide once, reduce and change the weights.
-
-    A step has one update, or several over mini-batches of its groups. ``last`` marks the last one.
-    """
+    """All gradients of this update are summed: divide once, reduce and change the weights. A step
+    has one update, or several over mini-batches of its groups. ``last`` marks the last one."""
 
     step: int
     update: int

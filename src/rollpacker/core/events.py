@@ -7,10 +7,8 @@ from rollpacker.core.types import AttemptId, EngineId, FinishReason, GroupPart, 
 
 
 class StepStarted(Tagged, frozen=True, kw_only=True):
-    """All engines hold the weights of ``step``, so a rollout round may begin.
-
-    ``remaining`` counts the fresh prompts of each domain that this epoch still has.
-    """
+    """All engines hold the weights of ``step``, so a rollout round may begin. ``remaining`` counts
+    the fresh prompts of each domain that this epoch still has."""
 
     step: int
     engines: tuple[EngineId, ...]
@@ -65,10 +63,8 @@ class EnvironmentReplied(Tagged, frozen=True, kw_only=True):
 
 
 class EpisodeFailed(Tagged, frozen=True, kw_only=True):
-    """An attempt's environment raised, hung or died.
-
-    ``blameless``: another attempt's environment brought down the process that they shared.
-    """
+    """An attempt's environment raised, hung or died. ``blameless``: another attempt's environment
+    brought down the process that they shared."""
 
     attempt: AttemptId
     error: str
@@ -76,10 +72,8 @@ class EpisodeFailed(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptAborted(Tagged, frozen=True, kw_only=True, omit_defaults=True):
-    """An aborted attempt has stopped after ``tokens`` generated tokens.
-
-    ``estimated``: the engine gives no count, so ``tokens`` follow from the time that it ran.
-    """
+    """An aborted attempt has stopped after ``tokens`` generated tokens. ``estimated``: the engine
+    gives no count, so ``tokens`` follow from the time that it ran."""
 
     attempt: AttemptId
     tokens: int

@@ -21,10 +21,8 @@ def over_provision(count: int, eta: float) -> int:
 
 
 def differ(rewards: Sequence[float], least: float) -> bool:
-    """Whether a group's rewards teach anything: whether their range exceeds rounding.
-
-    ``least`` is ``rollout.min_reward_range``, and 0 allows any range above rounding.
-    """
+    """Whether a group's rewards teach anything: whether their range exceeds rounding. ``least`` is
+    ``rollout.min_reward_range``, and 0 allows any range above rounding."""
     if not rewards:
         return False
     spread = max(rewards) - min(rewards)
@@ -33,9 +31,7 @@ def differ(rewards: Sequence[float], least: float) -> bool:
 
 def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
     """ICC(1) by analysis of variance, not clipped, nan with fewer than two groups of two.
-
-    ``values`` and ``groups`` (group numbers from 0) have shape (n,).
-    """
+    ``values`` and ``groups`` (group numbers from 0) have shape (n,)."""
     sizes = np.bincount(groups).astype(np.float64)
     several = sizes >= 2
     if several.sum() < 2:
@@ -47,11 +43,9 @@ def intraclass_correlation(values: Floats, groups: NDArray[np.int64]) -> float:
 
 
 def weighted_icc(sizes: Floats, means: Floats, inside: Floats, weights: Floats) -> Floats:
-    """ICC(1) of groups that are counted ``weights`` times, nan if constant.
-
-    ``sizes``, ``means`` and ``inside`` (sums of squares around the mean) have shape (groups,), and
-    ``weights`` has shape (..., groups). The result keeps the leading axes of ``weights``.
-    """
+    """ICC(1) of groups that are counted ``weights`` times, nan if constant. ``sizes``, ``means``
+    and ``inside`` (sums of squares around the mean) have shape (groups,), and ``weights`` has shape
+    (..., groups). The result keeps the leading axes of ``weights``."""
     count = weights.sum(-1)
     total = weights @ sizes
     grand = (weights @ (sizes * means)) / total

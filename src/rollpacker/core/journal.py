@@ -105,7 +105,6 @@ class JournalWriter:
             self._good += len(data)
 
     def _cut(self) -> None:
-        """Truncate the file to its last whole line."""
         self._file.truncate(self._good)
         self._torn = False
 
@@ -179,10 +178,8 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, object)``.
-
-    Raises ``ValueError`` that names a line that is not JSON or of another version.
-    """
+    """Yield ``(line number, object)``. Raises ``ValueError`` that names a line that is not JSON or
+    of another version."""
     for number, found in read_lines(path):
         if not isinstance(found, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object")
@@ -244,10 +241,8 @@ class Replay:
 
 
 def replay(path: Path, build: Callable[[dict[str, Any]], Policy]) -> Replay:
-    """Feed a journal's events to the policy that ``build`` makes from each ``meta`` object.
-
-    Raises ``ValueError`` if the file is no journal.
-    """
+    """Feed a journal's events to the policy that ``build`` makes from each ``meta`` object. Raises
+    ``ValueError`` if the file is no journal."""
     result = Replay()
     policy: Policy | None = None
     for part, number, line in _lines_of(path):

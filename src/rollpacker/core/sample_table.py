@@ -143,7 +143,6 @@ def _table(paths: Sequence[Path]) -> pl.LazyFrame:
 
 
 def _whole(path: Path, say: Say | None) -> bool:
-    """Whether a part is there and readable to its end."""
     try:
         schema = pl.read_parquet_schema(path)
         reason = ", ".join(name for name in REQUIRED if schema.get(name) != REQUIRED[name])

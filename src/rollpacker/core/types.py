@@ -19,10 +19,8 @@ PromptId = NewType("PromptId", str)
 EngineId = NewType("EngineId", int)
 """An engine decodes on some devices of one node."""
 ReplicaId = NewType("ReplicaId", int)
-"""A set of devices that shards one copy of the trained model and sums gradients.
-
-If engines and replicas share their devices (colocated), they also share their number.
-"""
+"""A set of devices that shards one copy of the trained model and sums gradients. If engines and
+replicas share their devices (colocated), they also share their number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,9 +106,7 @@ class Sample:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
     """The kept responses of one prompt, ordered by sample index, with their advantages.
-
-    ``advantages`` has shape (len(samples),), float32.
-    """
+    ``advantages`` has shape (len(samples),), float32."""
 
     prompt: PromptId
     samples: tuple[Sample, ...]

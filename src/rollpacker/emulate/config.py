@@ -45,10 +45,8 @@ class EmulationConfig(Config):
 
 
 class Emulated:
-    """The devices of an emulated run, read from their files.
-
-    Raises ``ValueError`` in one line for a file that cannot be read or emulated.
-    """
+    """The devices of an emulated run, read from their files. Raises ``ValueError`` in one line for
+    a file that cannot be read or emulated."""
 
     def __init__(self, run: RunConfig) -> None:
         assert run.devices.emulate is not None
@@ -89,7 +87,6 @@ class Emulated:
 
     @cached_property
     def asynchronous(self) -> bool:
-        """Whether responses are graded while others decode."""
         return asynchronous_grading(self.run.rollout, self.run.grading.asynchronous)
 
     @property
@@ -99,7 +96,6 @@ class Emulated:
 
 
 def _as_traced(costs: Calibration, source: LengthSource) -> Calibration:
-    """Return ``costs`` with the trace's times of rewards, if it has them."""
     times = source.rewards
     if times is None:
         return costs

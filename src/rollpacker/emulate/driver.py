@@ -46,7 +46,6 @@ class WorkloadDraws:
         self._step = step
 
     def of(self, prompt: PromptId) -> Draw:
-        """The draw of a prompt that is sampled now."""
         draw, step = self._known[prompt]
         if step != self._step:
             draw = draw._replace(visits=draw.visits + 1)

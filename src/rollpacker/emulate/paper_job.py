@@ -84,7 +84,6 @@ def paper_job(
 
 
 def _write_files(paper: Paper, folder: Path) -> None:
-    """Write the file of devices, a tokenizer and the model's configuration, but no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     devices = {
         "calibration": paper.calibration,

@@ -22,10 +22,8 @@ from rollpacker.sim.world.world import World
 
 
 def simulate(run: Path) -> list[StepResult]:
-    """Simulate the steps of an emulated run with the same settings.
-
-    Raises ``ValueError`` if the folder's files cannot be read.
-    """
+    """Simulate the steps of an emulated run with the same settings. Raises ``ValueError`` if the
+    folder's files cannot be read."""
     config = configuration.parse(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     metas = (line["meta"] for _, line in journal.read_all(run / "journal.jsonl") if "meta" in line)
     meta = next(metas)

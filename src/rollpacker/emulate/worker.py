@@ -80,7 +80,6 @@ class EmulatedResponses:
         self._logprobs = -rng.standard_exponential(_CORPUS + cap, dtype=np.float32)
 
     def coming(self, step: int, request: Request, draw: Draw) -> Coming:
-        """Plan the response to a request of a step."""
         if step != self._step:
             self._step, self._workload = step, self._emulated.workload({"default": 1.0})
             self._draws.clear()
@@ -97,7 +96,6 @@ class EmulatedResponses:
         return Coming(request, course, reward, self._grading_s(step, prompt, index))
 
     def _index(self, step: int, prompt: PromptId, seed: int) -> int:
-        """The index of the sample with this seed."""
         known = self._indices.setdefault(prompt, {})
         while seed not in known:
             index = len(known)
@@ -106,7 +104,6 @@ class EmulatedResponses:
         return known[seed]
 
     def _grading_s(self, step: int, prompt: PromptId, index: int) -> float:
-        """Seconds of the clock for grading."""
         emulated = self._emulated
         costs, run = emulated.calibration.rewards, emulated.run
         if not emulated.asynchronous:
@@ -127,7 +124,6 @@ class EmulatedResponses:
         return seconds / emulated.config.factor
 
     def output(self, coming: Coming, tokens: int, version: int, *, aborted: bool = False) -> Output:
-        """The first ``tokens`` of a response."""
         at = coming.request.seed % _CORPUS
         ids = self._tokens[at : at + tokens].copy()
         head = head_of(coming.reward, coming.grading_s)[:tokens]
@@ -181,7 +177,6 @@ class EmulatedEngine:
         }
 
     def info(self) -> EngineInfo:
-        """The engine's properties by its calibration."""
         tokens = math.floor(self._costs.capacity)
         return EngineInfo(
             kv_tokens=tokens,
@@ -228,7 +223,6 @@ class EmulatedEngine:
         self._send(msg.WeightsLoaded(version=self._version, work=work, size=self._size))
 
     def _sleep(self, _command: msg.Sleep) -> None:
-        """Sleep when all aborted attempts have stopped."""
         if self._held:
             self._then.insert(0, lambda: self._sleep(_command))
             return
@@ -445,7 +439,6 @@ class CommandInbox:
             return None
 
     def get(self, timeout_s: float) -> tuple[float, int, msg.Command | None] | None:
-        """The next message, or None after the timeout."""
         try:
             return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
         except Empty:
@@ -554,7 +547,6 @@ class Process:
             self._beat(worker)
 
     def _take(self, timeout_s: float) -> None:
-        """Schedule all arrived commands at their times of arrival."""
         arrived = self._inbox.get(timeout_s)
         while arrived is not None:
             at, worker, command = arrived
@@ -631,7 +623,6 @@ class StartEmulated:
 
 
 def _shared_out(specs: Sequence[WorkerSpec], processes: int) -> list[int]:
-    """The process of each worker."""
     units: dict[bool, list[int]] = {}
     for spec in specs:
         units.setdefault(_alone(spec), []).append(_unit(spec))

@@ -53,10 +53,8 @@ class HostTrainer:
 
 
 class HostedJob:
-    """Rounds of responses. The host trains on each before the next one begins.
-
-    Call ``begin`` once, then ``round`` and ``finish`` in turn, all on one event loop.
-    """
+    """Rounds of responses. The host trains on each before the next one begins. Call ``begin`` once,
+    then ``round`` and ``finish`` in turn, all on one event loop."""
 
     def __init__(self, config: RunConfig, host: HostTrainer) -> None:
         self._config = config
@@ -101,7 +99,6 @@ class HostedJob:
         self._files.callback(self._leave)
 
     def _plan(self, state: Mapping[str, Any] | None) -> None:
-        """Build the policy and its driver for the next rounds."""
         host = self._host
         self._policy = RolloutPolicy(self._settings)
         setup = Setup(
@@ -131,15 +128,12 @@ class HostedJob:
 
     @property
     def open(self) -> bool:
-        """Whether the host has a round that it has not finished."""
         return self._before is not None
 
     async def round(self) -> StepRecord:
         """Sample and grade a round's groups from the current weights. If it fails, the next call
-        begins at the same state.
-
-        Raises ``WorkerError`` if the engine fails, ``ValueError`` if rewards do.
-        """
+        begins at the same state. Raises ``WorkerError`` if the engine fails, ``ValueError`` if
+        rewards do."""
         assert not self.open
         self._before = self._state()
         self._workers.begin()
@@ -184,7 +178,6 @@ class HostedJob:
         return metrics
 
     def turn_epoch(self) -> None:
-        """Begin the next epoch if no whole round is left in this one."""
         source = self._host.problems.source
         left = sum(source.remaining().values()) + self._policy.queue
         if left < self._config.rollout.prompts_per_step:

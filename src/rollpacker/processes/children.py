@@ -41,10 +41,8 @@ OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Processes started inside have these signals blocked from their first moment on.
-
-    The driver gets its own signals at the end, or at once in another of its threads.
-    """
+    """Processes started inside have these signals blocked from their first moment on. The driver
+    gets its own signals at the end, or at once in another of its threads."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
     try:
         yield
@@ -53,10 +51,8 @@ def shielded() -> Iterator[None]:
 
 
 def take_no_notice() -> None:
-    """For a shielded process that runs a user's code: its children take signals as usual.
-
-    They would inherit blocked or ignored signals, and ``terminate`` of a helper would do nothing.
-    """
+    """For a shielded process that runs a user's code: its children take signals as usual. They
+    would inherit blocked or ignored signals, and ``terminate`` of a helper would do nothing."""
     for number in OUTSIDE:
         signal.signal(number, _nothing)
     # Block signals over a fork: the child must not lose one before its handlers are the defaults.
@@ -132,10 +128,8 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def keep_to_itself() -> None:
     """Hide this process's memory and environment, which may hold keys, from other programs of this
-    user. Root may still read them.
-
-    Under RollMux nothing is hidden, as its agents find a program's leftovers by their environment.
-    """
+    user. Root may still read them. Under RollMux nothing is hidden, as its agents find a program's
+    leftovers by their environment."""
     if sys.platform == "linux" and _ATTEMPT not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 

@@ -93,7 +93,6 @@ class Inbox(Generic[Message]):
         return [self._decode(memoryview(message))]
 
     def _split(self) -> list[Message]:
-        """Cut complete messages out of the read bytes, and move a long one's begin to a buffer."""
         messages: list[Message] = []
         start, view = 0, memoryview(self._piece)
         while self._held - start >= self._head.size:
@@ -228,10 +227,8 @@ _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 def check_values(data: bytes) -> None:
     """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
-
     Raises ``ValueError`` for more than ``MOST_VALUES`` values, for nesting deeper than ``DEEPEST``,
-    and for a key that is no plain value. The decoder handles a torn value.
-    """
+    and for a key that is no plain value. The decoder handles a torn value."""
     at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):
         while left and not left[-1][0]:

@@ -166,7 +166,6 @@ class SupervisedPool(ABC, Generic[M]):
         self._failed_starts = 0
 
     def _retire(self, member: M) -> str:
-        """End a process that is no longer needed, and return how it ended."""
         self._members.remove(member)
         self._unlisten(member)
         return member.kill()
@@ -199,7 +198,6 @@ class SupervisedPool(ABC, Generic[M]):
         self._not_before = now + min(pause, _LONGEST_PAUSE_S)
 
     def _check(self) -> None:
-        """Read all processes, end hanging ones, and start missing ones."""
         for member in tuple(self._members):
             # Read first: if the driver itself was busy, an arrived answer is not a hang.
             self._read(member)

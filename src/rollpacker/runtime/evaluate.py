@@ -81,12 +81,10 @@ class Evaluator:
         return self._driver.record
 
     def drop(self) -> None:
-        """Drop the running evaluation, if there is one."""
         if self._driver is not None:
             self._driver.drop("the evaluation")
 
     def _hear(self, _now: float, event: ev.Event, made: Sequence[do.Decision]) -> None:
-        """Show the progress, and log each kind of failure once."""
         given_up = not any(isinstance(each, do.StartAttempt) for each in made)
         match event:
             case ev.DevicesLost():
@@ -110,7 +108,6 @@ class Evaluator:
             self._progress.note(f"evaluation: the {what} problem {prompt}: {error}")
 
     def is_right(self, attempt: Trajectory) -> bool:
-        """Whether a graded answer counts as correct."""
         return attempt.reward is not None and attempt.reward >= self._config.threshold
 
     def _answers(self) -> list[Trajectory]:
@@ -118,7 +115,6 @@ class Evaluator:
         return [*{(a.prompt, a.index): a for a in self._record.attempts.values()}.values()]
 
     def graded(self) -> list[Trajectory]:
-        """The answers of the last evaluation with a reward, in the problems' order."""
         return [attempt for attempt in self._answers() if attempt.reward is not None]
 
     def _metrics(self) -> dict[str, float]:

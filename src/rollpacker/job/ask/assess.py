@@ -54,21 +54,17 @@ def ks(count: int) -> list[int]:
 
 
 def pass_at(k: int, right: Sequence[bool]) -> float:
-    """The probability that one of k answers, drawn without replacement, is right.
-
-    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. (2021), "Evaluating Large
-    Language Models Trained on Code".
-    """
+    """The probability that one of k answers, drawn without replacement, is right. The unbiased
+    estimator 1 - C(n - c, k) / C(n, k) of Chen et al. (2021), "Evaluating Large Language Models
+    Trained on Code"."""
     wrong = len(right) - sum(right)
     return 1.0 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
 def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
     """The probability that the most frequent of k answers, drawn without replacement, is right.
-
     Self-consistency (Wang et al., 2022). Equally frequent answers count alike. It is exact if there
-    are few ways to draw k. Otherwise it is the mean of 1,000 draws with a fixed seed.
-    """
+    are few ways to draw k. Otherwise it is the mean of 1,000 draws with a fixed seed."""
     if math.comb(len(answers), k) <= _EXACT:
         draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
     else:
@@ -175,7 +171,6 @@ async def _answer(
 
 
 def _within(reward: RewardConfig, domains: set[str]) -> RewardConfig:
-    """Leave out domains without a held-out problem."""
     return reward.model_copy(update={"domains": [d for d in reward.domains if d in domains]})
 
 

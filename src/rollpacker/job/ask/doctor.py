@@ -85,31 +85,25 @@ class MemoryFit:
 
     @property
     def fits(self) -> bool:
-        """On its devices and, if known, in host memory."""
         return self.needs.fits and self.host_fits and self.weights_fit
 
     @property
     def host_fits(self) -> bool:
-        """Whether the host memory for processes on GPUs is free."""
         return self.free_host is None or sum(p.size for p in self.needs.host) <= self.free_host
 
     @property
     def weights_fit(self) -> bool:
-        """Whether there is a folder, if known, for the weights that engines read."""
         return not self.rooms or self.room is not None
 
     @property
     def room(self) -> tuple[Path, int] | None:
-        """The folder for these weights, and its free bytes."""
         size = self.needs.shared_weights
         return next(((folder, free) for folder, free in self.rooms if free >= size), None)
 
 
 def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
-    """Compare a job with this machine, or with one that has ``gpus`` of ``device``.
-
-    It loads no weights and starts nothing. Raises ``ValueError`` in one line.
-    """
+    """Compare a job with this machine, or with one that has ``gpus`` of ``device``. It loads no
+    weights and starts nothing. Raises ``ValueError`` in one line."""
     check(config)
     if device is None and config.devices.emulate is not None:
         raise ValueError(
@@ -206,7 +200,6 @@ def _first(
     machines: Sequence[tuple[Changes, JobMachine]],
     settings: Sequence[Changes],
 ) -> _Found | None:
-    """The first machine that the job fits with one of the settings."""
     for changes, machine in machines:
         for also in settings:
             found = fitting(with_changes(config, changes), shape, machine, also)
@@ -338,7 +331,6 @@ def _found(step: str, act: Callable[[], tuple[str, dict[str, Any]]]) -> Finding:
 
 
 def _one_step(config: RunConfig) -> tuple[str, dict[str, Any]]:
-    """Run one step of the job with few prompts, in a temporary folder."""
     from rollpacker.job import train
 
     with tempfile.TemporaryDirectory(prefix="rollpacker-doctor-") as folder:
@@ -432,7 +424,6 @@ class EngineTrial:
         return f"{config.engine.kind} starts in {took:.0f} s and takes {size:.1f} GB", facts
 
     def _load(self) -> None:
-        """Load the model's current weights into the engine."""
         from rollpacker.checkpoint_names import CheckpointNames, stored
 
         self._loads += 1
@@ -466,7 +457,6 @@ class EngineTrial:
         return "new weights arrive", {}
 
     def _logprobs(self) -> tuple[str, dict[str, Any]]:
-        """Compare the engine's log-probabilities with the model's own."""
         import torch
 
         gaps: list[float] = []

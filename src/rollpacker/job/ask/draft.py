@@ -73,10 +73,8 @@ class _Facts:
 
 
 def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
-    """Return a commented job file that trains as it is, and points to consider first.
-
-    Raises ``ValueError`` if model, data and reward cannot make a job.
-    """
+    """Return a commented job file that trains as it is, and points to consider first. Raises
+    ``ValueError`` if model, data and reward cannot make a job."""
     _check_reward(wishes.reward)
     facts = _look(wishes)
     text = _text(wishes, facts)
@@ -86,7 +84,6 @@ def draft(wishes: Wishes, progress: Progress) -> tuple[str, list[str]]:
 
 
 def _check(config: RunConfig, card: Card, progress: Progress) -> None:
-    """Raise ``ValueError`` for anything that a run would refuse before it loads the model."""
     check(config)
     problems, held_out = load_data(config, card, progress)
     every = [*problems.rows.values(), *(held_out.rows.values() if held_out else ())]
@@ -116,7 +113,6 @@ def _check_reward(function: str) -> None:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """Names that a statement at the top of a file may define."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):

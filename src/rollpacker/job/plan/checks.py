@@ -63,7 +63,6 @@ def check(config: RunConfig) -> None:
 
 
 def _check_turns(config: RunConfig) -> None:
-    """Refuse ``devices.turns`` together with options that exclude turns."""
     if (asked := config.devices.turns) in ("auto", "off"):
         return
     others = {
@@ -80,7 +79,6 @@ def _check_turns(config: RunConfig) -> None:
 
 
 def _check_partial(config: RunConfig) -> None:
-    """Refuse options that mode ``partial`` excludes."""
     tail = config.rollout.tail_batching
     if not tail.carries:
         return
@@ -111,7 +109,6 @@ def _check_partial(config: RunConfig) -> None:
 
 
 def _check_ratio(config: RunConfig, key: str) -> None:
-    """Refuse settings for which the ratio to earlier weights cannot be computed."""
     other = "set rollout.tail_batching.stale_tokens to 'mask', or a train.sampler_correction"
     kind = config.train.algorithm.kind
     if algorithms.build(config.train.algorithm).sequence_level:

@@ -164,10 +164,8 @@ def count_model(path: str) -> WeightCount:
 
 
 def shape_of_config(config: Any, name: str) -> ModelShape:
-    """The shape of a transformers configuration, or of its text model.
-
-    Raises ``ValueError`` in one line if transformers has no such model, or a size is missing.
-    """
+    """The shape of a transformers configuration, or of its text model. Raises ``ValueError`` in one
+    line if transformers has no such model, or a size is missing."""
     count, text = count_weights(config, name), config.get_text_config()
     frozen = 0 if text is config else _size(_built(config, name)) - count.total
     shape = ModelShape.from_config(text.to_dict(), name, count, frozen)
@@ -176,10 +174,8 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
 
 def count_weights(config: Any, name: str) -> WeightCount:
     """Count the weights of a configuration's model, or of its text model, without memory for them.
-
     Experts are stacked tensors with one matrix for each expert. Raises ``ValueError`` in one line
-    if transformers builds no such model.
-    """
+    if transformers builds no such model."""
     text = config.get_text_config()
     model = _built(text, name)
     fields = ConfigFields(text.to_dict(), name)

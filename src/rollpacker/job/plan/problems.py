@@ -121,7 +121,6 @@ class Environments:
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the tools that every prompt has."""
         return () if self._pool is None else self._pool.tools
 
     def episodes(self, cap: int, room: int, clock: Clock) -> Episodes | None:
@@ -152,10 +151,8 @@ class Environments:
 
 
 def environments_of(config: RunConfig, card: Card, progress: Progress) -> Environments:
-    """Start the environments' processes and wait until they are ready.
-
-    Raises ``ValueError`` if the environment cannot be loaded, or the model has no chat template.
-    """
+    """Start the environments' processes and wait until they are ready. Raises ``ValueError`` if the
+    environment cannot be loaded, or the model has no chat template."""
     if config.environment is None:
         return Environments(config, card, None)
     if config.environment.kind == "agent":

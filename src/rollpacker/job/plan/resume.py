@@ -39,11 +39,8 @@ class RunStart:
 def choose_start(
     config: RunConfig, folder: Path, found: VerifiedCheckpoint | None, resume: bool
 ) -> RunStart:
-    """Begin anew or go on.
-
-    Raises ``ValueError`` if the folder holds a run that is not to be continued, or a run of another
-    configuration.
-    """
+    """Begin anew or go on. Raises ``ValueError`` if the folder holds a run that is not to be
+    continued, or a run of another configuration."""
     if not resume:
         if found is None and any(p.exists() for p in segments(folder / "journal.jsonl")):
             raise ValueError(

@@ -34,10 +34,8 @@ class CheckpointManager:
 
     def restore(self, step: int, summary: dict[str, Any]) -> None:
         """Go on from the checkpoint of ``step``, and put the best checkpoint into ``summary``.
-
         After a kill between two writes, the folder's marker and the checkpoint's summary may
-        differ. The later one counts, unless its checkpoint is damaged or later than ``step``.
-        """
+        differ. The later one counts, unless its checkpoint is damaged or later than ``step``."""
         self.saved = step
         named = [best for best in (summary.pop("best", None), self._checkpoints.marker()) if best]
         there = [b for b in named if b["step"] <= step and self._checkpoints.there(b["step"])]
@@ -49,10 +47,8 @@ class CheckpointManager:
     async def evaluated(
         self, counters: Counters, summary: dict[str, Any], result: Mapping[str, float]
     ) -> None:
-        """Keep the checkpoint of the current weights if no evaluation was better so far.
-
-        Raises ``ValueError`` if evaluations have no such metric.
-        """
+        """Keep the checkpoint of the current weights if no evaluation was better so far. Raises
+        ``ValueError`` if evaluations have no such metric."""
         metric = self._config.checkpoint.best
         # Greedy answers are measured only before and after a run, so they choose no checkpoint.
         result = {name: v for name, v in result.items() if not name.startswith("eval/greedy_")}
@@ -108,7 +104,6 @@ class CheckpointManager:
     async def keep(
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
-        """Ensure a durable checkpoint of this step."""
         await self.settle()
         if self.saved < counters.step:
             await self.save(counters, summary, dropped=dropped)
@@ -118,11 +113,8 @@ class CheckpointManager:
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
         """Write a checkpoint, which becomes durable while training goes on. If the disk is full,
-        training goes on without it.
-
-        If ``dropped``, the checkpoint has the state at the beginning of the current step. Emulated
-        devices write none.
-        """
+        training goes on without it. If ``dropped``, the checkpoint has the state at the beginning
+        of the current step. Emulated devices write none."""
         parts = self._parts
         if parts.emulation is not None:
             self.saved = counters.step

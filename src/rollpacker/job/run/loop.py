@@ -1,7 +1,5 @@
 """One RL job from configuration to trained model. ``_Job.run`` is its loop over steps.
-
-``runtime/step/driver.py`` has the loop over the events of a step.
-"""
+``runtime/step/driver.py`` has the loop over the events of a step."""
 
 from __future__ import annotations
 
@@ -152,8 +150,6 @@ async def _train(order: _Order, resume: bool) -> None:
 
 
 class _Job:
-    """A built job, from its checkpoint to its last step."""
-
     def __init__(
         self,
         order: _Order,
@@ -358,7 +354,6 @@ class _Job:
             self._summary[when] = result
 
     async def _evaluate_the_end(self, trained: bool) -> None:
-        """Evaluate on nodes for rollouts."""
         possible = self._parts.evaluator is not None
         if possible and not await self._may_roll_out():
             return
@@ -369,13 +364,11 @@ class _Job:
     # The end ------------------------------------------------------------------------------------
 
     async def _give_up(self) -> None:
-        """Stop a run whose steps train nothing, but keep its state. Raises ``ValueError``."""
         await self._manager.keep(self._counters, self._summary)
         self._write_summary()
         raise ValueError(f"step {self._counters.step - 1}: {self._parts.empty_steps}")
 
     async def _finish(self, first: int, dropped: bool) -> None:
-        """Keep new work, evaluate if all steps are done, and log how the run ended."""
         count, signals = self._counters, self._order.signals
         await self._manager.keep(count, self._summary, dropped=dropped)
         if dropped:
@@ -402,7 +395,6 @@ class _Job:
             )
 
     def _last_words(self) -> Iterator[str]:
-        """Log lines on all steps together."""
         parts, count, config = self._parts, self._counters, self._config
         planned = total_steps(config, parts.problems)
         if not config.steps and count.epochs >= config.epochs and count.step < planned:

@@ -93,8 +93,7 @@ class StoppedAtOnceError(RuntimeError):
 
 class Stopping:
     """The job's view of signals: ``interrupted`` ends it after the step, and ``hurried`` leaves
-    time only for a checkpoint. ``step`` returns the current step.
-    """
+    time only for a checkpoint. ``step`` returns the current step."""
 
     def __init__(
         self,
@@ -117,7 +116,6 @@ class Stopping:
         self.hurried = False
 
     def begin(self) -> None:
-        """From now on signals end this job, in this event loop."""
         loop = asyncio.get_running_loop()
         self._signals.react(
             lambda: loop.call_soon_threadsafe(self._stop) and None,
@@ -143,7 +141,6 @@ class Stopping:
         loop.call_later(left, self._stop_at_once)
 
     def _hurry(self) -> None:
-        """Drop the step and evaluations, as only a checkpoint still fits."""
         self.hurried = True
         self._phases.interrupt()
         self._parts.driver.drop("the step")

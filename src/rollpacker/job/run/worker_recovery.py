@@ -77,7 +77,6 @@ class WorkerRecovery:
             self._fail(error)
 
     async def _take_in(self, step: int) -> None:
-        """Bring the state of the others to ready workers, and let them take part."""
         engines, replicas = self._pool.admit()
         try:
             await self._hand_over(replicas)
@@ -97,7 +96,6 @@ class WorkerRecovery:
         )
 
     async def _hand_over(self, replicas: Sequence[ReplicaId]) -> None:
-        """Copy weights and optimizer from another replica."""
         givers = [replica for replica in self._pool.replicas if replica not in replicas]
         if not replicas:
             return

@@ -107,7 +107,6 @@ class EpisodeRecord:
 
     @property
     def put_in(self) -> int:
-        """The number of tokens that the environment put in."""
         return sum(stop - start for start, stop in self.added)
 
     @property
@@ -120,7 +119,6 @@ class EpisodeRecord:
         self.turns.append(TurnRecord(sampled=tokens - before))
 
     def take(self, answer: EnvironmentAnswer, seconds: float) -> None:
-        """Record an answer of the environment, which took ``seconds``."""
         if self.turns:
             self.turns[-1].wait_s = seconds
         if answer.reward is not None:
@@ -233,7 +231,6 @@ class Trajectory:
     works."""
     stage: TrajectoryStage = TrajectoryStage.RUNNING
     target: EngineId | None = None
-    """The engine that a migrating attempt goes to."""
     stays: tuple[tuple[EngineId, float, float], ...] = ()
     """Its earlier stays: engine, begin and end."""
     begun: Output | None = None
@@ -250,17 +247,14 @@ class Trajectory:
     rewards: Mapping[str, float | None] = _NOTHING
     """Every function's score. None if a function does not apply."""
     runs: Mapping[str, CodeRun] = _NOTHING
-    """The results of its program by reward."""
     extra: Mapping[str, str] = _NOTHING
     """Columns of the samples table that reward functions logged."""
     metrics: Mapping[str, float] = _NOTHING
-    """Numbers that reward functions logged, by metric."""
     verdict: State = "aborted"
     """Its state in the samples table. If its prompt is done without it, it is aborted."""
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens, as far as they are known."""
         if self.output is None:
             return 0
         put_in = 0 if self.conversation is None else self.conversation.put_in
@@ -268,7 +262,6 @@ class Trajectory:
 
     @property
     def stale(self) -> int:
-        """The number of its tokens of earlier steps."""
         return sum(tokens for _, tokens in self.carried)
 
     def oldest(self, step: int) -> int:
@@ -282,7 +275,6 @@ class Trajectory:
 
     @property
     def drafts(self) -> Drafted:
-        """The counts of drafts on all its engines."""
         return self.earlier if self.output is None else self.earlier.plus(self.output.drafts)
 
     def move(self, engine: EngineId, now: float, begun: Output) -> None:
@@ -298,7 +290,6 @@ class Trajectory:
         self.conversation.end_turn(len(output.tokens))
 
     def go_on(self, output: Output) -> None:
-        """Begin the next turn, after its environment has answered."""
         self.earlier = self.drafts
         self.output = self.begun = output
 
@@ -317,7 +308,6 @@ class Trajectory:
         )
 
     def _stay(self, now: float) -> None:
-        """Record its stay at the current engine."""
         if self.since_s is not None:
             self.stays = (*self.stays, (self.engine, self.since_s, now))
 

@@ -45,7 +45,6 @@ class KnownResponse:
 
     @classmethod
     def left_by(cls, attempt: Trajectory) -> KnownResponse:
-        """An attempt's output, and its grade if it has one."""
         assert attempt.output is not None
         grade = None
         if attempt.graded_s is not None:
@@ -70,7 +69,6 @@ class KnownResponse:
             attempt.prompt_tokens = self.prompt_tokens
 
     def output_of(self, attempt: AttemptId, step: int) -> Output:
-        """Its output for this attempt and step."""
         out = self.output
         return Output(
             attempt=attempt,
@@ -81,7 +79,6 @@ class KnownResponse:
         )
 
     def grade_of(self, attempt: AttemptId) -> Grade | None:
-        """Its grade for this attempt."""
         return None if self.grade is None else replace(self.grade, attempt=attempt)
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +135,6 @@ class CarriedResponses:
         self._next: Responses = {}
 
     def begin(self) -> None:
-        """Begin a step with the responses that the last one left."""
         self._now = self._next
 
     def find(self, prompt: PromptId, index: int) -> KnownResponse | None:
@@ -148,10 +144,8 @@ class CarriedResponses:
     def keep(
         self, attempts: Collection[Trajectory], deferred: Collection[PromptId], step: int
     ) -> None:
-        """Keep the responses of deferred prompts for the next step.
-
-        Prompts that did not begin in this step keep their former responses.
-        """
+        """Keep the responses of deferred prompts for the next step. Prompts that did not begin in
+        this step keep their former responses."""
         lost: dict[PromptId, list[Trajectory]] = {attempt.prompt: [] for attempt in attempts}
         self._next = {key: known for key, known in self._now.items() if key[0] not in lost}
         for attempt in attempts:

@@ -24,7 +24,6 @@ from rollpacker.reward.processes.pool import GradingPool
 from rollpacker.runtime.attempts.attempts import EpisodeRecord, Trajectory
 
 ENVIRONMENT = "environment"
-"""The name of an environment's reward in metrics and samples."""
 
 
 class EnvironmentReward:
@@ -73,7 +72,6 @@ class EnvironmentReward:
             self._silent += 1
 
     def said(self) -> list[str]:
-        """New log lines."""
         silent = self._silent
         if silent is None or silent < RESPONSES:
             return []
@@ -87,7 +85,6 @@ class EnvironmentReward:
         self._given.pop(attempt, None)
 
     def add(self, grade: Grade) -> Grade:
-        """Add the environment's reward to a grade."""
         given = self._given.pop(grade.attempt, None)
         if self._config is None or given is None or grade.error is not None:
             return grade
@@ -160,7 +157,6 @@ class Rewards:
 
     @contextlib.contextmanager
     def listen(self, take: Callable[[Sequence[Grade]], None]) -> Iterator[None]:
-        """Give grades to ``take`` within the context."""
         before, self._listener = self._listener, take
         try:
             yield
@@ -168,7 +164,6 @@ class Rewards:
             self._listener = before
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """Set the progress that functions may ask for."""
         at = self._state.epoch if epoch is None else epoch
         self._state = replace(self._state, global_step=step, epoch=at)
 
@@ -189,11 +184,8 @@ class Rewards:
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading without waiting. With ``needs_group``, a call has all responses of one
-        prompt.
-
-        If it is not ``training``, programs get the longest timeout and change no timeout. So
-        measurements are alike at all times.
-        """
+        prompt. If it is not ``training``, programs get the longest timeout and change no timeout.
+        So measurements are alike at all times."""
         seen = self._environment.note(attempts)
         if len(seen) < len(attempts):
             known = {attempt.id for attempt in seen}
@@ -275,7 +267,6 @@ class Rewards:
         return [*_counted(self._pool.said()), *self._environment.said()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The learned times of tests, as JSON."""
         return self._timeouts.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -372,7 +363,6 @@ def _check_options(rewards: Sequence[RewardConfig]) -> None:
 
 
 def _columns(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> list[set[str]]:
-    """For each reward, the columns of all its rows."""
     of: dict[str, set[str]] = {}
     for row in rows:
         of.setdefault(row.domain, set()).update(row.columns)

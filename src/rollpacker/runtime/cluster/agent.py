@@ -51,10 +51,8 @@ class Agent:
         self._guard: Watchdog | None = None
 
     def serve(self, leave: int) -> None:
-        """Serve until ``Stop``, the driver's end, or the end of the descriptor ``leave``.
-
-        Raises ``OSError`` or ``EOFError`` if the driver is gone.
-        """
+        """Serve until ``Stop``, the driver's end, or the end of the descriptor ``leave``. Raises
+        ``OSError`` or ``EOFError`` if the driver is gone."""
         try:
             if leave in wait([self._end, leave]):
                 return

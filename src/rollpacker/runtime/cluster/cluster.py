@@ -90,10 +90,8 @@ class Launcher(Protocol):
         ...
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        """Start an agent on a node of its own for each name.
-
-        Raises ``ValueError`` if the cluster has too few nodes.
-        """
+        """Start an agent on a node of its own for each name. Raises ``ValueError`` if the cluster
+        has too few nodes."""
         ...
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
@@ -143,7 +141,6 @@ class AgentLink:
     def __init__(self, number: int, generation: int = 0) -> None:
         self.number = number
         self.key = f"node-{number}-{generation}"
-        """The name in its connection."""
         self.name = f"{number}"
         self.link = Link()
         self.live = False
@@ -205,7 +202,6 @@ class RunNodes(Nodes):
         return self._nodes
 
     async def _arrival(self, number: int) -> Node:
-        """Wait for the agent of a node."""
         assert self._gate is not None
         host, port = self._gate.address
         try:
@@ -250,7 +246,6 @@ class RunNodes(Nodes):
         return await self._arrival(number)
 
     def _enter(self, name: str, end: socket.socket) -> None:
-        """Take a connection that has shown the key."""
         key, _, what = name.partition("/")
         agent = next((agent for agent in self._agents if agent.key == key), None)
         if agent is None:  # an earlier generation
@@ -310,7 +305,6 @@ class RunNodes(Nodes):
                 agent.fence(stop_at)
 
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
-        """Let the agents start workers, which connect later."""
         allow_files(sum(map(len, specs.values())))
         hosts: dict[int, Host] = {}
         for number, those in specs.items():
@@ -331,7 +325,6 @@ class RunNodes(Nodes):
         return f"tcp://{self._store.host}:{self._store.port}/"
 
     def close(self) -> None:
-        """Let agents and workers leave."""
         if self._watching is not None:
             self._watching.cancel()
         for coming in self._coming.values():

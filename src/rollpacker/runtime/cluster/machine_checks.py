@@ -1,7 +1,5 @@
-"""Checks of this machine, each with the exact fix.
-
-Imports at module level are light: it must run if torch is missing or broken.
-"""
+"""Checks of this machine, each with the exact fix. Imports at module level are light: it must run
+if torch is missing or broken."""
 
 from __future__ import annotations
 
@@ -65,7 +63,6 @@ def _python() -> Check:
 
 
 def _packages() -> list[Check]:
-    """One check for each requirement of the base install and of the extras."""
     found: list[Check] = []
     for extra in ("", *EXTRAS):
         fix = f"pip install 'rollpacker[{extra}]'" if extra else "pip install rollpacker"
@@ -76,7 +73,6 @@ def _packages() -> list[Check]:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """The requirements of one extra, or of the base install if ``extra`` is empty."""
     try:
         lines = importlib.metadata.requires("rollpacker") or []
     except importlib.metadata.PackageNotFoundError:

@@ -72,7 +72,6 @@ class LocalHost:
         self._process.join(seconds)
 
     def kill(self) -> None:
-        """Kill the process and close its link."""
         self._process.kill()
         self.link.sever()
 
@@ -129,10 +128,8 @@ class Nodes(ABC):
 
     @abstractmethod
     async def gather(self) -> Sequence[Node]:
-        """Wait for all nodes. Later calls return the same nodes.
-
-        Raises ``ValueError`` for the user's mistakes, ``WorkerError`` otherwise.
-        """
+        """Wait for all nodes. Later calls return the same nodes. Raises ``ValueError`` for the
+        user's mistakes, ``WorkerError`` otherwise."""
 
     @abstractmethod
     def start(self, specs: Mapping[int, Sequence[WorkerSpec]]) -> Mapping[int, Host]:
@@ -140,15 +137,12 @@ class Nodes(ABC):
 
     @property
     def lost(self) -> Collection[int]:
-        """Numbers of lost nodes."""
         return ()
 
     def regain(self) -> Mapping[int, Node]:
         """Begin or continue to replace lost nodes. Returns those that have come since the last
-        call.
-
-        Raises ``ValueError`` or ``WorkerError`` for a failed node, and the next call tries again.
-        """
+        call. Raises ``ValueError`` or ``WorkerError`` for a failed node, and the next call tries
+        again."""
         return {}
 
     def fence(self, stop_at: float | None) -> None:  # noqa: B027

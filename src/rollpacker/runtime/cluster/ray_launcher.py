@@ -1,7 +1,5 @@
-"""Agents on the nodes of a Ray cluster: Ray chooses the nodes and reserves their devices.
-
-Nothing else of a run goes through Ray, as a call costs its driver ten times a socket's message.
-"""
+"""Agents on the nodes of a Ray cluster: Ray chooses the nodes and reserves their devices. Nothing
+else of a run goes through Ray, as a call costs its driver ten times a socket's message."""
 
 # pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
 
@@ -32,9 +30,7 @@ _LOOK_S = 1.0
 
 class RayLauncher:
     """A placement group with a bundle for each node, and an actor in each that runs an agent.
-
-    Raises ``ValueError`` if there is no such cluster, or no Ray.
-    """
+    Raises ``ValueError`` if there is no such cluster, or no Ray."""
 
     def __init__(self, config: RunConfig) -> None:
         try:
@@ -57,10 +53,8 @@ class RayLauncher:
         return self._ray.util.get_node_ip_address()
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        """Start an agent on a node of its own for each name.
-
-        Raises ``NoRoomError`` if the cluster has no room within a minute.
-        """
+        """Start an agent on a node of its own for each name. Raises ``NoRoomError`` if the cluster
+        has no room within a minute."""
         from ray.util.placement_group import placement_group
 
         self._bundle = bundle = self._needed()
@@ -75,7 +69,6 @@ class RayLauncher:
             self._agents[number].run.remote(*address, key.hex(), name)
 
     def _actor(self, number: int) -> Any:
-        """An actor in a bundle of the group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Within
 
         place = Within(self._group, placement_group_bundle_index=number)
@@ -110,7 +103,6 @@ class RayLauncher:
         return True
 
     def _needed(self) -> dict[str, float]:
-        """The resources of a node. Raises ``ValueError``."""
         devices = self._config.devices
         if not devices.per_node:
             raise ValueError(
@@ -139,7 +131,6 @@ class RayLauncher:
         )
 
     def close(self) -> None:
-        """End the remaining agents, and release the devices."""
         for agent in self._agents:
             self._ray.kill(agent)
         self._agents.clear()

@@ -20,14 +20,11 @@ _FIRST_S = 1800.0
 
 
 class Silence:
-    """Counts checks without a sign of life, or with the same work.
-
-    It counts checks, not seconds: after a suspension of the driver, its workers must not look dead.
-    """
+    """Counts checks without a sign of life, or with the same work. It counts checks, not seconds:
+    after a suspension of the driver, its workers must not look dead."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self.every_s = heartbeat_s / LOOKS
-        """Seconds between two checks."""
         self._starting = max(_MISSED, ceil(_STARTING_S / self.every_s))
         self._heard: set[int] = set()
         self._missed: dict[int, int] = {}

@@ -21,10 +21,8 @@ HEAD = struct.Struct("<Q")
 
 
 def encode(message: Any) -> memoryview:
-    """Pickle a message for a socket, without its length.
-
-    An older protocol would copy every array twice, and numpy's own reduction is Python code.
-    """
+    """Pickle a message for a socket, without its length. An older protocol would copy every array
+    twice, and numpy's own reduction is Python code."""
     written = io.BytesIO()
     pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = _REDUCED
@@ -42,10 +40,8 @@ _REDUCED = {np.ndarray: _reduced}
 
 
 class Wire:
-    """A worker's end of a socket: it sends and receives whole messages, and waits for both.
-
-    One thread may receive while another one sends. It can be pickled into a new process.
-    """
+    """A worker's end of a socket: it sends and receives whole messages, and waits for both. One
+    thread may receive while another one sends. It can be pickled into a new process."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -141,7 +137,6 @@ class Link:
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: memoryview) -> None:
-        """Send a message of ``encode``, which may go to several ends."""
         if self._closed:
             return
         kept = bool(self._outbox.parts)
@@ -178,7 +173,6 @@ class Link:
                 self._gone()
 
     def close(self) -> None:
-        """Close the socket, so that the other end sees it."""
         if self._closed:
             return
         self._closed = True

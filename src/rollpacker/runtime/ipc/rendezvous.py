@@ -31,7 +31,6 @@ _AT_DOOR = 256
 _FAIR_S = 0.5
 """seconds, in which an agent has shown its key."""
 _PAUSE_S = 0.1
-"""Seconds of pause after a failed connection."""
 _LONGEST_NAME = 64
 _DRIVER, _AGENT = b"driver", b"agent"
 
@@ -41,10 +40,7 @@ Take = Callable[[str, socket.socket], None]
 
 class Rendezvous:
     """Listens on one interface for processes that know the key. It calls ``take`` in ``loop`` for
-    each.
-
-    Raises ``OSError`` if it cannot listen.
-    """
+    each. Raises ``OSError`` if it cannot listen."""
 
     def __init__(self, host: str, take: Take, loop: asyncio.AbstractEventLoop) -> None:
         self.key = secrets.token_bytes(32)
@@ -55,7 +51,6 @@ class Rendezvous:
         self._closed = False
         self._socket = socket.create_server((host, 0), backlog=512)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        """Host and port."""
         Thread(target=self._listen, name="gate", daemon=True).start()
 
     def _listen(self) -> None:
@@ -122,7 +117,6 @@ class Rendezvous:
             self._take(name, end)
 
     def close(self) -> None:
-        """Admit nothing more. Admitted connections stay."""
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -141,11 +135,8 @@ def _admit(end: socket.socket, key: bytes) -> str:
 
 
 def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
-    """Connect to the driver at ``address`` under ``name`` (ASCII, at most 64 bytes).
-
-    Raises ``OSError`` if there is no answer, ``multiprocessing.AuthenticationError`` on another
-    key.
-    """
+    """Connect to the driver at ``address`` under ``name`` (ASCII, at most 64 bytes). Raises
+    ``OSError`` if there is no answer, ``multiprocessing.AuthenticationError`` on another key."""
     until = time.monotonic() + _ENTERING_S
     while True:
         try:
@@ -159,10 +150,8 @@ def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
 
 def start_agent(host: str, port: int, key: str, name: str) -> subprocess.Popen[bytes]:
     """Start an agent that connects to the driver at ``host`` and ``port`` with its key (hex
-    digits).
-
-    It ends when its standard input closes, so also with the process that has started it.
-    """
+    digits). It ends when its standard input closes, so also with the process that has started
+    it."""
     command = [sys.executable, "-m", "rollpacker.runtime.cluster.agent", host, str(port), name]
     agent = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert agent.stdin is not None

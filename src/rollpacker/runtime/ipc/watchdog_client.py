@@ -23,9 +23,7 @@ class Watchdog:
 
     def tell(self, pids: Sequence[int], stop_at: float | None) -> None:
         """Let the processes run until ``stop_at`` (monotonic seconds). None is for idle ones.
-
-        Raises ``BrokenPipeError`` if the watchdog has died.
-        """
+        Raises ``BrokenPipeError`` if the watchdog has died."""
         assert self._process.stdin is not None
         told = {"pids": [pid for pid in pids if pid], "stop_at": stop_at}
         self._process.stdin.write(json.dumps(told).encode() + b"\n")

@@ -46,7 +46,6 @@ class Fault:
     text: str
 
     def error(self) -> Exception:
-        """The exception for the caller that gave the command."""
         match self.kind:
             case "user":
                 return ValueError(self.text)

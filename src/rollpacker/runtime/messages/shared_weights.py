@@ -1,8 +1,5 @@
-"""Weights from a replica to the engines of its machine, through shared memory.
-
-All engines map one file, in ``/dev/shm`` if there is room. A process that dies leaves nothing
-locked.
-"""
+"""Weights from a replica to the engines of its machine, through shared memory. All engines map one
+file, in ``/dev/shm`` if there is room. A process that dies leaves nothing locked."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class SharedMemoryOwner:
         self.folder.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Remove the files. May be called again."""
         clear(self.name)
         if self._lock is not None:
             os.close(self._lock)
@@ -52,11 +48,8 @@ class SharedMemoryOwner:
 
 
 def _claimed() -> tuple[str, int | None]:
-    """A new name and its lock.
-
-    A run that starts at the same moment may remove the file before it is locked. Then another name
-    is tried.
-    """
+    """A new name and its lock. A run that starts at the same moment may remove the file before it
+    is locked. Then another name is tried."""
     if not os.access(MEMORY, os.W_OK):
         return _new_name(), None
     while True:
@@ -101,10 +94,8 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes.
-
-    The file has the weights that were written last. It may be written only while no engine reads.
-    """
+    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes. The file has the
+    weights that were written last. It may be written only while no engine reads."""
 
     path: Path
     size: int
@@ -179,11 +170,9 @@ def _folders() -> list[Path]:
 
 
 def reserved(size: int, name: str) -> Path:
-    """Create a file with allocated blocks, as a missing block would crash a process later.
-
-    An existing file of that name and size is reused, as its writer may be gone. Raises
-    ``ValueError`` if there is no room.
-    """
+    """Create a file with allocated blocks, as a missing block would crash a process later. An
+    existing file of that name and size is reused, as its writer may be gone. Raises ``ValueError``
+    if there is no room."""
     for folder in _folders():
         path = folder / name
         try:

@@ -125,7 +125,6 @@ class InProcess:
     # What only several processes need ---------------------------------------------------------
 
     def disband(self) -> Mapping[EngineId, int]:
-        """No engine spans several devices."""
         return {}
 
     def meet(self) -> None:
@@ -139,7 +138,6 @@ class InProcess:
 
 
 def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
-    """The answer of a replica of ours."""
     match command:
         case msg.Accumulate():
             tokens = sum(len(s.tokens) for group in command.groups for s in group.samples)

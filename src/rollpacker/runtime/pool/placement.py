@@ -77,7 +77,6 @@ class Topology:
         return [n for n, slot in enumerate(self.slots) if slot.engine is None]
 
     def whole(self, live: Collection[int]) -> tuple[ReplicaId, ...]:
-        """Replicas with all their workers."""
         return tuple(r for r, part in self.replicas.items() if all(w in live for w in part))
 
     def decoding(self, live: Collection[int]) -> tuple[EngineId, ...]:
@@ -89,7 +88,6 @@ class Topology:
         )
 
     def covered(self, size: int, engine: EngineId) -> tuple[EngineId, ...]:
-        """The smallest engines on the devices of an engine of ``size``."""
         return tuple(EngineId(engine + n) for n in range(size // self.size))
 
     def fleet(self, layout: Layout, live: Collection[int]) -> Fleet:
@@ -176,11 +174,9 @@ def lay_out(
 
 
 def in_turns(config: RunConfig, slots: Sequence[ProcessSlot]) -> list[set[int]]:
-    """Groups of processes that start one after the other.
-
-    A vLLM engine without a configured KV budget measures the free memory of its GPU, so no other
-    process may allocate at that time. Replicas start first, then engines by size.
-    """
+    """Groups of processes that start one after the other. A vLLM engine without a configured KV
+    budget measures the free memory of its GPU, so no other process may allocate at that time.
+    Replicas start first, then engines by size."""
     everybody = {*range(len(slots))}
     engine = config.engine
     measures = engine.kind == "vllm" and not engine.kv_tokens

@@ -90,7 +90,6 @@ class WorkerPool:
         self.outgoing: Callable[[Any], Any] = lambda command: command
         """Changes commands to workers, as an emulation does."""
         self.beat: Callable[[msg.Beat], None] = lambda _sign: None
-        """Gets heartbeats."""
         self._note = note
         self._noted: set[str] = set()
         self._nodes: list[Node] = []
@@ -107,7 +106,6 @@ class WorkerPool:
         self._newcomers: set[int] = set()
         self._answers: dict[int, asyncio.Future[msg.Report]] = {}
         self._reasons: dict[int, str] = {}
-        """Why workers were killed."""
         self._last_words: dict[int, str] = {}
         self._spoiled = ""
         self._frozen = False
@@ -154,7 +152,6 @@ class WorkerPool:
 
     @property
     def info(self) -> EngineInfo:
-        """The properties of the smallest engines."""
         return self.infos[self._sizes[0]]
 
     @property
@@ -198,10 +195,8 @@ class WorkerPool:
         return {worker: done for worker, done in pairs if isinstance(done, msg.Done)}
 
     async def start(self) -> None:
-        """Start all workers and wait for their models.
-
-        Raises ``ValueError`` for the user's mistakes (a wrong model), ``WorkerError`` otherwise.
-        """
+        """Start all workers and wait for their models. Raises ``ValueError`` for the user's
+        mistakes (a wrong model), ``WorkerError`` otherwise."""
         self._nodes = [*await self._machines.gather()]
         slots = self._slots()
         self._topology = Topology(slots)
@@ -269,10 +264,8 @@ class WorkerPool:
         )
 
     def regain(self) -> None:
-        """Bring back lost nodes. ``start_again`` can use those that have come.
-
-        Raises as ``Nodes.regain`` does.
-        """
+        """Bring back lost nodes. ``start_again`` can use those that have come. Raises as
+        ``Nodes.regain`` does."""
         for number, node in self._machines.regain().items():
             self._nodes[number] = node
 
@@ -287,11 +280,9 @@ class WorkerPool:
         return gone - absent
 
     async def start_again(self, workers: Collection[int]) -> None:
-        """Restart workers and wait for their models. Raises as ``start`` does.
-
-        If replicas leave their devices to engines, a new replica is built on the devices, so
-        engines leave them first.
-        """
+        """Restart workers and wait for their models. Raises as ``start`` does. If replicas leave
+        their devices to engines, a new replica is built on the devices, so engines leave them
+        first."""
         if not self._leaves:
             await self._begin(self._slots(), workers)
             return
@@ -303,10 +294,8 @@ class WorkerPool:
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
         """Let started workers take part. Returns the new engines and replicas, which lack the
-        current weights.
-
-        Raises ``WorkerError`` if one has died meanwhile. Then all of them are ended.
-        """
+        current weights. Raises ``WorkerError`` if one has died meanwhile. Then all of them are
+        ended."""
         if self._spoiled:
             raise WorkerError(self._spoiled)
         engines, replicas = {*self.engines}, {*self.replicas}
@@ -318,7 +307,6 @@ class WorkerPool:
         )
 
     def give_up(self) -> None:
-        """End the workers that were admitted last."""
         self._dismiss(self._newcomers, "it was given up")
         self._newcomers = set()
 
@@ -331,7 +319,6 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def listen(self, listener: Listener) -> Iterator[None]:
-        """Report to this listener alone within the context."""
         before, self._listener = self._listener, listener
         try:
             yield
@@ -356,17 +343,14 @@ class WorkerPool:
                 self._send([number], reform)
 
     def _meeting(self) -> str:
-        """A new meeting place for workers of any nodes."""
         self._generation += 1
         name = f"{self._name(0)}-{self._generation}"
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command. A dead worker is found by its closed channel, not here.
-
-        A sleeping engine wakes for its first requests, after the gradients beside it, as the two do
-        not fit into a device's memory.
-        """
+        """Send a command. A dead worker is found by its closed channel, not here. A sleeping engine
+        wakes for its first requests, after the gradients beside it, as the two do not fit into a
+        device's memory."""
         size = self._formed.get(engine, self._sizes[0])
         if isinstance(command, msg.Sleep):
             self._asleep.add(engine)
@@ -405,7 +389,6 @@ class WorkerPool:
         return self._topology.node(self._topology.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:
-        """The node of an engine."""
         return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
@@ -471,28 +454,23 @@ class WorkerPool:
         return formed
 
     def to_replica(self, replica: ReplicaId, command: msg.ReplicaCommand) -> None:
-        """Send a command. A dead worker is found by its closed channel, not here."""
         self._summing[replica] += isinstance(command, msg.Accumulate)
         self._send(self._topology.replicas[replica], command)
 
     def _send(self, workers: Iterable[int], command: msg.Command) -> None:
-        """Send to live workers."""
         live = [number for number in workers if number in self._live]
         data = encode(self.outgoing(command)) if live else memoryview(b"")
         for number in live:
             self._hosts[number].link.send_encoded(data)
 
     def _expect(self, workers: Iterable[int]) -> list[asyncio.Future[msg.Report]]:
-        """Futures of each worker's ``Ready`` or ``Done``."""
         answers = {worker: self._loop.create_future() for worker in workers}
         self._answers.update(answers)
         return [*answers.values()]
 
     async def ask(self, command: msg.Save | msg.Load, replicas: Sequence[ReplicaId]) -> None:
-        """Send a command and wait until it is done.
-
-        Raises ``ValueError`` for the user's mistakes, ``OSError`` and ``WorkerError`` otherwise.
-        """
+        """Send a command and wait until it is done. Raises ``ValueError`` for the user's mistakes,
+        ``OSError`` and ``WorkerError`` otherwise."""
         if not replicas or not set(replicas) <= set(self.replicas):
             raise WorkerError("a worker died before it could be asked")
         workers = [n for r in replicas for n in self._topology.replicas[r]]
@@ -564,11 +542,8 @@ class WorkerPool:
                 self._listener.engine(self._topology.engine(number), report)
 
     def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
-        """Pass on a replica's report when all of its ranks have sent theirs.
-
-        All ranks report the same numbers. The result is rank 0's, from the first start to the last
-        end.
-        """
+        """Pass on a replica's report when all of its ranks have sent theirs. All ranks report the
+        same numbers. The result is rank 0's, from the first start to the last end."""
         replica = self._topology.replica(number)
         part = self._topology.replicas[replica]
         if len(part) > 1:
@@ -603,7 +578,6 @@ class WorkerPool:
                 self._put_down(number, why)
 
     def _put_down(self, number: int, why: str) -> None:
-        """Kill a worker. Its closed link is reported as a loss."""
         if number in self._live | self._coming:
             self._reasons[number] = why
             self._hosts[number].kill()
@@ -660,10 +634,8 @@ class WorkerPool:
         self._listener.lost(Loss(engines=engines, replicas=replicas, text=text))
 
     def _dismiss(self, numbers: Collection[int], why: str) -> None:
-        """Kill workers. If one of them is starting, kill all that are starting.
-
-        Only callers that await their answers are informed.
-        """
+        """Kill workers. If one of them is starting, kill all that are starting. Only callers that
+        await their answers are informed."""
         chosen = {*numbers}
         if chosen & self._coming:
             self._spoiled = why
@@ -684,7 +656,6 @@ class WorkerPool:
         return host
 
     def close(self) -> None:
-        """Stop all workers, and kill those that do not leave."""
         for task in self._asking | ({self._watching} if self._watching else set()):
             task.cancel()
         try:

@@ -89,10 +89,7 @@ class Checkpoints:
 
     def keep_best(self, marker: dict[str, Any] | None) -> None:
         """Keep the checkpoint of ``marker["step"]`` besides the newest, in place of the former
-        best.
-
-        ``best.json`` has the marker. Raises ``OSError``.
-        """
+        best. ``best.json`` has the marker. Raises ``OSError``."""
         if marker is None:
             (self.folder / _BEST).unlink(missing_ok=True)
         else:
@@ -118,10 +115,8 @@ class Checkpoints:
             write_file(temporary / _STATE, encoded, mode=0o600)
 
     def commit(self, step: int) -> Path:
-        """Make the checkpoint durable, rename it, and delete the older ones beyond ``keep``.
-
-        Raises ``CheckpointError`` as ``write`` does.
-        """
+        """Make the checkpoint durable, rename it, and delete the older ones beyond ``keep``. Raises
+        ``CheckpointError`` as ``write`` does."""
         with self._whole(step) as (temporary, final):
             _seal(temporary)
             replaced = self.folder / f"{_REPLACED}{final.name}"
@@ -210,7 +205,6 @@ def verify(path: Path) -> str | None:
 
 
 def _seal(folder: Path) -> None:
-    """Flush every file and folder, with the manifest last."""
     names = _files(folder)
     with ThreadPoolExecutor(1) as pool:  # the disk writes while the digests are computed
         flushing = pool.map(sync, [folder / name for name in sorted(names)])

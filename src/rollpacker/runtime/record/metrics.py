@@ -1,7 +1,5 @@
-"""Metrics of a step, counts over a run, and warnings.
-
-Names follow TRL's ``GRPOTrainer`` if they mean the same.
-"""
+"""Metrics of a step, counts over a run, and warnings. Names follow TRL's ``GRPOTrainer`` if they
+mean the same."""
 
 from __future__ import annotations
 
@@ -302,7 +300,6 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def _stds(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """``_std`` of each row, in one call if all have the same length."""
     if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
         return np.std(rows, axis=1, ddof=1)
     return np.array([_std(row) for row in rows])
@@ -345,7 +342,6 @@ class Counters:
     """Mean rewards of the first and the last ``_ENDS`` steps that had some."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def add(
@@ -395,7 +391,6 @@ class Counters:
         )
 
     def _worse(self) -> str | None:
-        """A warning if most of the last steps are worse than all of the first."""
         first, last = self.first_rewards, self.last_rewards
         few = self.step < 2 * _ENDS or len(last) < _ENDS
         if few or statistics.median(last) >= min(first):
@@ -501,11 +496,9 @@ class StepWarnings:
     def unfilled(
         self, step: int, groups: int, wanted: int, dropped: int, reward: float, used_up: bool
     ) -> list[str]:
-        """A warning if dynamic sampling ended a step with fewer groups than ``wanted``.
-
-        ``dropped`` groups had equal rewards of mean ``reward`` (not finite: no reward applies).
-        ``used_up``: the epoch has no other prompts.
-        """
+        """A warning if dynamic sampling ended a step with fewer groups than ``wanted``. ``dropped``
+        groups had equal rewards of mean ``reward`` (not finite: no reward applies). ``used_up``:
+        the epoch has no other prompts."""
         if groups >= wanted or not dropped or not self._due("unfilled"):
             return []
         what = (
@@ -524,7 +517,6 @@ class StepWarnings:
         return self._counts[kind] == 1
 
     def counted(self) -> list[str]:
-        """Lines at the end on warnings that were printed once."""
         return [
             f"WARNING in {self._counts[kind]} of {self._steps} steps {what}"
             for kind, what in _AGAIN.items()

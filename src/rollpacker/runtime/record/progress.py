@@ -122,7 +122,6 @@ class Progress:
         )
 
     def evaluating(self, kind: str, done: int, total: int) -> None:
-        """Show that a ``sampled`` or ``greedy`` evaluation has ``done`` of ``total`` answers."""
         self._evaluating = (kind, done, total)
         self._say_now_and_then("evaluating", f", {done} of {total} ({kind})")
 
@@ -160,7 +159,6 @@ class Progress:
             self._say_now_and_then("waiting", f" for {text}")
 
     def step(self, metrics: Metrics) -> None:
-        """Show an ended step by the result of ``step_metrics``."""
         shown = numbers(metrics)
         self._last = shown
         self._done += 1
@@ -172,7 +170,6 @@ class Progress:
             self._print(self._line(shown, str(metrics.get("tail/round_kind", ""))))
 
     def _line(self, shown: Mapping[str, float], kind: str) -> str:
-        """A step's plain line. A missing metric is a dash."""
         cells = [f"{self._done}/{self._total}".rjust(11)]
         for name, width, form, unit in _COLUMNS:
             text = f"{unit * shown[name]:{form}}" if name in shown else "–"
@@ -184,11 +181,9 @@ class Progress:
         return "  ".join([*cells, *(f"{name}={value:.3g}" for name, value in pairs.items())])
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
         self._print(text, "bold yellow" if text.startswith("WARNING") else None)
 
     def close(self) -> None:
-        """Leave the last view on the terminal and stop drawing."""
         if self._live is not None:
             with suppress(OSError):
                 self._live.stop()
@@ -269,7 +264,6 @@ class Progress:
         return rows
 
     def _left(self) -> str:
-        """The remaining time at the pace of the last steps."""
         return _duration(statistics.median(self._times) * (self._total - self._done))
 
 
@@ -278,7 +272,6 @@ def _facts(values: Mapping[str, float], form: str) -> str:
 
 
 def _reward_means(shown: Mapping[str, float]) -> dict[str, float]:
-    """The mean of each reward function in a step, by its name."""
     means = _under(shown, "rewards/").items()
     return {name.removesuffix("/mean"): mean for name, mean in means if name.endswith("/mean")}
 

@@ -121,7 +121,6 @@ def _tracker(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as dotted keys with plain values."""
     result: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -247,7 +246,6 @@ class RunLog:
     def _measure(
         self, record: StepRecord, groups: Sequence[Group], *, epoch: float, **of_run: Any
     ) -> tuple[Metrics, list[str]]:
-        """A step's metrics and log lines."""
         metrics = step_metrics(record, groups, epoch=epoch, **of_run)
         every = record.attempts.values() if self._programs else ()
         graded = [a for a in every if not a.stale or a.stale < a.tokens]  # in this step
@@ -323,7 +321,6 @@ class RunLog:
         self.journal.flush()
 
     def close(self) -> None:
-        """Write waiting rows, and close every file."""
         with contextlib.ExitStack() as stack:
             for part in (self.journal, self._tasks, self._metrics):
                 stack.callback(part.close)
@@ -346,7 +343,6 @@ def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]
 
 
 def _troubles(record: StepRecord) -> list[str]:
-    """Faults, and the prompts that were lost by them."""
     faults = record.faults[:_FAULTS]
     if len(record.faults) > _FAULTS:
         faults.append(f"and {len(record.faults) - _FAULTS} more faults")
@@ -381,7 +377,6 @@ class MetricsLog:
         self._trackers = [tensorboard(folder / "tensorboard", last_step + 1), *trackers]
 
     def write(self, metrics: Metrics) -> None:
-        """Record one step, named by ``metrics["step"]``."""
         self._try(str(self._path), self._file.write, encoded(metrics))
         shown = numbers(metrics)
         step = int(shown.pop("step"))
@@ -389,7 +384,6 @@ class MetricsLog:
             self._try(tracker.name, tracker.log, shown, step=step)
 
     def close(self) -> None:
-        """Close the file and finish the trackers."""
         self._file.close()
         for tracker in self._trackers:
             self._try(tracker.name, tracker.close)

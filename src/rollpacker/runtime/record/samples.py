@@ -49,7 +49,6 @@ class Texts:
         self._prompts: dict[PromptId, str] = {}
 
     def begin(self) -> None:
-        """Forget the last step's prompts."""
         self._prompts.clear()
 
     def prompt(self, attempt: Trajectory) -> str:
@@ -140,7 +139,6 @@ class SampleLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write the parts that did not fit before, oldest first."""
         while self._unwritten:
             part, data = self._unwritten[0]
             try:
@@ -207,7 +205,6 @@ class SampleLog:
         }
 
     def _rest(self, attempts: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        """Optional columns."""
         columns: dict[str, list[Any]] = {}
         if self._kept.texts:
             self._texts.begin()

@@ -1,7 +1,5 @@
-"""A training step or an evaluation: it carries out the policy's decisions.
-
-``StepDriver._until`` is the only loop over events.
-"""
+"""A training step or an evaluation: it carries out the policy's decisions. ``StepDriver._until`` is
+the only loop over events."""
 
 from __future__ import annotations
 
@@ -78,11 +76,9 @@ class StepDriver:
     # The step -----------------------------------------------------------------------------------
 
     async def step(self, step: int) -> StepRecord:
-        """Sample, grade, learn, publish. This step's weights sample all of its tokens.
-
-        Raises ``WorkerError`` if a worker dies and no other can take over, ``DroppedError`` after
-        ``drop``, and ``ValueError`` for an error that would repeat.
-        """
+        """Sample, grade, learn, publish. This step's weights sample all of its tokens. Raises
+        ``WorkerError`` if a worker dies and no other can take over, ``DroppedError`` after
+        ``drop``, and ``ValueError`` for an error that would repeat."""
         with self.begin(step):
             await self.roll_out()
             await self.learn()
@@ -100,11 +96,9 @@ class StepDriver:
         self.record.end_s = self._clock()
 
     async def _until(self, last: type[ev.Event | do.Decision]) -> None:
-        """Handle events until one of the kind ``last`` was handled, or such a decision performed.
-
-        A journal replays from these events. A report becomes an event after all consequences of the
-        report before it.
-        """
+        """Handle events until one of the kind ``last`` was handled, or such a decision performed. A
+        journal replays from these events. A report becomes an event after all consequences of the
+        report before it."""
         over = False
         try:
             while not over:
@@ -159,7 +153,6 @@ class StepDriver:
                 self._train(decision, self._updates)
 
     def _train(self, decision: do.Decision, updates: Updates) -> None:
-        """Decisions that an evaluation does not have."""
         record = self.record
         match decision:
             case do.DrawPrompts():
@@ -281,11 +274,8 @@ class StepDriver:
 
     def _hear_of_loss(self, loss: Loss) -> None:
         """Take a loss before all reports except those of updates, and drop the lost workers'
-        reports.
-
-        No decision may rely on a lost engine or lost gradients. An update that every replica has
-        made holds, although one of them died right after it.
-        """
+        reports. No decision may rely on a lost engine or lost gradients. An update that every
+        replica has made holds, although one of them died right after it."""
         waiting, self._heard = self._heard, deque()
         updated: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         for take, report in waiting:
@@ -345,7 +335,6 @@ class StepDriver:
             self._publishing.lose(loss)
 
     def _nobody_left(self) -> str | None:
-        """Return the kind of worker that is needed and gone."""
         if not self._workers.engines:
             return "no engine is left"
         if self._updates is not None and not self._workers.replicas:

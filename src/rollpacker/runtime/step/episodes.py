@@ -91,12 +91,10 @@ class Episodes:
         self._listener: Take = lambda _replies: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen to the processes in this loop."""
         self._pool.attach(loop, lambda replies: self._listener(replies))
 
     @contextlib.contextmanager
     def listen(self, take: Take) -> Iterator[None]:
-        """Give replies to ``take`` within the context."""
         before, self._listener = self._listener, take
         try:
             yield
@@ -110,7 +108,6 @@ class Episodes:
     # What is to be done ------------------------------------------------------------------------
 
     def begin(self, attempt: Trajectory, problems: Problems) -> None:
-        """Begin an episode without waiting."""
         assert problems.chat is not None
         row = problems.rows[attempt.prompt]
         attempt.conversation = EpisodeRecord()
@@ -128,7 +125,6 @@ class Episodes:
         self._pool.begin(command, (attempt.prompt, attempt.index))
 
     def step(self, attempt: Trajectory) -> None:
-        """Give the environment the turn that has just ended, without waiting."""
         output, conversation = attempt.output, attempt.conversation
         assert output is not None
         assert conversation is not None
@@ -148,7 +144,6 @@ class Episodes:
         self._acting[attempt.id] = attempt, self._clock()
 
     def close(self, attempt: Trajectory) -> None:
-        """End an episode in any state."""
         self._acting.pop(attempt.id, None)
         self._answers = [each for each in self._answers if each.attempt is not attempt]
         self._end(attempt.id)
@@ -159,7 +154,6 @@ class Episodes:
             self._pool.close_episode(attempt)
 
     def request(self, request: Request, attempt: Trajectory) -> Request:
-        """The request for an attempt's next turn."""
         begun = attempt.begun
         if begun is not None:
             request = replace(request, generated=begun.tokens, logprobs=begun.logprobs)
@@ -182,7 +176,6 @@ class Episodes:
         return PromptId(f"{attempt.prompt}#{digest}")
 
     def _params(self, attempt: Trajectory, params: SamplingParams) -> SamplingParams:
-        """Limit its next turn to the remaining tokens."""
         put_in = 0 if attempt.conversation is None else attempt.conversation.put_in
         most = min(self._total, put_in + self._most)
         return replace(params, max_tokens=most)
@@ -195,15 +188,12 @@ class Episodes:
         return self._pool.broken
 
     def said(self) -> list[str]:
-        """New log lines."""
         return self._pool.said()
 
     @property
     def acting(self) -> bool:
-        """Whether an environment works.
-
-        Episodes that wait for another's end are not counted, as that end may need the model.
-        """
+        """Whether an environment works. Episodes that wait for another's end are not counted, as
+        that end may need the model."""
         return len(self._acting) > self._pool.queued
 
     def settle(self) -> list[Answered]:
@@ -241,7 +231,6 @@ class Episodes:
         return Answered(attempt, len(answer.tokens) // 4, round(seconds, 6))
 
     def _enter(self, attempt: Trajectory, answer: EnvironmentAnswer, seconds: float) -> None:
-        """Make an answer a part of the attempt."""
         conversation, output = attempt.conversation, attempt.output
         assert conversation is not None
         conversation.take(answer, seconds)

@@ -66,11 +66,9 @@ class PhaseNodes(Protocol):
         ...
 
     async def begin(self, phase: Phase) -> None:
-        """Wait for the phase's nodes and go there. If they are held already, do nothing.
-
-        Raises ``DisplacedError``, ``WaitStoppedError``, ``ValueError`` or another error that ends
-        the job.
-        """
+        """Wait for the phase's nodes and go there. If they are held already, do nothing. Raises
+        ``DisplacedError``, ``WaitStoppedError``, ``ValueError`` or another error that ends the
+        job."""
         ...
 
     async def offer_tail(self) -> None:

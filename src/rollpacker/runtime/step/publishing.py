@@ -91,7 +91,6 @@ class Publishing:
             self._share()
 
     def shared(self, report: msg.Shared) -> None:
-        """The weights are shared on one node."""
         assert self._transport is not None
         assert self._sharing is not None
         assert report.weights is not None
@@ -152,10 +151,7 @@ class Publishing:
 
 async def publish(workers: Workers, version: int) -> list[str]:
     """Bring the current weights to the engines and wait, outside of a step. Returns losses as
-    texts.
-
-    Raises ``WorkerError`` if no engine or no replica is left.
-    """
+    texts. Raises ``WorkerError`` if no engine or no replica is left."""
     lost: list[str] = []
     published = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,5 @@
-"""Responses of a step: decoded, answered by environments, and graded.
-
-``Decoding`` and ``Grading`` start the policy's decisions and turn their outcomes into events.
-"""
+"""Responses of a step: decoded, answered by environments, and graded. ``Decoding`` and ``Grading``
+start the policy's decisions and turn their outcomes into events."""
 
 from __future__ import annotations
 
@@ -39,7 +37,6 @@ Known = Callable[[PromptId, int], KnownResponse | None]
 """Finds an earlier response to a sample of a prompt."""
 EngineChange = do.FormEngine | do.Speculate | do.SleepEngine
 Post = Callable[..., None]
-"""Takes events."""
 
 
 class Graders(Protocol):
@@ -55,13 +52,9 @@ class Graders(Protocol):
         """Whether the responses of a prompt must be graded together."""
         ...
 
-    def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]:
-        """Give grades to ``take`` within the context."""
-        ...
+    def listen(self, take: Callable[[Sequence[Grade]], None]) -> AbstractContextManager[None]: ...
 
-    def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """Set the progress of the run."""
-        ...
+    def begin_step(self, step: int, epoch: float | None = None) -> None: ...
 
     def grade(
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
@@ -74,9 +67,7 @@ class Graders(Protocol):
         """Learn from a response's grade of the step before."""
         ...
 
-    def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt and its grade."""
-        ...
+    def cancel(self, attempt: AttemptId) -> None: ...
 
     def pending(self) -> Mapping[AttemptId, float]:
         """Awaited attempts, with the seconds that each has waited."""
@@ -118,10 +109,8 @@ Texts = tuple[NDArray[np.int32], ...]
 
 
 class DraftSources:
-    """Responses to each prompt, in this step and at its last visit, for drafts.
-
-    ``kept``: the most tokens of earlier visits. The oldest are forgotten first.
-    """
+    """Responses to each prompt, in this step and at its last visit, for drafts. ``kept``: the most
+    tokens of earlier visits. The oldest are forgotten first."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._most = kept
@@ -145,7 +134,6 @@ class DraftSources:
         self._now[prompt].append(tokens)
 
     def earlier(self, prompt: PromptId) -> Texts:
-        """The responses at the prompt's last visit."""
         return self._before.get(prompt, ())
 
     def siblings(self, prompt: PromptId) -> Texts:
@@ -209,7 +197,6 @@ class Decoding:
         self._episodes.step(attempt)
 
     def go_on(self, attempt: Trajectory, engine: EngineId) -> None:
-        """Sample an attempt's next turn."""
         attempt.stage, attempt.since_s = TrajectoryStage.RUNNING, self._clock()
         attempt.engine = engine
         self._outbox.add(attempt)
@@ -239,7 +226,6 @@ class Decoding:
             self._outbox.stop(attempt.engine, attempt.id)
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
-        """Stop attempts. Later they go on elsewhere."""
         for id_ in decision.attempts:
             attempt = self._record.attempts[id_]
             if attempt.stage is TrajectoryStage.RUNNING:
@@ -254,7 +240,6 @@ class Decoding:
                 self._post(ev.AttemptMigrated(attempt=id_, engine=decision.target, tokens=tokens))
 
     def change(self, decision: EngineChange) -> None:
-        """Change an engine when its attempts allow."""
         self._outbox.changes.append(decision)
         if isinstance(decision, do.FormEngine):
             formation = Formation(
@@ -263,7 +248,6 @@ class Decoding:
             self._record.formed.append(formation)
 
     def _request(self, attempt: Trajectory) -> Request:
-        """The request from its start, or from its output at the former engine."""
         # An attempt that was carried over keeps the random numbers of its first step.
         draw = attempt.oldest(self._record.draw)
         request = Request(
@@ -352,7 +336,6 @@ class Decoding:
         return self._ended(attempt, output, talk.wait_s, len(talk.turns))
 
     def _turned(self, attempt: Trajectory, output: Output) -> ev.TurnFinished:
-        """End a turn. The policy decides about the environment's."""
         assert attempt.conversation is not None
         moving = (
             attempt.stage is TrajectoryStage.MIGRATING and attempt.target in self._workers.engines
@@ -481,7 +464,6 @@ class EngineOutbox:
             self._workers.to_engine(engine, msg.BeginStep())
 
     def add(self, attempt: Trajectory) -> None:
-        """Let an attempt decode on its engine."""
         self._attempts[attempt.engine][attempt.id] = attempt
 
     def drop(self, attempt: Trajectory) -> bool:
@@ -490,7 +472,6 @@ class EngineOutbox:
         return waiting.pop(attempt.id, None) is not None
 
     def stop(self, engine: EngineId, attempt: AttemptId) -> None:
-        """Let an engine forget an attempt."""
         self._stopping[engine].append(attempt)
 
     def wait(self) -> None:
@@ -498,10 +479,8 @@ class EngineOutbox:
         self._waits = self._lockstep
 
     def send(self) -> None:
-        """Send the gathered messages, one for each engine.
-
-        If there are very many requests, the rest follows after the next reports.
-        """
+        """Send the gathered messages, one for each engine. If there are very many requests, the
+        rest follows after the next reports."""
         if self._waits:
             return
         changes = list(self.changes)
@@ -534,7 +513,6 @@ class EngineOutbox:
         self._stopping.clear()
 
     def _submit(self, engine: EngineId) -> int:
-        """Send an engine its requests, and return their number."""
         attempts = self._attempts.pop(engine, {})
         if attempts:
             requests = [self._request(attempt) for attempt in attempts.values()]
@@ -542,7 +520,6 @@ class EngineOutbox:
         return len(attempts)
 
     def hold(self, engine: EngineId) -> None:
-        """In lockstep, note an engine that has reported and waits."""
         if self._lockstep:
             self._held.add(engine)
 
@@ -557,10 +534,8 @@ class EngineOutbox:
 
 
 class Grading:
-    """Sends responses to the rewards and turns grades into events.
-
-    In lockstep, grades become events when all sent responses are graded, in a fixed order.
-    """
+    """Sends responses to the rewards and turns grades into events. In lockstep, grades become
+    events when all sent responses are graded, in a fixed order."""
 
     def __init__(self, setup: Setup, known: Known, post: Post) -> None:
         self._setup, self._known, self._post = setup, known, post
@@ -575,7 +550,6 @@ class Grading:
         self._rewards.begin_step(record.step, epoch)
 
     def add(self, attempt: Trajectory) -> None:
-        """Grade a response with the next ``send``."""
         self._waiting.append(attempt)
 
     def send(self) -> None:
@@ -610,7 +584,6 @@ class Grading:
                 self._waiting = [a for a in self._waiting if a.prompt != prompt]
 
     def _recall(self, attempt: Trajectory) -> bool:
-        """Take the grade from before, if there is one."""
         known = self._known(attempt.prompt, attempt.index)
         grade = None if known is None else known.grade_of(attempt.id)
         if grade is None:

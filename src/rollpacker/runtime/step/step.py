@@ -49,9 +49,7 @@ _NOBODY = Fleet(layout="colocated", engines={}, replicas={})
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     """Filled in while the step runs. ``fleet`` has the engines and replicas of its beginning.
-
-    Without ``training`` its responses are only measured, and each is graded by itself.
-    """
+    Without ``training`` its responses are only measured, and each is graded by itself."""
 
     step: int
     start_s: float
@@ -96,12 +94,10 @@ class StepRecord:
             self.attempts[attempt].verdict = "dropped"
 
     def add_work(self, engine: EngineId, work: Work) -> None:
-        """Add an engine's work since its last report."""
         before = self.work.get(engine)
         self.work[engine] = work if before is None else before + work
 
     def measured(self) -> ev.RoundMeasured:
-        """The engines' preemptions."""
         work = self.work.values()
         return ev.RoundMeasured(step=self.step, preemptions=sum(each.preemptions for each in work))
 
@@ -129,7 +125,6 @@ class StepRecord:
             raise ValueError(f"step {self.step}: no response got a reward: {self.faults[-1]}")
 
     def aborted_tokens(self) -> int:
-        """Tokens that were decoded and thrown away."""
         lost = [a for a in self.attempts.values() if a.verdict not in ("kept", "carried")]
         # A failed attempt starts again with its tokens of earlier steps.
         return sum(a.tokens - (a.stale if a.verdict == "failed" else 0) for a in lost)
@@ -222,7 +217,6 @@ class StepRecord:
         }
 
     def _decoding(self) -> dict[EngineId | None, list[Span]]:
-        """The decoding times of each engine that took part."""
         # Most attempts begin together. The one that ends last covers the others.
         ends: dict[tuple[EngineId, float], float] = {}
         for attempt in self.attempts.values():
@@ -241,7 +235,6 @@ class StepRecord:
         return spans
 
     def _training(self) -> dict[ReplicaId | None, list[Span]]:
-        """The times of gradients and updates of each replica."""
         spans: dict[ReplicaId | None, list[Span]] = {}
         for task in self.tasks:
             spans.setdefault(task.replica, []).append((task.start_s, task.end_s))

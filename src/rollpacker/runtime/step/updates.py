@@ -1,7 +1,5 @@
 """From kept groups to new weights: advantages, gradient sums on replicas, one division, one update.
-
-Streaming changes the place and time of gradient sums, never the sum.
-"""
+Streaming changes the place and time of gradient sums, never the sum."""
 
 from __future__ import annotations
 
@@ -43,7 +41,6 @@ class _State(Enum):
     APPLYING = auto()
     """The weights of some replicas may have changed."""
     OVER = auto()
-    """The last update is made."""
 
 
 class Updates:
@@ -85,7 +82,6 @@ class Updates:
         self._state = _State.OVER
 
     def begin(self, record: StepRecord, post: Callable[[ev.Event], None]) -> None:
-        """Start a step. ``post`` takes its events."""
         self._record = record
         self._post = post
         self._state = _State.SUMMING
@@ -94,7 +90,6 @@ class Updates:
         self._partials: dict[ReplicaId, Partial] = {}
         self._applied: dict[ReplicaId, msg.Applied] = {}
         self._decision: do.ApplyUpdate | None = None
-        """The current update."""
         self._held: list[do.AccumulateGradients | do.ApplyUpdate] = []
         self._begun: set[PromptId] = set()
         self._old: dict[SampleId, NDArray[np.float32]] = {}
@@ -111,12 +106,10 @@ class Updates:
 
     @property
     def summing(self) -> bool:
-        """Whether a replica has unanswered gradient tasks."""
         return any(self._sent.values())
 
     @property
     def groups(self) -> list[Group]:
-        """The step's groups, in order of acceptance."""
         return list(self._groups.values())
 
     @property
@@ -248,7 +241,6 @@ class Updates:
             self._workers.to_replica(replica, msg.Score(groups=share))
 
     def scored(self, replica: ReplicaId, report: msg.ScoredSamples) -> None:
-        """Take a replica's scores. The update goes on when all are there."""
         self._old |= report.logprobs
         self._task(replica, "score", (), report.start_s, report.end_s)
         self._scored |= self._scoring[replica].pop(0)
@@ -288,7 +280,6 @@ class Updates:
         self._finish(decision)
 
     def _overflown(self, what: str, largest: Sample) -> ValueError:
-        """The error that ends the run, with the largest reward as a likely cause."""
         scores = (f"reward '{name}': {score:.3g}" for name, score in largest.rewards.items())
         return ValueError(
             f"step {self._record.step}: {what}: the largest is {_size(largest):.3g}, of prompt "
@@ -328,9 +319,7 @@ def share_out(
     groups: Sequence[Group], replicas: Sequence[ReplicaId]
 ) -> dict[ReplicaId, list[Group]]:
     """Distribute groups evenly by tokens: the longest first, each to the replica with the least.
-
-    Tokens of environments count too, as the model runs them.
-    """
+    Tokens of environments count too, as the model runs them."""
     load = {replica: 0 for replica in replicas}
     shares: dict[ReplicaId, list[Group]] = {}
     for tokens, place in sorted(

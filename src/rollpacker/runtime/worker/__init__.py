@@ -1,4 +1,2 @@
-"""The inside of a worker's process: an engine, a training replica, or both.
-
-A worker knows its driver's messages, and no step, policy or other worker.
-"""
+"""The inside of a worker's process: an engine, a training replica, or both. A worker knows its
+driver's messages, and no step, policy or other worker."""

@@ -108,7 +108,6 @@ class EngineWorker:
         return bool(outputs) or tokens != self._tokens
 
     def _add_step(self, now: EngineStats, outputs: Sequence[Output], since: float) -> None:
-        """Count a step that began at ``since``."""
         before, self._seen = self._seen, now
         if self._begun_s is not None:
             self._start_s, self._begun_s = since - self._begun_s, None
@@ -133,7 +132,6 @@ class EngineWorker:
         self._last_s = end if self._engine.busy() and not self._lockstep else None
 
     def _forget(self, outputs: Iterable[Output]) -> None:
-        """Forget sequences that have left the engine."""
         for each in outputs:
             self._context -= self._prompts.pop(each.attempt, 0) + len(each.tokens)
 
@@ -176,7 +174,6 @@ class EngineWorker:
         self._engine.load_weights(weights, command.version)
 
     def sleep(self, _command: msg.Sleep | None = None) -> None:
-        """Release the KV cache until weights come."""
         self._newest = None
         self._lie_down()
         self._send(msg.Slept(work=self._work(), size=self._size))
@@ -218,7 +215,6 @@ class EngineWorker:
         self._held = False
 
     def _work(self) -> msg.Work:
-        """The work since the last call or ``BeginStep``."""
         now, before = self._engine.stats(), self._before
         work = msg.Work(
             decode_steps=now.steps - before.steps,
@@ -288,10 +284,8 @@ def _noted(send: Send) -> Callable[[str], None]:
 
 
 def measured(engine: Engine, send: Send, max_length: int) -> EngineInfo:
-    """Measure the engine's properties. A line tells the user if that takes long.
-
-    Raises ``ValueError`` if it has no room for a response of ``max_length`` tokens.
-    """
+    """Measure the engine's properties. A line tells the user if that takes long. Raises
+    ``ValueError`` if it has no room for a response of ``max_length`` tokens."""
     with told_of_compiling(_noted(send)):
         info = engine.info()
     check_room(info, max_length)

@@ -72,8 +72,6 @@ class TrainWorker:
         self._send(msg.Done(host_bytes=self.trainer.warm.bytes))
 
     def _onloaded(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Bring the trainer's state to the device before a command."""
-
         def call(command: Any) -> None:
             self.trainer.warm.load()
             act(command)

@@ -33,12 +33,10 @@ class WeightRelay:
         self._got: Path | None = None
 
     def send(self, command: msg.Carry, out: WeightsOut | None) -> msg.Carried:
-        """Send from the node that has the weights."""
         assert out is not None, "weights are shared before they are carried"
         return self._carry(command, out.shared)
 
     def receive(self, command: msg.Carry) -> msg.Carried:
-        """Receive on a node that needs the weights."""
         return self._carry(command, None)
 
     def _carry(self, command: msg.Carry, weights: SharedWeights | None) -> msg.Carried:
@@ -63,10 +61,8 @@ class WeightRelay:
 
 def meet(meeting: str, rank: int, world: int) -> tuple[Any, Any]:
     """Process groups of all ``world`` ranks, and of the receivers alone (None for rank 0). They use
-    gloo, as weights go from host memory to host memory.
-
-    Raises ``RuntimeError`` if the others do not come to ``meeting`` (``store_at``).
-    """
+    gloo, as weights go from host memory to host memory. Raises ``RuntimeError`` if the others do
+    not come to ``meeting`` (``store_at``)."""
     import torch.distributed as dist
 
     from rollpacker.train.mesh import store_at

@@ -20,7 +20,6 @@ from rollpacker.runtime.ipc.link import Wire
 from rollpacker.runtime.messages import messages as msg
 
 Send = Callable[[msg.Report], None]
-"""Sends a report to the driver."""
 Commands = Mapping[type, Callable[[Any], None]]
 """The handler of each kind of command."""
 _LEAVING_S = 30.0
@@ -108,10 +107,8 @@ def prepare(spec: WorkerSpec) -> None:
 
 
 def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
-    """Set up the process. Returns the whole model on the worker's device, and its tokenizer.
-
-    Raises ``ValueError``.
-    """
+    """Set up the process. Returns the whole model on the worker's device, and its tokenizer. Raises
+    ``ValueError``."""
     from rollpacker.train.model.loading import load_model
 
     prepare(spec)
@@ -129,7 +126,6 @@ class Heartbeat:
         self._heartbeat_s = heartbeat_s
         self._sending = Lock()
         self.stopped = Event()
-        """Set it after the last report."""
         Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def send(self, report: Any) -> None:
@@ -156,7 +152,6 @@ class Server:
         self._longest_s: dict[str, float] = {}
         self._beating = Heartbeat(channel, heartbeat_s, self._beat)
         self.send: Send = self._beating.send
-        """Sends a report. Raises ``OSError`` if the driver is gone."""
         # Read all the time: two processes that both wait for the other to read would wait for ever.
         Thread(target=self._listen, name="inbox", daemon=True).start()
 
@@ -189,7 +184,6 @@ class Server:
             self._do(f"the command {type(command).__name__}", act)
 
     def _do(self, what: str, act: Callable[[], bool | None]) -> None:
-        """Do a piece of work, which heartbeats name meanwhile."""
         self._at, began = what, time.monotonic()
         self._done += act() is not False
         took = time.monotonic() - began

@@ -103,7 +103,6 @@ def _role(spec: WorkerSpec, send: Send) -> Role:
 
 
 def _serve(server: Server, spec: WorkerSpec) -> Fault | None:
-    """Return the fault that ended the worker, if there is one."""
     try:
         server.serve(lambda send: _role(spec, send))
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -43,7 +43,7 @@ def test_what_one_changes_after_running_out_of_memory(shop: Workshop) -> None:
         "engine.kv_tokens was 0 and is 640",
         "train.micro_batch_tokens was 1024 and is 256",
         "devices.per_node was 1 and is 2",
-        "last bits",
+        "rounding",
     ):
         assert part in line
 
@@ -187,4 +187,4 @@ def test_code_that_was_edited_in_its_place_is_said(shop: Workshop) -> None:
     assert "edited" not in said.replace("/edited", "")
     file.write_text(score.format("0.5 * len(_)"))
     _, said = run(shop.config("edited", **changes | {"steps": 3}), resume=True)
-    assert "WARNING rewards.0.function: its file has been edited since" in said
+    assert "WARNING rewards.0.function: its file has been edited, so" in said

@@ -17,10 +17,7 @@ class Pump:
     """Feeds events to a policy in first-in first-out order and performs its decisions.
 
     Args:
-        policy: makes the decisions.
         perform: starts the decisions of one event without waiting. It may post events.
-        clock: returns seconds, real or simulated.
-        record: gets every event, if it is not None.
     """
 
     def __init__(

@@ -111,7 +111,6 @@ def query(
     """Return ``ask`` of all rows on disk. The run may be going on.
 
     Args:
-        folder: the run's.
         ask: gets a table with all columns of ``REQUIRED`` and ``TEXTS``.
         say: gets a message for each damaged part, which is left out. None raises ``DamagedError``.
     """

@@ -26,7 +26,6 @@ class Paper:
     """A setting of the RollPacker paper (section 6), on a share of its devices.
 
     Args:
-        calibration: source of costs.
         workload: source of lengths, a shipped model's name or a trace.
         gpus: the step's prompts are as many for each GPU as in the paper.
         factor: emulated seconds in one second of the clock.

@@ -38,7 +38,6 @@ class HostTrainer:
     Args:
         weights: the host's weights by the checkpoint's names. None if the engine reads them in
             place.
-        problems: prompts in the order in which they are drawn.
         read: decodes responses as the host's rewards get them.
     """
 

@@ -52,7 +52,6 @@ class Inbox(Generic[Message]):
     """Splits a socket's bytes into messages, each after its length.
 
     Args:
-        head: format of the length.
         decode: makes a message from a view of its bytes, which is valid during the call.
         largest: bytes of the largest accepted message. None: no limit.
     """

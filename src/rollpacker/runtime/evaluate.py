@@ -27,10 +27,8 @@ class Evaluator:
     stay the same.
 
     Args:
-        config: settings of the evaluation.
         setup: held-out problems, sampling settings and workers. Engines must have the weights
             already.
-        progress: shows the progress and the accuracy.
         retries: of an answer that an engine fails to give. Then it has no reward.
     """
 

@@ -95,7 +95,6 @@ def assess(
         config: a run's. Its model is replaced by the checkpoint.
         checkpoint: folder or hub name.
         generations: answers to each problem. None: ``eval.num_generations``.
-        progress: shows the progress.
 
     Raises ``ValueError`` for the user's mistakes and ``WorkerError`` if a worker dies.
     """

@@ -59,11 +59,9 @@ class MemoryFit:
     Args:
         config: the job, with its ``defaults``.
         defaults: values for GPUs of keys that the job leaves out.
-        shape: the model's.
         needs: the job's as it is.
         changes: changes that make it fit, maybe on more devices. None if it fits already or nothing
             helps. Changes that learn the same come first.
-        changed: the job's needs with ``changes``.
         otherwise: if ``changes`` need more devices, changes that fit these devices but learn
             differently, and the needs with them.
         nearest: if nothing helps, the changes with the least needs, and those needs.

@@ -15,7 +15,6 @@ class RunLock:
     The kernel drops it when the process dies, and forked children do not keep it.
 
     Args:
-        folder: the run's folder, created if it is missing.
         waits: called with a message if another process runs there, whose end is then awaited. None
             raises. A managed run needs it: an earlier process on a node that was cut off is frozen,
             and killed within an hour.

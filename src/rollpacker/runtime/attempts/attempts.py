@@ -83,12 +83,9 @@ class EpisodeRecord:
     one.
 
     Args:
-        turns: turns that the model has ended.
         added: start and stop of each span of tokens that the environment put in.
-        rewards: rewards of its turns, in order.
         calls: calls of tools, ``failed_calls`` of which failed.
         metrics: the environment's own numbers, the last of each name.
-        messages: the whole conversation, after the episode's end.
         over: ``stop`` or ``length``, after the end.
         failed: why the environment ended the episode (``environment.on_error: score``).
         changed: the environment has replaced the row's prompt.

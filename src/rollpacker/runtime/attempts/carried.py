@@ -31,10 +31,7 @@ class KnownResponse:
 
     Args:
         output: its tokens. If its ``finish_reason`` is ``abort``, it goes on from there.
-        grade: its grade, if it is known.
         prompt_tokens: the prompt, if its environment has replaced the row's.
-        conversation: with its environment.
-        carried: tokens of earlier steps.
     """
 
     output: Output

@@ -30,7 +30,6 @@ class EnvironmentReward:
     """Adds an environment's reward to the grades of its responses.
 
     Args:
-        config: of the environment, if there is one.
         names: of the reward functions. Without any, an episode without a reward gets 0.
 
     Raises ``ValueError`` if a function has the environment's name.
@@ -101,14 +100,10 @@ class Rewards:
     """Grades attempts in processes that may die, and gives the grades to a listener.
 
     Args:
-        rewards: the functions.
-        config: settings of grading.
-        read: decodes responses, in the grading processes.
         rows: all rows to grade. Their columns are those that functions may ask for. Without rows, a
             function that asks for a missing column fails when it is called.
         deterministic: timeouts of programs change only between steps, and responses share no calls.
         max_steps, epochs: of the whole run, for functions that ask for its progress.
-        environment: its rewards are added.
 
     Raises ``ValueError`` if two rewards have one name (the environment's included), or an option is
     wrong.

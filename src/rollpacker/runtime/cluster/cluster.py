@@ -134,7 +134,6 @@ class AgentLink:
     """The driver's side of a node's agent.
 
     Args:
-        number: of the node.
         generation: of the agent, as a node may get several in turn.
     """
 

@@ -31,9 +31,7 @@ class Check:
     """The result of one check.
 
     Args:
-        name: subject of the check.
         ok: whether it passed. A missing optional part passes.
-        detail: what was found.
         fix: the command or the change that mends it, empty if ``ok``.
     """
 

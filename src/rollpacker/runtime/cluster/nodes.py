@@ -111,8 +111,6 @@ class Node:
     """A machine of a run.
 
     Args:
-        number: among the run's nodes.
-        places: its devices.
         folder: a folder on it for this run. Names in shared memory begin with the folder's name.
         elsewhere: whether its clock is not the driver's.
     """

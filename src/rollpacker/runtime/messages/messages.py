@@ -122,8 +122,6 @@ class Carry(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         meeting: where the members meet (``Span``), the same for the same members.
         rank: 0 has the weights. Each other rank is the only one of its node.
-        world: the number of members.
-        size: bytes of the weights.
         name: of a file for the receivers.
     """
 
@@ -186,7 +184,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         preemptions: sequences removed for lack of KV.
         decode_s: seconds of a recent decode step by its rows. Empty if the engine does not count
             rows.
-        step_times: sums over all decode steps.
         start_s: seconds from ``BeginStep`` to the first decode step.
     """
 

@@ -119,7 +119,6 @@ class WeightsOut:
     """Writes weights for engines of this machine, again and again to the same file.
 
     Args:
-        layout: types and shapes of the weights.
         name: of the file, the same for all that write it in turn.
 
     Raises ``ValueError`` if there is no room for a copy of the model.

@@ -137,7 +137,6 @@ def lay_out(
     """All processes. A process's number is its place in the list.
 
     Args:
-        nodes: with their devices.
         sizes: tensor-parallel sizes of engines, ascending. Engines of a larger size than the first
             rest until their devices are joined.
         store: address at which processes of several nodes meet.

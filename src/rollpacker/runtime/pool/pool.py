@@ -64,7 +64,6 @@ class WorkerPool:
 
     Args:
         max_length: longest response in tokens.
-        total_updates: of the whole run.
         sizes: tensor-parallel sizes of engines, ascending. Default: the configured one.
         nodes: default: this machine.
         note: gets lines for the user, each text once.

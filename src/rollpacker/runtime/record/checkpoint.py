@@ -48,7 +48,6 @@ class Checkpoints:
     """The checkpoints of one run. The constructor cleans up after a crash, so hold the ``RunLock``.
 
     Args:
-        folder: the run's folder, created if it is missing.
         keep: the number of kept checkpoints, at least 2.
     """
 

@@ -226,11 +226,9 @@ def step_metrics(
     """All metrics of a step.
 
     Args:
-        groups: trained on in the step.
         epoch: passes over the data so far, with the fraction.
         num_tokens: prompt and response tokens trained on since the run began.
         queue: prompts that wait for a long round after this step.
-        bias: of lengths by racing.
     """
     samples = [sample for group in groups for sample in group.samples]
     lag = max((record.step - sample.weights_version for sample in samples), default=0)
@@ -447,7 +445,6 @@ class StepWarnings:
     so that warning begins at one step in ten.
 
     Args:
-        max_completion_length: the cap in force, tokens.
         context: the model's, tokens, if the longest prompt leaves no more than the cap.
     """
 
@@ -540,7 +537,6 @@ class AgreementAlarm:
 
     Args:
         dtype: of the weights, a key of ``EXPLAINED``.
-        correction: the configured correction.
     """
 
     def __init__(self, dtype: str, correction: SamplerCorrectionConfig) -> None:

@@ -290,7 +290,6 @@ class Watch:
     """Shows the current round. Polling costs less than a call at every event.
 
     Args:
-        queue: prompts that wait for a long round.
         prompts: groups that a step needs.
         trouble: a message on rewards that have always failed so far, if there are any.
     """

@@ -67,8 +67,6 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
 
     Args:
         names: among ``wandb``, ``trackio`` and ``mlflow``.
-        folder: the run's.
-        config: the resolved configuration as a plain tree.
 
     Raises:
         ValueError: a package is missing, or a tracker does not start. The message has the fix.
@@ -158,8 +156,6 @@ class RunLog:
         last_step: rows of later steps are dropped. -1 starts anew.
         max_length: longest response, tokens.
         context: the model's, tokens, if it limits responses.
-        progress: the view.
-        texts: of prompts and responses.
         trackers: get the metrics too. They are closed with the log.
     """
 
@@ -354,9 +350,7 @@ class MetricsLog:
     """``metrics.jsonl``, TensorBoard and the trackers. A full disk or a tracker never stops a run.
 
     Args:
-        folder: the run's, created if it is missing.
         last_step: lines of later steps, left by a crash, are dropped. -1 drops all.
-        trackers: from ``open_trackers``.
         say: gets one line for each target that fails.
     """
 

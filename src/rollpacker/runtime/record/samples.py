@@ -32,9 +32,7 @@ class Texts:
     """The texts of a step's attempts. Each prompt is decoded once.
 
     Args:
-        tokenizer: of transformers.
         read: decodes responses as rewards get them.
-        rows: the problems.
     """
 
     def __init__(
@@ -99,7 +97,6 @@ class SampleLog:
     Args:
         config: its ``samples`` chooses the columns besides numbers.
         last_step: rows of later steps, left by a crash, are dropped. -1 drops all.
-        texts: of prompts and responses.
         say: gets a line if rows cannot be written (they are tried again later), and when the table
             reaches its size limit.
     """

@@ -36,9 +36,6 @@ class StepDriver:
     """Feeds events to a policy, performs its decisions, and awaits the next event.
 
     Args:
-        setup: workers, prompts and rewards.
-        policy: makes the decisions.
-        journal: takes the time of each event, the event and its decisions.
         updates: sums gradients and changes the weights. None for an evaluation.
         phases: brings nodes for gradients after the rollout. None: the job's own nodes.
         carried: responses of the last round's losers. None if they begin again.

@@ -58,13 +58,9 @@ class Episodes:
     """The environments of a run's attempts.
 
     Args:
-        config: of the environment.
-        pool: their processes.
         most: most tokens that the model samples in all turns of a response.
         total: most tokens of a response with the environment's tokens.
-        context: of the model.
         lockstep: ``settle`` returns answers when all are there, in a fixed order.
-        clock: seconds since the run began.
     """
 
     def __init__(

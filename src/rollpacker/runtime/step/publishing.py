@@ -25,9 +25,7 @@ class Publishing:
     them.
 
     Args:
-        workers: replicas with the weights, and engines.
         version: of the weights, which is the step that they will sample.
-        done: called when all engines have them.
     """
 
     def __init__(self, workers: Workers, version: int, done: Callable[[], None]) -> None:

@@ -83,10 +83,6 @@ class Setup:
     """Everything that samples and grades responses, in training steps and evaluations alike.
 
     Args:
-        problems: prompts, rows and their order.
-        params: of sampling.
-        seed: the run's.
-        clock: seconds since the run began.
         lockstep: engines with a report wait until all finished responses are graded
             (``deterministic``).
         episodes: the attempts' environments, if they have any.
@@ -145,9 +141,7 @@ class Decoding:
     """Starts, stops and moves attempts, and turns engines' reports into events.
 
     Args:
-        known: responses from before.
         drafts: texts for drafts. None without speculative decoding.
-        post: takes the events.
     """
 
     def __init__(self, setup: Setup, known: Known, drafts: DraftSources | None, post: Post) -> None:
@@ -440,7 +434,6 @@ class EngineOutbox:
     """Messages for the engines.
 
     Args:
-        request: makes an attempt's request when it is sent.
         lockstep: engines with a report wait for ``proceed``.
     """
 

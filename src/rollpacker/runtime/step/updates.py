@@ -47,9 +47,7 @@ class Updates:
     """Runs the updates of one step on the replicas.
 
     Args:
-        algorithm: gives advantages.
         max_length: most sampled tokens of a response (reward shaping, constant normalisers).
-        clock: the run's.
         sampler_is_old: the sampler's log-probabilities are the old ones: they are of the whole
             softmax, and nothing corrects for a difference. Otherwise the trainer computes the old
             ones before the step's first update, for the groups of later updates.

@@ -31,7 +31,6 @@ class EngineWorker:
 
     Args:
         weights: source of new weights for commands without any.
-        size: devices that the engine spans.
         resting: it has no KV cache until it gets weights.
         lockstep: wait for ``Proceed`` after each report of finished attempts.
     """

@@ -32,7 +32,6 @@ class EnginePart:
 
     Args:
         engine: number of the first smallest engine on its devices.
-        span: its place among the workers of this engine.
         resting: it sleeps until it is needed, as another engine decodes on its devices.
     """
 

@@ -14,11 +14,8 @@ Record = Callable[[float, Event, Sequence[Decision]], None]
 
 
 class Pump:
-    """Feeds events to a policy in first-in first-out order and performs its decisions.
-
-    Args:
-        perform: starts the decisions of one event without waiting. It may post events.
-    """
+    """Feeds events to a policy in first-in first-out order and performs its decisions. ``perform``:
+    starts the decisions of one event without waiting. It may post events."""
 
     def __init__(
         self,

@@ -48,12 +48,8 @@ class RoundKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as policies see it.
-
-    Args:
-        domain: task domain. Quotas are per domain.
-        tokens: prompt length in tokens.
-    """
+    """A prompt as policies see it. ``domain``: task domain. Quotas are per domain. ``tokens``:
+    prompt length in tokens."""
 
     id: PromptId
     domain: str = "default"

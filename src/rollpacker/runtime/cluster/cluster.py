@@ -131,11 +131,8 @@ class RemoteHost:
 
 
 class AgentLink:
-    """The driver's side of a node's agent.
-
-    Args:
-        generation: of the agent, as a node may get several in turn.
-    """
+    """The driver's side of a node's agent. ``generation``: of the agent, as a node may get several
+    in turn."""
 
     def __init__(self, number: int, generation: int = 0) -> None:
         self.number = number

@@ -28,12 +28,8 @@ _GB = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The result of one check.
-
-    Args:
-        ok: whether it passed. A missing optional part passes.
-        fix: the command or the change that mends it, empty if ``ok``.
-    """
+    """The result of one check. ``ok``: whether it passed. A missing optional part passes. ``fix``:
+    the command or the change that mends it, empty if ``ok``."""
 
     name: str
     ok: bool

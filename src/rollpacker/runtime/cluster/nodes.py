@@ -108,12 +108,8 @@ def start_processes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine of a run.
-
-    Args:
-        folder: a folder on it for this run. Names in shared memory begin with the folder's name.
-        elsewhere: whether its clock is not the driver's.
-    """
+    """A machine of a run. ``folder``: a folder on it for this run. Names in shared memory begin
+    with the folder's name. ``elsewhere``: whether its clock is not the driver's."""
 
     number: int
     places: tuple[Place, ...]

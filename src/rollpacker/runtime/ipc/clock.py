@@ -6,12 +6,8 @@ import time
 
 
 class Clock:
-    """Monotonic seconds since the run began.
-
-    Args:
-        offset: seconds of earlier processes.
-        rate: seconds of the run in a real second, more than 1 on emulated devices.
-    """
+    """Monotonic seconds since the run began. ``offset``: seconds of earlier processes. ``rate``:
+    seconds of the run in a real second, more than 1 on emulated devices."""
 
     def __init__(self, offset: float = 0.0, rate: float = 1.0) -> None:
         self._rate = rate

@@ -46,10 +46,7 @@ class VerifiedCheckpoint:
 
 class Checkpoints:
     """The checkpoints of one run. The constructor cleans up after a crash, so hold the ``RunLock``.
-
-    Args:
-        keep: the number of kept checkpoints, at least 2.
-    """
+    ``keep``: the number of kept checkpoints, at least 2."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         if keep < 2:

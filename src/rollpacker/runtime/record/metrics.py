@@ -533,11 +533,7 @@ LEAST_EFFECTIVE = 0.5
 
 class AgreementAlarm:
     """Warns of a disagreement once, and again when it is twice as bad. A number that is not finite
-    is worst.
-
-    Args:
-        dtype: of the weights, a key of ``EXPLAINED``.
-    """
+    is worst. ``dtype``: of the weights, a key of ``EXPLAINED``."""
 
     def __init__(self, dtype: str, correction: SamplerCorrectionConfig) -> None:
         self._dtype = dtype

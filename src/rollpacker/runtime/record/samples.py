@@ -29,11 +29,8 @@ _ANSWER = 400
 
 
 class Texts:
-    """The texts of a step's attempts. Each prompt is decoded once.
-
-    Args:
-        read: decodes responses as rewards get them.
-    """
+    """The texts of a step's attempts. Each prompt is decoded once. ``read``: decodes responses as
+    rewards get them."""
 
     def __init__(
         self,

@@ -138,11 +138,8 @@ class DraftSources:
 
 
 class Decoding:
-    """Starts, stops and moves attempts, and turns engines' reports into events.
-
-    Args:
-        drafts: texts for drafts. None without speculative decoding.
-    """
+    """Starts, stops and moves attempts, and turns engines' reports into events. ``drafts``: texts
+    for drafts. None without speculative decoding."""
 
     def __init__(self, setup: Setup, known: Known, drafts: DraftSources | None, post: Post) -> None:
         self._setup, self._known, self._drafts, self._post = setup, known, drafts, post
@@ -431,11 +428,7 @@ class Decoding:
 
 
 class EngineOutbox:
-    """Messages for the engines.
-
-    Args:
-        lockstep: engines with a report wait for ``proceed``.
-    """
+    """Messages for the engines. ``lockstep``: engines with a report wait for ``proceed``."""
 
     def __init__(
         self, workers: Workers, request: Callable[[Trajectory], Request], *, lockstep: bool

@@ -28,12 +28,8 @@ _LEAVING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePart:
-    """A worker's part in an engine.
-
-    Args:
-        engine: number of the first smallest engine on its devices.
-        resting: it sleeps until it is needed, as another engine decodes on its devices.
-    """
+    """A worker's part in an engine. ``engine``: number of the first smallest engine on its devices.
+    ``resting``: it sleeps until it is needed, as another engine decodes on its devices."""
 
     engine: EngineId
     span: Span = ALONE
@@ -50,12 +46,8 @@ class ReplicaPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The specification of a worker, which is a part of an engine, a replica, or both.
-
-    Args:
-        cores: CPU cores to stay on, empty for any.
-        device: ``cpu`` or ``cuda:N``.
-    """
+    """The specification of a worker, which is a part of an engine, a replica, or both. ``cores``:
+    CPU cores to stay on, empty for any. ``device``: ``cpu`` or ``cuda:N``."""
 
     config: RunConfig
     rank: int

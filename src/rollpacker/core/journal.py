@@ -86,7 +86,6 @@ class JournalWriter:
         self._waiting += len(self._lines[-1])
 
     def flush(self) -> None:
-        """Hand waiting bytes to the operating system."""
         if not self._lines:
             return
         data = b"".join(self._lines)

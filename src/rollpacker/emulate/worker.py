@@ -602,7 +602,6 @@ class StartEmulated:
     def __call__(
         self, specs: Sequence[WorkerSpec], ends: Sequence[socket.socket]
     ) -> list[EmulatedWorker]:
-        """Return the workers in the order of ``specs``."""
         parts: dict[int, list[int]] = {}
         for place, process in enumerate(_shared_out(specs, self.emulated.config.processes)):
             parts.setdefault(process, []).append(place)

@@ -83,7 +83,6 @@ class Inbox(Generic[Message]):
         return count
 
     def whole(self) -> list[Message]:
-        """The complete messages. Raises what ``decode`` raises."""
         if self._long is None:
             return self._split()
         if self._filled < len(self._long):

@@ -51,7 +51,6 @@ class SupervisedProcess(ABC):
         return "" if gone is None and dead else gone
 
     def kill(self) -> str:
-        """End the process and its children, and return how it ended."""
         self.channel.close()
         return kill_child(self.popen)
 
@@ -217,7 +216,6 @@ class SupervisedPool(ABC, Generic[M]):
         self._flush_later(member)
 
     def _pump(self, timeout: float) -> None:
-        """Wait for the processes without an event loop."""
         channels = [member.channel for member in self._members]
         writing = [channel for channel in channels if channel.unsent]
         select.select(channels, writing, [], timeout)

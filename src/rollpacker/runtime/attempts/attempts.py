@@ -58,7 +58,6 @@ class Problems:
         return tuple(self.source.draw(counts))
 
     def remaining(self) -> dict[str, int]:
-        """The number of fresh prompts left in this epoch, by domain."""
         return dict(self.source.remaining())
 
 
@@ -309,7 +308,6 @@ class Trajectory:
             self.stays = (*self.stays, (self.engine, self.since_s, now))
 
     def decoding(self, end: float) -> list[tuple[EngineId, float, float]]:
-        """Its stays at engines until ``end``: engine, begin and end."""
         if self.since_s is None:
             return list(self.stays)
         stop = end if self.end_s is None else self.end_s
@@ -332,7 +330,6 @@ class Trajectory:
         )
 
     def loss_mask(self) -> NDArray[np.bool_] | None:
-        """True on sampled tokens. None if all were sampled."""
         if self.conversation is None or not self.conversation.added or self.output is None:
             return None
         return self.conversation.loss_mask(len(self.output.tokens))

@@ -173,7 +173,6 @@ class CarriedResponses:
             write_file(folder / FILE, b"\n".join(lines))
 
     def load(self, folder: Path, step: int) -> None:
-        """Read a checkpoint's responses for ``step``, if it has any."""
         file = folder / FILE
         lines = file.read_bytes().splitlines() if file.exists() else []
         self._next = {

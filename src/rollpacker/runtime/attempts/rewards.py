@@ -92,7 +92,6 @@ class EnvironmentReward:
         return replace(grade, reward=total, rewards=scores)
 
     def alone(self, attempts: Iterable[Trajectory]) -> list[Grade]:
-        """Grades of responses that no reward function gets."""
         return [self.add(Grade(attempt=a.id, reward=None, rewards={})) for a in attempts]
 
 
@@ -239,7 +238,6 @@ class Rewards:
         self._listener([self._environment.add(grade) for grade in grades])
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """Learn timeouts from a grade of this or an earlier step."""
         for run in grade.runs.values():
             for test, seconds in enumerate(run.cpu_s):
                 self._timeouts.observe(_case(prompt, test), seconds, run.verdict == "pass")

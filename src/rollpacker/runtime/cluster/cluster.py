@@ -214,7 +214,6 @@ class RunNodes(Nodes):
 
     @property
     def lost(self) -> Collection[int]:
-        """Nodes whose agents are gone or not known yet."""
         return {*self._coming, *(agent.number for agent in self._agents if not agent.live)}
 
     def regain(self) -> Mapping[int, Node]:

@@ -32,7 +32,6 @@ class Silence:
         self._same: dict[int, int] = {}
 
     def begin(self, who: int) -> None:
-        """Reset the counts for a new process."""
         self._missed.pop(who, None)
         self._at.pop(who, None)
 

@@ -325,7 +325,6 @@ class WorkerPool:
             self._listener = before
 
     def unheard(self) -> list[str]:
-        """Losses without a listener since the last call."""
         texts, self._unheard[:] = list(self._unheard), []
         return texts
 
@@ -384,7 +383,6 @@ class WorkerPool:
         return replica
 
     def home(self, replica: ReplicaId) -> int:
-        """The node of a replica's lead, which shares its weights there."""
         return self._topology.node(self._topology.replicas[replica][0])
 
     def node(self, engine: EngineId) -> int:

@@ -550,7 +550,6 @@ class AgreementAlarm:
         return cls(config.model.dtype, config.train.sampler_correction)
 
     def check(self, metrics: Mapping[str, Any]) -> str | None:
-        """The warning on a step's metrics, usually none."""
         measured = [metrics[name] for name in MEASURED if name in metrics]
         if len(measured) < len(MEASURED):  # nothing was trained
             return None

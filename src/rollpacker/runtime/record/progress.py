@@ -153,7 +153,6 @@ class Progress:
         return max(5.0, 3 * statistics.median(self._times)) if self._times else 60.0
 
     def waiting(self, text: str | None) -> None:
-        """Show an awaited attempt, prompt, worker or reward. None clears it."""
         self._waiting = text
         if text is not None:
             self._say_now_and_then("waiting", f" for {text}")

@@ -311,7 +311,6 @@ class RunLog:
             replace_file(self._folder / "summary.json", data)
 
     def flush(self) -> None:
-        """Write everything that a checkpoint relies on."""
         self._written.result()
         self._writer.submit(self._samples.flush).result()
         self.journal.flush()

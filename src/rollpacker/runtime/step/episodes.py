@@ -46,7 +46,6 @@ class Answered:
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended without an error."""
         conversation = self.attempt.conversation
         return not self.error and conversation is not None and bool(conversation.over)
 

@@ -23,9 +23,7 @@ class Tenant(Protocol):
     """The job's processes on its nodes."""
 
     @property
-    def pids(self) -> Sequence[int]:
-        """This machine's processes of the phases at this moment."""
-        ...
+    def pids(self) -> Sequence[int]: ...
 
     def fence(self, stop_at: float | None) -> None:
         """Let processes on other nodes run until ``stop_at`` (monotonic seconds of this machine).
@@ -75,9 +73,7 @@ class PhaseNodes(Protocol):
         """Offer the running rollout's nodes to others, as most responses are there."""
         ...
 
-    async def end(self) -> None:
-        """Release the nodes at the end of the running phase."""
-        ...
+    async def end(self) -> None: ...
 
     def interrupt(self) -> None:
         """The user wants to stop: wait for no more rollouts, and after a second call for

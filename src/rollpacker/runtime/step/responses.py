@@ -63,9 +63,7 @@ class Graders(Protocol):
         prompt."""
         ...
 
-    def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """Learn from a response's grade of the step before."""
-        ...
+    def recall(self, prompt: PromptId, grade: Grade) -> None: ...
 
     def cancel(self, attempt: AttemptId) -> None: ...
 
@@ -73,9 +71,7 @@ class Graders(Protocol):
         """Awaited attempts, with the seconds that each has waited."""
         ...
 
-    def end_step(self) -> list[str]:
-        """End a step, and return log lines on mended failures."""
-        ...
+    def end_step(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +208,6 @@ class Decoding:
             self._episodes.close(attempt)
 
     def _forget(self, attempt: Trajectory) -> None:
-        """Let the engine forget an attempt's turns."""
         if attempt.stays:
             self._outbox.stop(attempt.engine, attempt.id)
 

@@ -80,7 +80,6 @@ class StepRecord:
         return list(dict.fromkeys(attempt.prompt for attempt in self.attempts.values()))
 
     def accept(self, decision: do.AcceptGroup) -> list[Trajectory]:
-        """Note a kept group, and return its attempts by sample index."""
         group = [self.attempts[attempt] for attempt in decision.attempts]
         for attempt in group:
             attempt.verdict = "kept"

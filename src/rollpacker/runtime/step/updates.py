@@ -30,8 +30,6 @@ _LARGEST = 1e19
 
 
 class _State(Enum):
-    """The state of a step's updates."""
-
     SUMMING = auto()
     """Replicas sum the gradients of the parts that they get."""
     HELD = auto()
@@ -112,7 +110,6 @@ class Updates:
 
     @property
     def applying(self) -> bool:
-        """Whether an update may have changed the weights of some replicas."""
         return self._state is _State.APPLYING
 
     @property

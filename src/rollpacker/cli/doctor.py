@@ -168,10 +168,10 @@ def _print_host(found: MemoryFit) -> None:
     if not needs.shared_weights:
         return
     text = f"weights for the engines: {needs.shared_weights / _GB:.2f} GB in /dev/shm"
-    if not found.rooms:
+    if not found.folders:
         print_plain(f"{text}: see that it has as much (a container: --shm-size)")
         return
-    free = ", ".join(f"{folder} has {size / _GB:.1f} GB free" for folder, size in found.rooms)
+    free = ", ".join(f"{folder} has {size / _GB:.1f} GB free" for folder, size in found.folders)
     _mark(found.weights_fit, f"{text}, or in a file; {free}")
     if not found.weights_fit:
         print_plain("      fix: make /dev/shm larger (a container: --shm-size), or set TMPDIR")

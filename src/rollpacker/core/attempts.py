@@ -1,5 +1,5 @@
-"""The one reader of a journal: events and decisions become attempts, step by step. Times are those
-at which the policy handled an event, so they include a decision's delay."""
+"""The one reader of a journal: events and decisions become attempts. Times are those at which the
+policy handled an event."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class RecordedAttempt:
     """Seconds until its environment had begun."""
     turns: tuple[RecordedTurn, ...] = ()
     waits: tuple[Wait, ...] = ()
-    """From its start and after each turn: when an environment got it, and when it decoded again. It
-    is empty without an environment."""
+    """Pairs: when an environment got it, and when it decoded again. Empty without an
+    environment."""
     acts: bool = False
     """It has an environment."""
     acting: bool = False

@@ -70,8 +70,8 @@ def loads(text: bytes | str) -> Any:
 
 
 def load(data: object, kind: type[T]) -> T:
-    """Build a record or dataclass from plain values, without the keys that it does not know. Raises
-    ``ValueError`` in one line that says where the mistake is."""
+    """Build a record or dataclass from plain values, without unknown keys. Raises
+    ``ValueError`` in one line."""
     return msgspec.convert(data, kind)
 
 
@@ -82,8 +82,7 @@ def says(description: str, **limits: Any) -> msgspec.Meta:
 
 
 def read_record(data: object, kind: type[T], strict: bool = True) -> T:
-    """Build a record from a user's values: as ``load``, but an unknown key is an error. Raises
-    ``ValueError`` in one line: the key, the mistake, and a suggestion."""
+    """As ``load``, but an unknown key raises ``ValueError`` too, with a suggestion."""
     for key, near in _unknown(data, kind, ""):
         raise ValueError(f"unknown key '{key}'{near}")
     try:

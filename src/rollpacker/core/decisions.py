@@ -65,11 +65,8 @@ class GradeAttempt(Tagged, frozen=True, kw_only=True):
 
 
 class AcceptGroup(Tagged, frozen=True, kw_only=True):
-    """These graded attempts are the prompt's group in this step's update.
-
-    ``informative``: their rewards differ. If they do not, most algorithms have advantages of zero.
-    Whitening over a whole batch or a length penalty may still give them some.
-    """
+    """These graded attempts are the prompt's group in this step's update. ``informative``: their
+    rewards differ. If not, most algorithms have advantages of zero."""
 
     prompt: PromptId
     attempts: tuple[AttemptId, ...]
@@ -103,11 +100,8 @@ class OfferTail(Tagged, frozen=True, kw_only=True):
 
 
 class FormEngine(Tagged, frozen=True, kw_only=True):
-    """Join the devices of ``members``, engines of the smallest size, to one engine: ``engine``.
-
-    ``engine`` is one of the members. All attempts that the members decode stop and are migrated,
-    those of ``engine`` too. Answered by ``EngineFormed``.
-    """
+    """Join the devices of ``members``, engines of the smallest size, to ``engine``, one of them.
+    All their attempts stop and are migrated. Answered by ``EngineFormed``."""
 
     engine: EngineId
     members: tuple[EngineId, ...]
@@ -146,8 +140,8 @@ class FinishRollout(Tagged, frozen=True, kw_only=True):
 
 
 class ApplyUpdate(Tagged, frozen=True, kw_only=True):
-    """All gradients of this update are summed: divide once, reduce and change the weights. A step
-    has one update, or several over mini-batches of its groups. ``last`` marks the last one."""
+    """All gradients of this update are summed: divide once, reduce and change the weights.
+    ``last``: the step has no further update."""
 
     step: int
     update: int

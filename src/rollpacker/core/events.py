@@ -54,7 +54,7 @@ class TurnFinished(Tagged, frozen=True, kw_only=True):
 
 class EnvironmentReplied(Tagged, frozen=True, kw_only=True):
     """An environment answered turn ``turn`` after ``seconds`` with ``tokens`` tokens, and the
-    attempt goes on. Turn -1 is the beginning. The end of an episode is ``AttemptFinished``."""
+    attempt goes on. Turn -1 is the beginning."""
 
     attempt: AttemptId
     turn: int

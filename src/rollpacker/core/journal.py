@@ -28,11 +28,8 @@ _DIGITS = 5
 
 
 class Policy(Protocol):
-    """A pure state machine: events in, decisions out.
-
-    It has no clock, no I/O and no global randomness. So the runtime and the simulator can drive the
-    same policy, and a journal replays to the same decisions.
-    """
+    """A pure state machine: events in, decisions out. It has no clock, no I/O and no global
+    randomness, so a journal replays to the same decisions."""
 
     def handle(self, now: float, event: events.Event) -> Iterable[decisions.Decision]:
         """Take one event at time ``now`` (seconds) and return the decisions in order."""
@@ -115,9 +112,8 @@ class JournalWriter:
     def turn(self, policy: Callable[[], dict[str, Any]], most: float) -> None:
         """Keep at most about ``most`` bytes (0: all). Call this between two steps.
 
-        A large file becomes a segment, the oldest segments go, and a new file begins with
-        ``policy()`` as its ``meta``. So each segment replays alone. A gap of lost lines also ends
-        with a ``meta`` line.
+        A large file becomes a segment, and a new file begins with ``policy()`` as its ``meta``. A
+        gap of lost lines also ends with a ``meta`` line.
         """
         self.flush()
         if most and self._good >= most / _SEGMENTS:

@@ -1,8 +1,5 @@
-"""A run's table of responses: its columns, its files, and how they are read as one.
-
-Each step is a part, ``samples/step-*.parquet``. Parts differ in optional columns. If a part cannot
-be read, it is *damaged*: readers leave it out and log that.
-"""
+"""A run's table of responses: its columns, its files, and how they are read as one. Each step is a
+part, ``samples/step-*.parquet``. Readers leave out a *damaged* part and log that."""
 
 from __future__ import annotations
 
@@ -46,8 +43,7 @@ TEXTS: dict[str, pl.DataType] = {
     "completion": pl.String(),
     "answer": pl.String(),
 }
-"""The prompt as the model saw it, with special tokens, the response without its end token or stop
-string, and the problem's reference answer."""
+"""The prompt with special tokens, the response without its end, and the reference answer."""
 
 TOKEN_IDS: dict[str, pl.DataType] = {"completion_ids": pl.List(pl.Int32())}
 
@@ -68,9 +64,8 @@ TURNS: dict[str, pl.DataType] = {
     "failed_calls": pl.Int32(),
     "messages": pl.String(),
 }
-"""More columns if there is an environment. Each turn has its sampled tokens, the tokens of the
-environment's answer and its seconds. When the conversation is over and ``samples.texts`` is set,
-``messages`` has its part after the prompt as JSON."""
+"""More columns if there is an environment, with values for each turn. ``messages`` is the ended
+conversation after the prompt as JSON, if ``samples.texts`` is set."""
 
 REWARD = "rewards/"
 """The prefix of each reward's own column, which is null if the reward does not apply."""

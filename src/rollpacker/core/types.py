@@ -19,8 +19,8 @@ PromptId = NewType("PromptId", str)
 EngineId = NewType("EngineId", int)
 """An engine decodes on some devices of one node."""
 ReplicaId = NewType("ReplicaId", int)
-"""A set of devices that shards one copy of the trained model and sums gradients. If engines and
-replicas share their devices (colocated), they also share their number."""
+"""A set of devices with one sharded copy of the trained model. Engines and replicas on the same
+devices (colocated) share their number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

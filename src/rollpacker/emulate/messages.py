@@ -43,11 +43,8 @@ class Lateness:
 
 
 class WallAgenda(Agenda):
-    """Runs actions when they are due, in emulated seconds.
-
-    ``now`` is the planned time of the running action, however late it runs, so lateness does not
-    add up. ``factor``: emulated seconds in one second of the clock.
-    """
+    """Runs actions when they are due, in emulated seconds: ``factor`` for each second of the clock.
+    ``now`` is the planned time of the running action, so lateness does not add up."""
 
     def __init__(self, factor: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

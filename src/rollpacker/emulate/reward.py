@@ -34,8 +34,8 @@ def read_head(ids: Sequence[int]) -> tuple[float, float]:
 
 
 class Timed:
-    """Waits for the time that grading takes on the emulated machine. A call in a queue begins at
-    the planned end of the last one, so overhead does not add up."""
+    """Waits for the time that grading takes on the emulated machine. A queued call begins at the
+    planned end of the last one, so overhead does not add up."""
 
     def __init__(self) -> None:
         self._until = 0.0

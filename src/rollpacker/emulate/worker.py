@@ -277,12 +277,8 @@ class EmulatedEngine:
 
 
 class EmulatedReplica:
-    """A training replica, or its workers in one process. It sums nothing, but on time.
-
-    Args:
-        send: takes its reports, one for each of its workers.
-        beside: the engine in the same process, which decodes first.
-    """
+    """A training replica, or its workers in one process. It sums nothing, but on time. ``beside``:
+    the engine in the same process, which decodes first."""
 
     def __init__(
         self, place: Process, part: ReplicaPart, send: Send, beside: EmulatedEngine | None
@@ -410,8 +406,8 @@ class End(Wire):
 class CommandInbox:
     """Messages of all workers with their time of arrival. None stands for a closed end.
 
-    It reads all the time, as two processes that both write into full sockets would wait for ever.
-    ``silent`` workers carry out no command: another worker of their engine or replica does.
+    It reads all the time, as two writers to full sockets would block each other. ``silent`` workers
+    carry out no command, as another rank does.
     """
 
     def __init__(self, ends: Sequence[End], silent: Collection[int]) -> None:

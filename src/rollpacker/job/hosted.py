@@ -33,13 +33,8 @@ from rollpacker.train import algorithms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTrainer:
-    """The host's objects for a run.
-
-    Args:
-        weights: the host's weights by the checkpoint's names. None if the engine reads them in
-            place.
-        read: decodes responses as the host's rewards get them.
-    """
+    """The host's objects for a run. ``weights`` has the checkpoint's names, and is None if the
+    engine reads them in place. ``read`` decodes responses as the host's rewards get them."""
 
     engine: Engine
     weights: NewWeights
@@ -52,8 +47,8 @@ class HostTrainer:
 
 
 class HostedJob:
-    """Rounds of responses. The host trains on each before the next one begins. Call ``begin`` once,
-    then ``round`` and ``finish`` in turn, all on one event loop."""
+    """Rounds of responses, each trained on before the next. Call ``begin`` once, then ``round`` and
+    ``finish`` in turn, all on one event loop."""
 
     def __init__(self, config: RunConfig, host: HostTrainer) -> None:
         self._config = config
@@ -130,9 +125,8 @@ class HostedJob:
         return self._before is not None
 
     async def round(self) -> StepRecord:
-        """Sample and grade a round's groups from the current weights. If it fails, the next call
-        begins at the same state. Raises ``WorkerError`` if the engine fails, ``ValueError`` if
-        rewards do."""
+        """Sample and grade a round's groups. After a failure the next call begins at the same
+        state. Raises ``WorkerError`` if the engine fails, ``ValueError`` if rewards do."""
         assert not self.open
         self._before = self._state()
         self._workers.begin()

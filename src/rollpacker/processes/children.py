@@ -41,8 +41,8 @@ OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Processes started inside have these signals blocked from their first moment on. The driver
-    gets its own signals at the end, or at once in another of its threads."""
+    """Block these signals in processes started inside, from their first moment on. The driver gets
+    its own at the end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
     try:
         yield
@@ -51,8 +51,8 @@ def shielded() -> Iterator[None]:
 
 
 def take_no_notice() -> None:
-    """For a shielded process that runs a user's code: its children take signals as usual. They
-    would inherit blocked or ignored signals, and ``terminate`` of a helper would do nothing."""
+    """For a shielded process that runs a user's code: its children take signals as usual. Otherwise
+    ``terminate`` of a helper would do nothing."""
     for number in OUTSIDE:
         signal.signal(number, _nothing)
     # Block signals over a fork: the child must not lose one before its handlers are the defaults.
@@ -127,16 +127,15 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def keep_to_itself() -> None:
-    """Hide this process's memory and environment, which may hold keys, from other programs of this
-    user. Root may still read them. Under RollMux nothing is hidden, as its agents find a program's
-    leftovers by their environment."""
+    """Hide this process's memory and environment, which may hold keys, from this user's programs.
+    Not under RollMux, whose agents find a program's leftovers by their environment."""
     if sys.platform == "linux" and _ATTEMPT not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 def open_as(name: str) -> None:
-    """Make a child of a hidden process readable again, and list it under ``name``, as its command
-    line is its parent's. Call it when the process begins."""
+    """Make a child of a hidden process readable again, listed under ``name``. Call it at its
+    start."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 

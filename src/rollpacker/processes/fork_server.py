@@ -33,8 +33,8 @@ _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
 
 
 def fork_child(module: str, preload: Sequence[str] = ()) -> tuple[Child, socket.socket]:
-    """As ``start_child``, but with a fork after the first import of ``preload``'s modules.
-    Libraries can be forked safely only on Linux, so other systems start a fresh interpreter."""
+    """As ``start_child``, but forked after the first import of ``preload``'s modules. Libraries can
+    be forked safely only on Linux, so other systems start a fresh interpreter."""
     if sys.platform != "linux":
         return start_child(module)
     key = (f"{os.getpid()}", *preload)

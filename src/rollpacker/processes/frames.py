@@ -173,9 +173,9 @@ class Channel:
         return self._outbox.flush(self._sock)
 
     def hear(self, take: Callable[[bytes], object]) -> str | None:
-        """Give each arrived frame to ``take``, and return why the other side must be ended: empty
-        if it is gone by itself, None if it is alive. An exception of ``take`` is the other side's
-        fault. Never raises."""
+        """Give each arrived frame to ``take``. Returns why the other side must be ended: empty if
+        it is gone, None if it is alive. Its fault is also an exception of ``take``. Never
+        raises."""
         frames, state = self.receive()
         try:
             for each in frames:
@@ -225,8 +225,10 @@ _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 def check_values(data: bytes) -> None:
     """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
-    Raises ``ValueError`` for more than ``MOST_VALUES`` values, for nesting deeper than ``DEEPEST``,
-    and for a key that is no plain value. The decoder handles a torn value."""
+
+    Raises ``ValueError`` for too many values, too deep nesting, or a key that is no plain value.
+    The decoder handles a torn value.
+    """
     at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):
         while left and not left[-1][0]:

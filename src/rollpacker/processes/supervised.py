@@ -43,8 +43,7 @@ class SupervisedProcess(ABC):
         """Whether it holds work. Its loss is charged to that work."""
 
     def hear(self, take: Callable[[bytes], object]) -> str | None:
-        """Give each arrived frame to ``take``. Returns why the process must be ended: empty if it
-        is gone by itself, None if it is alive. Never raises."""
+        """As ``Channel.hear``, but a dead process counts as gone."""
         # A child of the process may hold the other end open, so also ask for its exit code.
         dead = self.popen.poll() is not None
         gone = self.channel.hear(take)

@@ -55,16 +55,17 @@ def ks(count: int) -> list[int]:
 
 def pass_at(k: int, right: Sequence[bool]) -> float:
     """The probability that one of k answers, drawn without replacement, is right. The unbiased
-    estimator 1 - C(n - c, k) / C(n, k) of Chen et al. (2021), "Evaluating Large Language Models
-    Trained on Code"."""
+    estimator of Chen et al. (2021), "Evaluating Large Language Models Trained on Code"."""
     wrong = len(right) - sum(right)
     return 1.0 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
 def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
     """The probability that the most frequent of k answers, drawn without replacement, is right.
-    Self-consistency (Wang et al., 2022). Equally frequent answers count alike. It is exact if there
-    are few ways to draw k. Otherwise it is the mean of 1,000 draws with a fixed seed."""
+
+    Self-consistency (Wang et al., 2022). Ties share. If there are many ways to draw k, it is the
+    mean of 1,000 draws with a fixed seed.
+    """
     if math.comb(len(answers), k) <= _EXACT:
         draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
     else:

@@ -66,7 +66,7 @@ class MemoryFit:
             differently, and the needs with them.
         nearest: if nothing helps, the changes with the least needs, and those needs.
         free_host: free bytes of host memory, if it is known and this machine has GPUs.
-        rooms: folders for the engines' weights in the order of preference, and their free bytes.
+        folders: folders for the engines' weights in the order of preference, and their free bytes.
             Empty for another machine.
     """
 
@@ -79,7 +79,7 @@ class MemoryFit:
     otherwise: _Found | None
     nearest: _Found | None
     free_host: float | None
-    rooms: Sequence[tuple[Path, int]]
+    folders: Sequence[tuple[Path, int]]
 
     @property
     def fits(self) -> bool:
@@ -91,12 +91,12 @@ class MemoryFit:
 
     @property
     def weights_fit(self) -> bool:
-        return not self.rooms or self.room is not None
+        return not self.folders or self.room is not None
 
     @property
     def room(self) -> tuple[Path, int] | None:
         size = self.needs.shared_weights
-        return next(((folder, free) for folder, free in self.rooms if free >= size), None)
+        return next(((folder, free) for folder, free in self.folders if free >= size), None)
 
 
 def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
@@ -135,7 +135,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
         otherwise=otherwise,
         nearest=tried,
         free_host=_free() if here else None,
-        rooms=rooms() if device is None else (),
+        folders=rooms() if device is None else (),
     )
 
 
@@ -179,8 +179,8 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
 def _better(
     config: RunConfig, shape: ModelShape, machine: JobMachine
 ) -> tuple[_Found | None, _Found | None]:
-    """Changes that make it fit this machine, or machines with more such GPUs. If changes that learn
-    the same need more GPUs, the second result fits this machine."""
+    """Changes that make it fit this machine or larger ones. If the first need more GPUs, the second
+    fit this machine."""
     same = _first(config, shape, [*_machines(config, machine)], [NONE])
     if same is not None and same[1].machine.workers == machine.workers:
         return same, None

@@ -48,8 +48,7 @@ def with_gpu_defaults(
     config: RunConfig, progress: Progress, found: VerifiedCheckpoint | None = None
 ) -> RunConfig:
     """Return ``config`` with engine, types and memory for this machine's GPUs, for keys that the
-    job leaves out. A run that goes on takes those of its checkpoint ``found``. On a CPU, on other
-    machines' GPUs and on emulated devices nothing changes. Raises ``ValueError``."""
+    job leaves out, or with those of the checkpoint ``found``. Raises ``ValueError``."""
     devices = config.devices
     elsewhere = devices.nodes > 1 or bool(config.cluster.address)
     if devices.emulate is not None or devices.kind == "cpu" or elsewhere:
@@ -164,8 +163,7 @@ def count_model(path: str) -> WeightCount:
 
 
 def shape_of_config(config: Any, name: str) -> ModelShape:
-    """The shape of a transformers configuration, or of its text model. Raises ``ValueError`` in one
-    line if transformers has no such model, or a size is missing."""
+    """The shape of a transformers configuration's text model. Raises ``ValueError`` in one line."""
     count, text = count_weights(config, name), config.get_text_config()
     frozen = 0 if text is config else _size(_built(config, name)) - count.total
     shape = ModelShape.from_config(text.to_dict(), name, count, frozen)
@@ -173,9 +171,8 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
 
 
 def count_weights(config: Any, name: str) -> WeightCount:
-    """Count the weights of a configuration's model, or of its text model, without memory for them.
-    Experts are stacked tensors with one matrix for each expert. Raises ``ValueError`` in one line
-    if transformers builds no such model."""
+    """Count the weights of a configuration's text model without memory for them. Experts are
+    stacked tensors with one matrix for each. Raises ``ValueError`` in one line."""
     text = config.get_text_config()
     model = _built(text, name)
     fields = ConfigFields(text.to_dict(), name)

@@ -169,8 +169,8 @@ def environments_of(config: RunConfig, card: Card, progress: Progress) -> Enviro
 
 
 def check_call_ends(config: RunConfig, card: Card) -> list[str]:
-    """Lines for the user if a special token follows tool calls but ends no response. The model
-    would then invent its tools' answers. A broken template is reported elsewhere."""
+    """Lines for the user if a special token follows tool calls but ends no response, so that the
+    model would invent its tools' answers."""
     if config.environment is None or config.environment.kind == "python":
         return []
     kwargs = config.model.chat_template_kwargs

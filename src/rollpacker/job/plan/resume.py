@@ -19,13 +19,8 @@ _PATHS = ("model.path", "data.path", "data.exclude", "rewards[].function", "envi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """The beginning of a run.
-
-    Args:
-        path: the checkpoint's folder. None for a new run.
-        state: the checkpoint's state without tensors.
-        changed: a line for each setting that has changed since.
-    """
+    """The beginning of a run: the checkpoint's folder and state, both None for a new run, and a
+    line for each changed setting."""
 
     path: Path | None = None
     state: dict[str, Any] | None = None
@@ -121,9 +116,9 @@ def _changes(
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield differing leaves: their key, old and new value. If a union has another member, only its
-    ``kind`` differs. A list of another length is one leaf. A section that comes or goes is one
-    leaf, followed by the values that it sets."""
+    """Yield differing leaves: their key, old and new value. For another member of a union only
+    ``kind`` differs, and a list of another length is one leaf. A section that comes or goes is
+    followed by its values."""
     if isinstance(old, dict) and isinstance(new, dict):
         before, now = cast(dict[str, Any], old), cast(dict[str, Any], new)
         names = [*{**before, **now}]

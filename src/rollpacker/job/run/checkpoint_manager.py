@@ -34,8 +34,9 @@ class CheckpointManager:
 
     def restore(self, step: int, summary: dict[str, Any]) -> None:
         """Go on from the checkpoint of ``step``, and put the best checkpoint into ``summary``.
-        After a kill between two writes, the folder's marker and the checkpoint's summary may
-        differ. The later one counts, unless its checkpoint is damaged or later than ``step``."""
+
+        After a kill, the folder's marker and the summary may differ: the later usable one counts.
+        """
         self.saved = step
         named = [best for best in (summary.pop("best", None), self._checkpoints.marker()) if best]
         there = [b for b in named if b["step"] <= step and self._checkpoints.there(b["step"])]
@@ -112,9 +113,11 @@ class CheckpointManager:
     async def save(
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
-        """Write a checkpoint, which becomes durable while training goes on. If the disk is full,
-        training goes on without it. If ``dropped``, the checkpoint has the state at the beginning
-        of the current step. Emulated devices write none."""
+        """Write a checkpoint, which becomes durable while training goes on. A full disk is only
+        logged.
+
+        If ``dropped``, it has the state at the step's beginning. Emulated devices write none.
+        """
         parts = self._parts
         if parts.emulation is not None:
             self.saved = counters.step

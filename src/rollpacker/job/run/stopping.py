@@ -1,8 +1,4 @@
-"""How a signal stops a run early, and how often a run restarts by itself.
-
-Before the first step, a signal ends the run where it is. Later it ends the run after the step,
-within the grace time, or at once.
-"""
+"""How a signal stops a run early, and how often a run restarts by itself."""
 
 from __future__ import annotations
 
@@ -41,11 +37,8 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """Handles SIGINT, SIGTERM and ``others`` (see ``checkpoint.signals``) while it is open.
-
-    A signal raises ``Stopped`` in the main thread, unless ``react`` has set another reaction.
-    Outside the main thread it handles none.
-    """
+    """Handles SIGINT, SIGTERM and ``others`` (see ``checkpoint.signals``) while it is open. A
+    signal raises ``Stopped`` in the main thread, unless ``react`` sets another reaction."""
 
     def __init__(self, others: Sequence[str] = ()) -> None:
         names = ("SIGINT", "SIGTERM", *(f"SIG{name}" for name in others))

@@ -27,13 +27,8 @@ ENVIRONMENT = "environment"
 
 
 class EnvironmentReward:
-    """Adds an environment's reward to the grades of its responses.
-
-    Args:
-        names: of the reward functions. Without any, an episode without a reward gets 0.
-
-    Raises ``ValueError`` if a function has the environment's name.
-    """
+    """Adds an environment's reward to grades. Without other rewards (``names``), a missing one is
+    0. Raises ``ValueError`` if a function has the environment's name."""
 
     def __init__(self, config: EnvironmentConfig | None, names: Sequence[str]) -> None:
         if config is not None and ENVIRONMENT in names:
@@ -178,8 +173,11 @@ class Rewards:
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading without waiting. With ``needs_group``, a call has all responses of one
-        prompt. If it is not ``training``, programs get the longest timeout and change no timeout.
-        So measurements are alike at all times."""
+        prompt.
+
+        If it is not ``training``, programs get the longest timeout and change none, so that
+        measurements are alike.
+        """
         seen = self._environment.note(attempts)
         if len(seen) < len(attempts):
             known = {attempt.id for attempt in seen}
@@ -292,8 +290,8 @@ class _Timeouts(Sequence[float]):
 
 
 def check_rows(rewards: Sequence[RewardConfig], rows: Collection[Row]) -> None:
-    """Raise ``ValueError`` if rows and rewards do not fit: a domain without a reward or without a
-    row, or rows without the answers or tests that a reward needs."""
+    """Raise ``ValueError`` for a domain without a reward or row, and for rows without the answers
+    or tests that a reward needs."""
     domains = {row.domain: row for row in rows}
     for domain in domains if rewards else ():
         if not any(reward.applies(domain) for reward in rewards):

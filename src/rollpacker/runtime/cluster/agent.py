@@ -154,8 +154,8 @@ class Agent:
 
 
 def _talk_over(address: str) -> None:
-    """Let gloo and NCCL, in workers that inherit this environment, use the interface to the driver.
-    By default gloo uses the interface of the machine's own name."""
+    """Let gloo and NCCL, in workers that inherit this environment, use the interface to the
+    driver."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

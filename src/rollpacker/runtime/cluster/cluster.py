@@ -33,8 +33,8 @@ _COMING_S = 120.0
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The run. ``mark`` is a file in its folder and the file's content. Every node must see it, as
-    a node's own disk may have a folder of the same name."""
+    """The run, with the path and content of a file that proves that the node sees the run's
+    folder."""
 
     config: RunConfig
     mark: tuple[Path, str]

@@ -53,8 +53,8 @@ class StartedWorker(Protocol):
 
 
 Start = Callable[[Sequence[WorkerSpec], Sequence[socket.socket]], Sequence[StartedWorker]]
-"""Starts workers on one machine, each with a connection to its driver, of which it takes a copy. It
-can be pickled for an agent."""
+"""Starts workers on one machine, each with a copy of its connection to the driver. Can be
+pickled."""
 
 
 class LocalHost:
@@ -134,9 +134,8 @@ class Nodes(ABC):
         return ()
 
     def regain(self) -> Mapping[int, Node]:
-        """Begin or continue to replace lost nodes. Returns those that have come since the last
-        call. Raises ``ValueError`` or ``WorkerError`` for a failed node, and the next call tries
-        again."""
+        """Continue to replace lost nodes. Returns those that have come since the last call. Raises
+        ``ValueError`` or ``WorkerError`` for a failed node, and the next call tries again."""
         return {}
 
     def fence(self, stop_at: float | None) -> None:  # noqa: B027

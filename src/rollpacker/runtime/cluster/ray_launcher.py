@@ -1,5 +1,5 @@
-"""Agents on the nodes of a Ray cluster: Ray chooses the nodes and reserves their devices. Nothing
-else of a run goes through Ray, as a call costs its driver ten times a socket's message."""
+"""Agents on the nodes of a Ray cluster. Nothing else of a run goes through Ray, as a call costs its
+driver ten times a socket's message."""
 
 # pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
 

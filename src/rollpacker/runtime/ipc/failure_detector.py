@@ -11,8 +11,8 @@ _MISSED = 4
 """Missed checks in a row after which a worker counts as dead: after two to two and a half silent
 heartbeats."""
 _STARTING_S = 180.0
-"""The least patience in seconds before a worker's start, as loading libraries may block all its
-threads. It is also the least patience with one piece of work: a compiler may run."""
+"""The least patience in seconds: loading libraries may block all threads of a starting worker, and
+a compiler may run."""
 _TIMES = 10.0
 """A piece of work may take so many times as long as the longest one before."""
 _FIRST_S = 1800.0
@@ -20,8 +20,8 @@ _FIRST_S = 1800.0
 
 
 class Silence:
-    """Counts checks without a sign of life, or with the same work. It counts checks, not seconds:
-    after a suspension of the driver, its workers must not look dead."""
+    """Counts checks without a sign of life, or with the same work. It counts no seconds: after a
+    suspension of the driver, its workers must not look dead."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self.every_s = heartbeat_s / LOOKS
@@ -39,8 +39,8 @@ class Silence:
         self._heard.add(who)
 
     def work(self, who: int, at: str, done: int, longest_s: float | None) -> None:
-        """Note a worker's current work ``at`` (empty while it waits), its number of ended pieces
-        ``done``, and the seconds ``longest_s`` of the longest such piece, if there was one."""
+        """Note a worker's current work ``at`` (empty: it waits), its number of ended pieces, and
+        the longest such piece's seconds."""
         if (at, done) != self._at.get(who, ("", 0, 0.0))[:2]:
             self._same[who] = 0
         patience = _FIRST_S if longest_s is None else max(_STARTING_S, _TIMES * longest_s)

@@ -40,8 +40,8 @@ _REDUCED = {np.ndarray: _reduced}
 
 
 class Wire:
-    """A worker's end of a socket: it sends and receives whole messages, and waits for both. One
-    thread may receive while another one sends. It can be pickled into a new process."""
+    """A worker's end of a socket, which waits to send and to receive whole messages. One thread may
+    receive while another one sends. It can be pickled into a new process."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -83,10 +83,10 @@ class Wire:
 
 
 class Link:
-    """Whole messages in order. None is lost while both ends live.
+    """Whole messages in order.
 
-    It keeps messages that the other end does not take yet. So a frozen or slow process does not
-    block the driver. ``end`` is a connected socket. Without one, ``connect`` brings it later.
+    It keeps messages that the other end does not take yet, so a slow process does not block the
+    driver. ``end``: a connected socket. ``connect`` may bring it later.
     """
 
     def __init__(self, end: socket.socket | None = None) -> None:

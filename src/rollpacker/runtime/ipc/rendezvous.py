@@ -149,9 +149,8 @@ def enter(address: tuple[str, int], key: bytes, name: str) -> socket.socket:
 
 
 def start_agent(host: str, port: int, key: str, name: str) -> subprocess.Popen[bytes]:
-    """Start an agent that connects to the driver at ``host`` and ``port`` with its key (hex
-    digits). It ends when its standard input closes, so also with the process that has started
-    it."""
+    """Start an agent that connects to the driver with its key (hex digits). It ends when its
+    standard input closes, so also with this process."""
     command = [sys.executable, "-m", "rollpacker.runtime.cluster.agent", host, str(port), name]
     agent = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert agent.stdin is not None

@@ -1,5 +1,5 @@
-"""Weights from a replica to the engines of its machine, through shared memory. All engines map one
-file, in ``/dev/shm`` if there is room. A process that dies leaves nothing locked."""
+"""Weights from a replica to the engines of its machine: all map one file, in ``/dev/shm`` if there
+is room. A process that dies leaves nothing locked."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ _LOCK = "-lock"
 
 
 class SharedMemoryOwner:
-    """A folder for a run's meetings, and a name for all that it keeps in shared memory.
-
-    The name is in use while the driver holds a lock. So the next run removes the files of a run
-    that was killed with all its workers, such as a copy of the model.
-    """
+    """A folder for a run's meetings, and a name for all that it keeps in shared memory. The
+    driver's lock marks the name as used, so the next run removes the files of a killed one."""
 
     def __init__(self) -> None:
         clear_dead()
@@ -48,8 +45,7 @@ class SharedMemoryOwner:
 
 
 def _claimed() -> tuple[str, int | None]:
-    """A new name and its lock. A run that starts at the same moment may remove the file before it
-    is locked. Then another name is tried."""
+    """A new name and its lock. If another starting run removes the unlocked file, try again."""
     if not os.access(MEMORY, os.W_OK):
         return _new_name(), None
     while True:
@@ -94,8 +90,8 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes. The file has the
-    weights that were written last. It may be written only while no engine reads."""
+    """Weights by the checkpoint's names, in the file ``path`` of ``size`` bytes. It may be written
+    only while no engine reads."""
 
     path: Path
     size: int
@@ -116,13 +112,8 @@ class SharedWeights:
 
 
 class WeightsOut:
-    """Writes weights for engines of this machine, again and again to the same file.
-
-    Args:
-        name: of the file, the same for all that write it in turn.
-
-    Raises ``ValueError`` if there is no room for a copy of the model.
-    """
+    """Writes weights for engines of this machine, again and again to the file ``name``. Raises
+    ``ValueError`` if there is no room for a copy of the model."""
 
     def __init__(self, layout: Layout, name: str) -> None:
         self._places: dict[str, tuple[int, int]] = {}
@@ -169,9 +160,8 @@ def _folders() -> list[Path]:
 
 
 def reserved(size: int, name: str) -> Path:
-    """Create a file with allocated blocks, as a missing block would crash a process later. An
-    existing file of that name and size is reused, as its writer may be gone. Raises ``ValueError``
-    if there is no room."""
+    """Create a file with allocated blocks, as a missing block would crash a process later. A file
+    of that name and size is reused. Raises ``ValueError`` if there is no room."""
     for folder in _folders():
         path = folder / name
         try:

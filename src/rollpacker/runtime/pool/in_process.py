@@ -154,5 +154,5 @@ def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
 
 
 Workers = WorkerPool | InProcess
-"""The engines and replicas of one run. Each carries out its commands in order. Commands to a lost
-one have no effect, as the loss is reported."""
+"""The engines and replicas of one run. Commands to a lost one have no effect, as the loss is
+reported."""

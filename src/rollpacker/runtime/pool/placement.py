@@ -174,8 +174,7 @@ def lay_out(
 
 def in_turns(config: RunConfig, slots: Sequence[ProcessSlot]) -> list[set[int]]:
     """Groups of processes that start one after the other. A vLLM engine without a configured KV
-    budget measures the free memory of its GPU, so no other process may allocate at that time.
-    Replicas start first, then engines by size."""
+    budget measures its GPU's free memory, so no other process may allocate then."""
     everybody = {*range(len(slots))}
     engine = config.engine
     measures = engine.kind == "vllm" and not engine.kv_tokens

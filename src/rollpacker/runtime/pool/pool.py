@@ -169,7 +169,7 @@ class WorkerPool:
 
     def fence(self, stop_at: float | None) -> None:
         """Let workers on other nodes run until ``stop_at`` (monotonic seconds). None: they are
-        idle. A time in the past stops them. On this machine the watchdog stops them."""
+        idle. A time in the past stops them."""
         self._frozen = stop_at is not None and stop_at <= time.monotonic()
         self._machines.fence(stop_at)
 
@@ -279,9 +279,8 @@ class WorkerPool:
         return gone - absent
 
     async def start_again(self, workers: Collection[int]) -> None:
-        """Restart workers and wait for their models. Raises as ``start`` does. If replicas leave
-        their devices to engines, a new replica is built on the devices, so engines leave them
-        first."""
+        """Restart workers and wait for their models. Raises as ``start`` does. A replica that
+        shares its devices in turn is built on them, so engines leave them first."""
         if not self._leaves:
             await self._begin(self._slots(), workers)
             return
@@ -293,8 +292,7 @@ class WorkerPool:
 
     def admit(self) -> tuple[tuple[EngineId, ...], tuple[ReplicaId, ...]]:
         """Let started workers take part. Returns the new engines and replicas, which lack the
-        current weights. Raises ``WorkerError`` if one has died meanwhile. Then all of them are
-        ended."""
+        current weights. Raises ``WorkerError`` and ends all if one has died."""
         if self._spoiled:
             raise WorkerError(self._spoiled)
         engines, replicas = {*self.engines}, {*self.replicas}
@@ -346,9 +344,11 @@ class WorkerPool:
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command. A dead worker is found by its closed channel, not here. A sleeping engine
-        wakes for its first requests, after the gradients beside it, as the two do not fit into a
-        device's memory."""
+        """Send a command. A dead worker is found by its closed channel, not here.
+
+        A sleeping engine wakes for its first requests, after the gradients beside it, as both do
+        not fit into memory.
+        """
         size = self._formed.get(engine, self._sizes[0])
         if isinstance(command, msg.Sleep):
             self._asleep.add(engine)
@@ -539,8 +539,8 @@ class WorkerPool:
                 self._listener.engine(self._topology.engine(number), report)
 
     def _hear_replica(self, number: int, report: msg.ReplicaReport) -> None:
-        """Pass on a replica's report when all of its ranks have sent theirs. All ranks report the
-        same numbers. The result is rank 0's, from the first start to the last end."""
+        """Pass on a replica's report when all ranks have sent theirs: rank 0's numbers, from the
+        first start to the last end."""
         replica = self._topology.replica(number)
         part = self._topology.replicas[replica]
         if len(part) > 1:

@@ -51,11 +51,11 @@ def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """``reward`` and ``reward_std`` over all responses, ``reward_group_std`` (mean over groups),
-    ``rewards/<name>/*``, and the shares of groups without variance and of responses without reward.
+    """``reward*``, ``rewards/<name>/*``, and the shares of groups without variance and of responses
+    without reward.
 
-    Standard deviations are unbiased, as in TRL. A function's mean leaves out responses that it does
-    not apply to. Metrics without values are left out.
+    Standard deviations are unbiased, as in TRL. A function's mean is over responses that it applies
+    to. Metrics without values are left out.
     """
     if not groups:
         return {}
@@ -441,11 +441,8 @@ rewards."""
 class StepWarnings:
     """Warnings on steps that teach little.
 
-    Each kind is printed once, with a count at the end. A single step of equal rewards is harmless,
-    so that warning begins at one step in ten.
-
-    Args:
-        context: the model's, tokens, if the longest prompt leaves no more than the cap.
+    Each kind is printed once, with a count at the end. A single step of equal rewards is harmless.
+    ``context``: the model's, tokens, if it limits responses.
     """
 
     def __init__(self, max_completion_length: int, context: int | None = None) -> None:
@@ -532,8 +529,8 @@ LEAST_EFFECTIVE = 0.5
 
 
 class AgreementAlarm:
-    """Warns of a disagreement once, and again when it is twice as bad. A number that is not finite
-    is worst. ``dtype``: of the weights, a key of ``EXPLAINED``."""
+    """Warns of a disagreement once, and again when it is twice as bad. ``dtype``: of the weights, a
+    key of ``EXPLAINED``."""
 
     def __init__(self, dtype: str, correction: SamplerCorrectionConfig) -> None:
         self._dtype = dtype

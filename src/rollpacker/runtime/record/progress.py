@@ -109,8 +109,8 @@ class Progress:
         running: int,
         queue: int,
     ) -> None:
-        """Show the round: decided groups of those that it needs, graded responses of those that
-        were started, decoding attempts, and prompts that wait for a long round."""
+        """Show decided groups, graded responses, decoding attempts, and prompts that wait for a
+        long round."""
         self._round = (
             kind,
             prompts_done,
@@ -286,12 +286,7 @@ def _duration(seconds: float) -> str:
 
 
 class Watch:
-    """Shows the current round. Polling costs less than a call at every event.
-
-    Args:
-        prompts: groups that a step needs.
-        trouble: a message on rewards that have always failed so far, if there are any.
-    """
+    """Shows the current round. Polling costs less than a call at every event."""
 
     def __init__(
         self,

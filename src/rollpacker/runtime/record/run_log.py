@@ -327,9 +327,8 @@ class RunLog:
 def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:
     """Worker numbers for a replica's task, each with more fields of its line.
 
-    A colocated replica has the numbers of the engines on its devices, or its own if none is left. A
-    separate one shares its number with an engine elsewhere. So its line has its role, its number of
-    devices and that of an engine.
+    A colocated replica has its engines' numbers, or its own if none is left. A separate one shares
+    its number with an engine elsewhere, so its line has its role and sizes.
     """
     if fleet.layout == "colocated":
         return [(worker, {}) for worker in fleet.beside.get(replica) or (replica,)]

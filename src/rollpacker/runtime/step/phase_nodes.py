@@ -39,11 +39,8 @@ class Tenant(Protocol):
 
 
 class PhaseNodes(Protocol):
-    """Asks for the nodes of each phase. A job with its own nodes uses ``OwnNodes``.
-
-    ``stats`` counts phases and waits for the run's summary. ``launcher`` starts agents on the
-    nodes, unless Ray does.
-    """
+    """Asks for the nodes of each phase. A job with its own nodes uses ``OwnNodes``. ``stats`` is
+    for the run's summary. ``launcher`` starts agents on the nodes, unless Ray does."""
 
     stats: dict[str, float]
     launcher: Launcher | None

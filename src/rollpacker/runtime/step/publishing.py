@@ -18,15 +18,8 @@ _TRIES = 3
 
 
 class Publishing:
-    """One publication of weights.
-
-    Engines of several devices are disbanded first. If engines have their own processes, a replica
-    shares its weights, and they are carried to the nodes that need them. Then the engines load
-    them.
-
-    Args:
-        version: of the weights, which is the step that they will sample.
-    """
+    """One publication of weights. Formed engines are disbanded. A replica shares its weights with
+    engines of other processes, and they are carried to other nodes. Then the engines load them."""
 
     def __init__(self, workers: Workers, version: int, done: Callable[[], None]) -> None:
         self.version = version
@@ -148,8 +141,8 @@ class Publishing:
 
 
 async def publish(workers: Workers, version: int) -> list[str]:
-    """Bring the current weights to the engines and wait, outside of a step. Returns losses as
-    texts. Raises ``WorkerError`` if no engine or no replica is left."""
+    """Bring the current weights to the engines, outside of a step. Returns losses as texts. Raises
+    ``WorkerError`` if no engine or no replica is left."""
     lost: list[str] = []
     published = asyncio.get_running_loop().create_future()
 

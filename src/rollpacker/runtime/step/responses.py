@@ -189,8 +189,8 @@ class Decoding:
         self._outbox.add(attempt)
 
     def abort(self, attempt: Trajectory) -> None:
-        """Stop an attempt without a response. The end is an event when the engine has confirmed it.
-        If its environment works or no engine has it yet, it ends at once."""
+        """Stop an attempt without a response. It ends when the engine has confirmed that, or at
+        once if no engine has it."""
         acting = attempt.stage is TrajectoryStage.ACTING
         unsent = self._outbox.drop(attempt)
         if unsent and attempt.begun is not None:

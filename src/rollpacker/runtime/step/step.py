@@ -48,8 +48,8 @@ _NOBODY = Fleet(layout="colocated", engines={}, replicas={})
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Filled in while the step runs. ``fleet`` has the engines and replicas of its beginning.
-    Without ``training`` its responses are only measured, and each is graded by itself."""
+    """Filled in while the step runs. ``fleet``: at its beginning. Without ``training`` its
+    responses are only measured, each graded by itself."""
 
     step: int
     start_s: float

@@ -1,5 +1,5 @@
 """From kept groups to new weights: advantages, gradient sums on replicas, one division, one update.
-Streaming changes the place and time of gradient sums, never the sum."""
+Streaming never changes the sum."""
 
 from __future__ import annotations
 

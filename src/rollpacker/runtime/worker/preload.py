@@ -1,7 +1,7 @@
-"""The imports of the process that workers are forked off, so that each is done once.
+"""The imports of the process that workers are forked off.
 
-Numba loads its registries before its first function. Garbage collections would look at every object
-of every library: a quarter of the imports' time. In a worker they would also copy its pages.
+Numba loads its registries before its first function. Garbage collections would cost a quarter of
+the imports' time, and copy pages in a worker.
 """
 
 import gc

@@ -1,8 +1,7 @@
-"""A worker's part in bringing shared weights to other nodes. One process of each node has a part.
+"""A worker's part in bringing shared weights to other nodes, one process on each.
 
-The replica's node (rank 0) sends them to one other node, which broadcasts them to the rest. So they
-cross the link between training and rollout nodes once. Chunks overlap the transfer and the
-broadcast.
+Rank 0 sends them to one other node, which broadcasts them to the rest. So they cross the link
+between training and rollout nodes once.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class WeightRelay:
 
 
 def meet(meeting: str, rank: int, world: int) -> tuple[Any, Any]:
-    """Process groups of all ``world`` ranks, and of the receivers alone (None for rank 0). They use
-    gloo, as weights go from host memory to host memory. Raises ``RuntimeError`` if the others do
-    not come to ``meeting`` (``store_at``)."""
+    """Process groups of all ranks, and of the receivers alone (None for rank 0). Gloo sends from
+    host memory to host memory. Raises ``RuntimeError`` if the others do not come (``store_at``)."""
     import torch.distributed as dist
 
     from rollpacker.train.mesh import store_at

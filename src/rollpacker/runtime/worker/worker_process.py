@@ -19,12 +19,8 @@ from rollpacker.runtime.worker.worker import Commands, Role, Send, Server, Worke
 
 
 class ColocatedWorker:
-    """An engine and a training replica, or a rank of one. It sums gradients while it has no
-    attempts.
-
-    Both use the same weights if possible. With LoRA or sharded weights the engine has its own
-    model, which every step fills.
-    """
+    """An engine and a training replica, or a rank of one. With LoRA or sharded weights the engine
+    has its own model, which every step fills. Otherwise both use the same weights."""
 
     def __init__(self, spec: WorkerSpec, send: Send) -> None:
         config = spec.config

@@ -154,7 +154,7 @@ def test_loading_waits_for_all_and_tells_who_failed():
         assert slow.asked == [("load_weights", 5)]
     with (
         group(Noting(), Failing()) as (lead, _, _),
-        pytest.raises(RuntimeError, match="member 2 of the engine alone failed: no such folder"),
+        pytest.raises(RuntimeError, match="process 2 of the engine alone failed: no such folder"),
     ):
         lead.load_weights(None, 5)
 
@@ -163,7 +163,7 @@ def test_a_member_that_has_ended_is_named():
     ours, theirs = Pipe()
     lead = Lead(Noting(), [ours])
     theirs.close()
-    with pytest.raises(ConnectionError, match="member 1 of the engine has ended"):
+    with pytest.raises(ConnectionError, match="process 1 of the engine has ended"):
         lead.submit([request(0, prompt(4))])
 
 
@@ -228,9 +228,9 @@ def test_they_meet_in_any_order_and_leave_no_socket(tmp_path):
 def test_who_waits_in_vain_says_for_whom(tmp_path, monkeypatch):
     monkeypatch.setattr(relay, "_PATIENCE_S", 0.05)
     lead, member = (Span(rank=r, size=2, meeting=str(tmp_path / "meet")) for r in range(2))
-    with pytest.raises(TimeoutError, match=r"members \[1\] of the engine did not come"):
+    with pytest.raises(TimeoutError, match=r"processes \[1\] of the engine did not connect"):
         meet(lead)
-    with pytest.raises(TimeoutError, match="lead does not listen"):
+    with pytest.raises(TimeoutError, match="process 0 of the engine does not listen"):
         join(member)
     with pytest.raises(ValueError, match="too long for a socket"):
         meet(Span(size=2, meeting=str(tmp_path / ("m" * 100))))

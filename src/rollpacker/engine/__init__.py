@@ -1,4 +1,2 @@
-"""Engines: what turns prompts and weights into sampled tokens.
-
-An engine knows no prompts, rewards or policies: tokens in, tokens out.
-"""
+"""Engines turn prompts and weights into sampled tokens. An engine knows no prompts, rewards or
+policies: tokens in, tokens out."""

@@ -1,8 +1,6 @@
-"""Compiled arithmetic that kernels share: bits of numbers, the exponential, sums.
-
-numba notices changes of the file that holds a cached function, not of files that it calls into:
-after an edit here, delete ``__pycache__`` before timing or testing callers.
-"""
+"""Compiled arithmetic that kernels share: the bits of numbers, the exponential, sums. numba notices
+changes of the file that holds a cached function, not of files that it calls. After an edit here,
+delete ``__pycache__`` before timing or testing callers."""
 
 # ruff: noqa: ARG001 - numba matches intrinsics by their arguments' names.
 
@@ -16,14 +14,14 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 ELEMENTWISE = {"contract", "nsz"}
-"""Fast-math of loops that write: the same bits on every path that the compiler may choose."""
+"""Fast-math flags of loops that write: the bits are the same on every path of the compiler."""
 SUMS = {"reassoc", "contract", "nsz"}
-"""Of loops that only read. A loop that writes has a second path, for arrays that lie close
-together, which sums in another order."""
+"""Fast-math flags of loops that only read. A loop that writes has a second path, for arrays that
+lie close together, which would sum in another order."""
 
 
 def primitive(function: Any) -> Any:
-    """An intrinsic without a static type: callers do not pass its ``typing`` argument."""
+    """An intrinsic without a static type, as callers do not pass its ``typing`` argument."""
     return intrinsic(function)
 
 
@@ -66,7 +64,7 @@ def exp(x: Any) -> Any:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
 def total(x: Any, size: int) -> Any:
-    """Sum of the first ``size`` elements, in an order that their number alone decides."""
+    """Sum of the first ``size`` elements, in an order that depends on ``size`` alone."""
     result = np.float32(0.0)
     for i in range(size):
         result += x[i]

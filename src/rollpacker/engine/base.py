@@ -1,4 +1,4 @@
-"""The engine protocol. A worker owns an engine and steps it; nothing here waits."""
+"""The engine protocol. A worker owns an engine and steps it. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-# One of each: a message with many requests holds it once.
+# Shared defaults: pickle stores each once in a message of many requests.
 _TOKENS, _LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
@@ -37,9 +37,9 @@ class SamplingParams:
         temperature: 0 is greedy.
         top_p: nucleus mass in (0, 1].
         top_k: most likely tokens kept, 0 for all.
-        stop: strings that end a response; the text up to and including them is kept.
+        stop: strings that end a response. The text keeps them.
         stop_token_ids: ids that end a response, the model's end tokens among them.
-        ignore_stop: run to ``max_tokens`` whatever is sampled (forced lengths, benchmarks).
+        ignore_stop: run to ``max_tokens`` (forced lengths, benchmarks).
     """
 
     max_tokens: int
@@ -53,9 +53,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A process's place among those that share an engine, or a replica: one for each device, of
-    which rank 0 leads. They meet once, at ``meeting``: the absolute path of a file that no engine
-    has met at before; it may stay empty for one."""
+    """The place of one process among those that span an engine or a replica, one process a device.
+
+    Args:
+        rank: rank 0 leads.
+        meeting: absolute path of the file at which they meet once. No earlier engine may have used
+            it.
+            Empty for one process.
+    """
 
     rank: int = 0
     size: int = 1
@@ -63,22 +68,19 @@ class Span:
 
 
 ALONE = Span()
-"""An engine, or a replica, of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """When an engine decodes several tokens at once: it drafts them, and verifies the drafts.
-
-    No sample depends on it: a token is drawn with its own uniform whatever was drafted.
+    """When an engine drafts several tokens and verifies them in one step. No sample depends on it.
 
     Args:
-        below: most running sequences with which it drafts; 0: never.
+        below: most running sequences with which it drafts, 0 for never.
         most: tokens of the longest draft.
         free: rows that a step may have at no cost.
         row_cost: extra time ``c`` of one more row, relative to an empty step. With ``b`` running, a
-            draft stops when P(token is reached) < ``c*b/(1+c*b)``: below that the row costs more
-            time than it saves.
+            draft stops when P(token is reached) < ``c*b/(1+c*b)``, as the row would cost more than
+            it saves.
     """
 
     below: int = 0
@@ -90,25 +92,22 @@ class Speculation:
 NO_SPECULATION = Speculation()
 
 
-# Without slots what is sent by the hundred: a frozen class with slots pickles through Python code.
+# No slots, as hundreds are sent: a frozen class with slots pickles through slow Python code.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
     """One attempt to sample.
 
     Args:
-        attempt: its id; unique among what the engine holds.
-        group: requests of one group share their prompt's prefill.
+        group: requests of one group share the prefill of their prompt.
         prompt: token ids, shape (P,), int32.
-        seed: token ``t`` uses the ``t``-th uniform of this seed's stream, whatever else runs
-            (``engine.sampling`` draws with it).
-        generated: the response so far, shape (T,): sampled elsewhere (a migrated attempt), or that
-            of earlier turns, with what an environment put behind them.
-        logprobs: their sampler logprobs, shape (T,).
-        hints: responses to the same prompt that other engines sampled, or this one in another
-            epoch, each (T,): drafts may be taken from them.
-        stays: another turn may follow: once it has ended, its KV is kept while there is room, until
-            the attempt comes again (with more in ``generated``), is aborted, or weights are loaded.
-        turn_start: tokens of ``generated`` that are of earlier turns: stop strings are looked for
+        seed: token ``t`` uses the ``t``-th uniform of this seed's stream (see ``engine.sampling``).
+        generated: the response so far, shape (T,): of a migrated attempt, or of earlier turns with
+            the environment's tokens.
+        logprobs: the sampler's logprobs of ``generated``, shape (T,).
+        hints: other responses to the same prompt, each (T,), for drafts.
+        stays: another turn may follow, so the engine keeps the KV while there is room. The
+            attempt's return, an abort or new weights end that.
+        turn_start: tokens of ``generated`` that belong to earlier turns. Stop strings count only
             behind them.
     """
 
@@ -129,10 +128,8 @@ class Output:
     """A finished or aborted attempt.
 
     Args:
-        tokens: all response tokens, those of ``Request.generated`` included, shape (T,), int32.
-        logprobs: sampler logprobs of ``tokens`` (after temperature, top-k and top-p), shape (T,).
-        weights_version: version of the weights that sampled it.
-        drafts: what they brought on this engine.
+        tokens: all response tokens, ``Request.generated`` included, shape (T,), int32.
+        logprobs: the sampler's logprobs after temperature, top-k and top-p, shape (T,).
     """
 
     attempt: AttemptId
@@ -148,17 +145,12 @@ class EngineStats:
     """Counters since the engine was built, and its load now.
 
     Args:
-        running: sequences in the decode batch.
         waiting: sequences not admitted yet, preempted ones included.
-        kv_used: share of the KV budget in use, 0 to 1, without what can be taken at any time (KV of
-            turns that are over).
-        preemptions: sequences thrown out for lack of KV and recomputed.
+        kv_used: share of the KV budget in use, 0 to 1. KV of finished turns does not count.
         generated_tokens: tokens sampled and kept.
-        prefill_tokens: tokens of prompts (and recomputed responses) run through the model.
-        cached_tokens: tokens of requests that were not, since KV of the attempt's last turn was
-            found; 0 where the engine keeps none of it, or does not tell.
-        rows: tokens run, drafts included, in steps that only decode; 0 where the engine does not
-            tell.
+        prefill_tokens: tokens of prompts and recomputed responses run through the model.
+        cached_tokens: tokens whose KV the attempt's last turn had left. 0 if not counted.
+        rows: tokens run, drafts included, in steps that only decode. 0 if not counted.
     """
 
     running: int
@@ -174,19 +166,16 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine is able to do, as it says itself once it is built.
+    """An engine's abilities, as it measures them once it is built.
 
     Args:
-        kv_tokens: KV budget.
-        max_length: longest prompt and response together, tokens; more can never fit.
+        max_length: longest prompt and response together, in tokens.
         tensor_parallel: numbers of devices that it can span.
-        latency: seconds of a decode step by batch size, measured, without what contexts add to it
-            where that was measured.
-        prefill_token_s: seconds for each token of a prompt (or of a response computed again).
-        exact_seeds: the same seed gives the same response, bit by bit, whatever runs beside it.
-        context_token_s: seconds that each context token of the batch adds to a decode step; None
-            where it was not measured.
-        speculates: whether it decodes ahead (``Engine.speculate``).
+        latency: seconds of a decode step by batch size, without the share of contexts if measured.
+        prefill_token_s: seconds for each token of a prompt or recomputed response.
+        exact_seeds: a seed gives the same response, bit by bit, whatever runs beside it.
+        context_token_s: seconds that each context token of the batch adds to a decode step. None if
+            not measured.
     """
 
     kv_tokens: int
@@ -200,96 +189,84 @@ class EngineInfo:
 
 
 def uniforms(seed: int, start: int, count: int) -> NDArray[np.float64]:
-    """Numbers ``start`` to ``start + count`` of a seed's stream; ``start`` is a multiple of 4.
-
-    The stream is that of ``Generator(Philox(key=seed)).random()`` (Salmon et al., 2011), which
-    makes four numbers of each counter value.
-    """
+    """Numbers ``start`` to ``start + count`` of a seed's stream. ``start`` is a multiple of 4. The
+    stream is ``Generator(Philox(key=seed)).random()`` (Salmon et al., 2011), which makes four
+    numbers of each counter value."""
     assert start % 4 == 0
     return Generator(Philox(key=seed, counter=start // 4)).random(count)
 
 
 def least(one: EngineInfo, other: EngineInfo) -> EngineInfo:
-    """What holds for both of two engines of one kind: each may have measured another budget."""
+    """The limits that hold for two engines of one kind, as each may have measured another
+    budget."""
     kv_tokens = min(one.kv_tokens, other.kv_tokens)
     return replace(one, kv_tokens=kv_tokens, max_length=min(one.max_length, other.max_length))
 
 
 class Engine(Protocol):
-    """Continuous batching over the devices it spans. Not thread-safe: its worker steps it."""
+    """Continuous batching over the devices that it spans. Not thread-safe: its worker steps it."""
 
     def info(self) -> EngineInfo:
-        """Its facts, by measurement; nothing may be held. Its counters move."""
+        """Measure the engine. It must be idle, and its counters move."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; one may go on with an attempt that has stopped, and is no other's id.
-
-        Raises ``ValueError`` if one can never fit (context or KV budget).
-        """
-        ...
+        """Queue requests. One may continue a stopped attempt. Raises ``ValueError`` if one can
+        never fit (context or KV budget)."""
 
     def speculate(self, how: Speculation) -> None:
-        """Decode ahead, until weights are loaded; nothing where it cannot (``EngineInfo``)."""
-        ...
+        """Decode ahead until weights are loaded, if the engine can (``EngineInfo``). Raises
+        ``ValueError`` on drafts of more than ``drafts.LONGEST_DRAFT`` tokens."""
 
     def step(self) -> list[Output]:
-        """Admit what fits, decode a token for every running sequence, or several where drafts of
-        them prove right; return what finished."""
+        """Admit the requests that fit, and decode one token for every running sequence, or several
+        if drafts are right. Returns the finished attempts."""
         ...
 
     def abort(self, attempts: Collection[AttemptId]) -> list[Output]:
-        """Remove attempts and return their partial outputs; unknown ids are ignored.
-
-        Attempts that have stopped are not held: nothing is returned, KV of theirs is given up.
-        """
+        """Remove attempts and return their partial outputs. Unknown ids are ignored. A stopped
+        attempt returns nothing, and loses its kept KV."""
         ...
 
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Take new weights, by the checkpoint's names; None when they are shared in-process.
-
-        Drops all KV. Raises ``RuntimeError`` when attempts are held.
-        """
-        ...
+        """Take new weights, by the checkpoint's names. None if they are shared in-process. Drops
+        all KV. Raises ``RuntimeError`` when attempts are held, ``ValueError`` on names that are not
+        the model's."""
 
     def sleep(self) -> None:
-        """Give back the memory of KV cache and maybe of own weights; nothing may be held."""
-        ...
+        """Free the memory of the KV cache, and of the engine's own weights if it can. It must be
+        idle."""
 
     def wake(self) -> None:
-        """Allocate it again; before anything is submitted, weights have to be loaded."""
-        ...
+        """Allocate the memory again. Weights must be loaded before the next request."""
 
     def busy(self) -> bool: ...
 
     def stats(self) -> EngineStats: ...
 
-    def close(self) -> None:
-        """End it, and what it holds of its process."""
-        ...
+    def close(self) -> None: ...
 
 
 def stops_of(request: Request) -> tuple[str, ...]:
-    """The strings that end it."""
+    """The stop strings of a request."""
     return () if request.params.ignore_stop else request.params.stop
 
 
 def check_room(info: EngineInfo, longest: int) -> None:
-    """Raise ``ValueError`` where a response of ``longest`` tokens fits behind no prompt at all."""
+    """Raise ``ValueError`` unless a response of ``longest`` tokens fits behind a prompt."""
     if info.max_length <= longest:
         raise ValueError(
-            f"an engine has room for {info.max_length} tokens of a sequence, not for a prompt and "
-            f"{longest} of its response: raise engine.kv_tokens or lower "
+            f"an engine has room for {info.max_length} tokens of a sequence, too few for a prompt "
+            f"and a response of {longest}: raise engine.kv_tokens or lower "
             "rollout.max_completion_length"
         )
 
 
 def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool) -> None:
     """Raise ``ValueError`` unless a request fits ``room`` tokens and its ids are below
-    ``vocabulary``: kernels do not check bounds, so an unknown id would read whatever lies behind
-    the embedding. Stop strings need a tokenizer, which ``decodes``."""
+    ``vocabulary``. Kernels do not check bounds. Stop strings need a tokenizer (``decodes``)."""
     size, most = len(request.prompt), request.params.max_tokens
     if size == 0 or size + most > room:
         raise ValueError(
@@ -309,15 +286,15 @@ def check_request(request: Request, *, room: int, vocabulary: int, decodes: bool
 
 
 _TORN = 3
-"""Characters that part of one may be decoded as, at either end of a window: of four bytes."""
+"""Characters at either end of a window that may decode from a part of one, which has up to four
+bytes."""
 
 
 class StopWatcher:
-    """Watches one response for any of its stop strings, behind its first ``start`` tokens.
+    """Watches one response for its stop strings, behind its first ``start`` tokens.
 
-    Tokens are decoded in windows: of one that is several times as long as any stop string only the
-    last characters are kept, so each token is decoded a bounded number of times. It has looked at
-    the first ``seen`` tokens.
+    Once the decoded window is several times as long as a stop string, only its end is kept. So each
+    token is decoded a bounded number of times. ``seen`` counts the tokens looked at.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
@@ -328,7 +305,7 @@ class StopWatcher:
         self.seen = 0
 
     def found(self, tokens: NDArray[np.int32]) -> bool:
-        """Whether a stop string ends within the tokens that are new since the last call."""
+        """Whether a stop string ends within the tokens since the last call."""
         self.seen = len(tokens)
         window = self._tokenizer.decode(tokens[self._start :].tolist())
         if any(s in window for s in self._stop):
@@ -338,7 +315,6 @@ class StopWatcher:
         return False
 
     def _advance(self, tokens: NDArray[np.int32]) -> None:
-        """Keep as many tokens as a stop string may still need and forget those before."""
         start = len(tokens)
         while len(self._tokenizer.decode(tokens[start:].tolist())) < self._kept:
             start -= 1
@@ -349,7 +325,7 @@ GROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes() -> int:
-    """What can be had: of the machine, or of the container where that has less left."""
+    """Free memory of the machine, or of the container if that has less left."""
     free = _machine_free_bytes()
     try:
         limit = int((GROUP / "memory.max").read_text(encoding="ascii"))
@@ -368,7 +344,7 @@ def _machine_free_bytes() -> int:
 
 
 def _elsewhere() -> int:
-    """On other systems than Linux; all that there is, where psutil is not installed."""
+    """Free memory on systems other than Linux. All memory if psutil is not installed."""
     with suppress(ImportError):
         import psutil
 

@@ -1,4 +1,4 @@
-"""Says that kernels are compiled before they are: numba caches them on disk, so few runs wait."""
+"""Logs that kernels are being compiled. numba caches them on disk, so few runs wait."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 from numba.core import event as events
 
 COMPILING = (
-    "the built-in engine compiles its kernels: some 20 seconds, once on a machine for each kind of "
-    "model"
+    "the built-in engine compiles its kernels: about 20 seconds, once per machine and kind of model"
 )
-_KIND = "numba:compile"
-"""What numba tells of functions that its cache on disk does not have."""
+_KIND = "numba:compile"  # numba's event for functions that its cache on disk lacks
 _OURS = __name__.rpartition(".")[0] + "."
 
 
@@ -34,7 +32,6 @@ class _Compiling(events.Listener):
 
 @contextmanager
 def told_of_compiling(say: Callable[[str], None]) -> Iterator[None]:
-    """Give ``say`` a line when the first of the engine's kernels begins to be compiled, if one
-    does."""
+    """Give ``say`` one line when the first of the engine's kernels starts to compile."""
     with events.install_listener(_KIND, _Compiling(say)):
         yield

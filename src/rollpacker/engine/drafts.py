@@ -1,7 +1,4 @@
-"""What may follow, guessed from texts that were seen.
-
-Nothing here knows the schedule.
-"""
+"""Drafts: guesses of the next tokens from texts that the engine has seen."""
 
 from __future__ import annotations
 
@@ -20,36 +17,34 @@ from rollpacker.engine.base import NO_SPECULATION, Ints, Request, Speculation
 from rollpacker.policy.engines.speculation import MOST, worth
 
 LENGTHS = (1, 2, 3, 5, 8)
-"""Tokens of a context; more than eight find nothing that these do not."""
+"""Tokens of a context. More than eight find nothing that these do not."""
 LONGEST = LENGTHS[-1]
 VOTES = 4
-"""Most times that count: what came more often is as likely."""
-_TRIED = 0.1
-"""Probability from which on a token is drafted that costs nothing."""
+"""Most times that count. A token that came more often is as likely."""
+_TRIED = 0.1  # probability from which on a token is drafted that costs nothing
 BUCKETS = 2 * len(LENGTHS) * VOTES
-"""Kinds of entries whose acceptance is told apart: scope, length of the context, votes."""
+"""Kinds of entries, each with its own acceptance: scope, length of the context, votes."""
 
 
 _TAG_BITS, _VOTE_BITS = np.uint64(32), np.uint64(29)
+# An entry is one number, in one line of the cache: half of its key, votes, a token.
 _TOKEN, _VOTE = np.uint64((1 << 29) - 1), np.uint64(7)
-"""An entry: half of its key, votes, a token. One number, so that it is in one line of the cache."""
 
 
 class DraftTable(NamedTuple):
-    """One generation: (entries,), a power of two; ``used`` (1,) of them are taken."""
+    """One generation of entries (entries,), a power of two, of which ``used`` (1,) are taken."""
 
     entries: Any
     used: Any
 
 
 def new_table(entries: int) -> DraftTable:
-    """An empty one; its memory is taken as it fills."""
+    """An empty table. It takes memory as it fills."""
     return DraftTable(np.zeros(entries, np.uint64), np.zeros(1, np.int64))
 
 
 @njit(cache=True, nogil=True)
 def _mix(key: Any, token: Any) -> Any:
-    """The key of a context that is one token longer (splitmix64's finaliser)."""
     z = key ^ (np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -58,7 +53,6 @@ def _mix(key: Any, token: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _place(table: Any, key: Any) -> tuple[Any, Any]:
-    """Where an entry is, and its tag, which is never 0."""
     return np.int64(key & np.uint64(len(table.entries) - 1)), key >> _TAG_BITS | np.uint64(1)
 
 
@@ -87,7 +81,7 @@ def _note(table: Any, key: Any, token: int) -> None:
 
 @njit(cache=True, nogil=True)
 def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
-    """Note what came at the places ``start`` to ``end`` of a text."""
+    """Note the tokens at the places ``start`` to ``end`` of a text."""
     for t in range(max(1, start), end):
         key = scope
         level = 0
@@ -100,8 +94,7 @@ def learn(table: Any, scope: Any, text: Any, start: int, end: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _find(young: Any, old: Any, own: Any, all_texts: Any) -> tuple[Any, Any]:
-    """The token behind a context, and how sure: votes, ``VOTES`` more where all texts say so. Its
-    group's own texts come first; (-1, 0) where nobody knows."""
+    """The token behind a context and its votes, plus ``VOTES`` if all texts say so, or (-1, 0)."""
     for wide in range(2):
         key = all_texts if wide else own
         for table in (young, old):
@@ -115,11 +108,7 @@ def _find(young: Any, old: Any, own: Any, all_texts: Any) -> tuple[Any, Any]:
 
 @njit(cache=True, nogil=True)
 def _next(tables: Any, scope: Any, text: Any, end: int, keys: Any) -> tuple[int, int]:
-    """The token that should come at ``end`` and the bucket of what says so; (-1, -1) if nothing.
-
-    The longest context wins; of one length the group's own texts. It is looked for first, since
-    where much is drafted it is there; then from the shortest one on.
-    """
+    """The token at ``end`` and its bucket, or (-1, -1). The longest context wins."""
     young, old = tables
     own, all_texts = scope, np.uint64(0)
     levels = 0
@@ -129,7 +118,7 @@ def _next(tables: Any, scope: Any, text: Any, end: int, keys: Any) -> tuple[int,
             keys[0, levels], keys[1, levels] = own, all_texts
             levels += 1
     token, bucket = -1, -1
-    if levels:
+    if levels:  # the longest first, as it is usually there when much is drafted
         token, sure = _find(young, old, keys[0, levels - 1], keys[1, levels - 1])
         if token >= 0:
             return token, 2 * (levels - 1) * VOTES + sure
@@ -155,13 +144,17 @@ def draft(
     tokens: Any,
     buckets: Any,
 ) -> int:
-    """Draft up to ``most`` tokens behind the first ``end`` of a text, as long as the last is likely
-    to be reached, and to the first stop token at most; returns how many.
+    """Draft up to ``most`` tokens behind the first ``end`` of a text. Returns how many.
 
-    Args: ``tables`` the younger and the older one; ``rates`` (``BUCKETS``,) how often a token of
-    each bucket was right; ``least`` tokens that cost nothing, and the probability, as the product
-    of these, below which a draft of more ends; ``stops`` (S,); ``room`` to work in, (``LONGEST`` +
-    k,) and (2, ``len(LENGTHS)``); ``tokens`` and ``buckets`` (k,) take the result.
+    A draft ends when its next token is unlikely to be reached, or behind a stop token.
+
+    Args:
+        tables: the younger and the older one.
+        least: tokens that cost nothing, and the least probability that a further token is reached.
+        rates: (``BUCKETS``,) share of right tokens in each bucket.
+        stops: (S,).
+        room: buffers, (``LONGEST`` + k,) and (2, ``len(LENGTHS)``).
+        tokens, buckets: (k,) the result.
     """
     window, keys = room
     known = min(LONGEST, end)
@@ -183,7 +176,7 @@ def draft(
 
 @njit(cache=True, nogil=True)
 def among(tokens: Any, token: int) -> bool:
-    """Whether it is one of them."""
+    """Whether ``token`` is one of ``tokens``."""
     for each in tokens:  # noqa: SIM110 - numba compiles no generators
         if each == token:
             return True
@@ -191,24 +184,19 @@ def among(tokens: Any, token: int) -> bool:
 
 
 _FIRST, _MOST = 1 << 16, 1 << 22
-"""Entries of the first generation and of those after some: 34 MB, 400,000 tokens in one scope."""
-_KEPT = 1 << 19
-"""Most tokens of finished responses that wait to be learnt for all groups."""
+"""Entries of the first generation, and the most (34 MB, 400,000 tokens in one scope)."""
+_KEPT = 1 << 19  # most tokens of finished responses that wait to be learnt for all groups
 _FORGET = 0.5
-"""What counts of acceptance under the last weights: texts change slowly, and what was never right
-is tried again."""
+"""Weight of acceptances under the last weights. Texts change slowly, and failures are retried."""
 _EVERYWHERE = np.uint64(0)
 
 Scopes = NDArray[np.uint64]
 
 
 class Drafter:
-    """Tables of what followed what in texts that the engine has seen, and how often each kind of
-    entry was right; the largest have ``entries``, a power of two.
-
-    A text is learnt when somebody drafts: that of the group's members and its hints under the
-    group's scope, and those of past rounds, whosever they are, under one for all.
-    """
+    """Tables of the tokens that followed each context, and how often each kind of entry was right.
+    Texts are learnt when a sequence drafts. A group's responses and hints are learnt under its own
+    scope, those of past rounds under one scope for all."""
 
     def __init__(self, entries: int = _MOST) -> None:
         self._entries = entries
@@ -221,11 +209,10 @@ class Drafter:
         self._right = np.full(BUCKETS, 1.0)
 
     def scope(self, group: PromptId) -> np.uint64:
-        """A group's own, never that of all."""
         return np.uint64(crc32(group.encode()) + 1)
 
     def first_of(self, scope: np.uint64) -> bool:
-        """Whether a group is new, so that its prompt has to be learnt; it is not from now on."""
+        """Whether the group is new, so that its prompt must be learnt. Marks it as known."""
         new = int(scope) not in self._known
         self._known.add(int(scope))
         return new
@@ -237,7 +224,7 @@ class Drafter:
         self._new += [(scope, text, 0) for text in texts]
 
     def turn_over(self) -> None:
-        """The weights change: responses of the round are what all groups may learn from."""
+        """The weights change: all groups may learn from the round's responses."""
         self._past += self._round + [text for _, text, _ in self._new]
         self._round.clear()
         self._new.clear()
@@ -280,18 +267,15 @@ class Drafter:
         least: tuple[int, float],
         stops: Ints,
     ) -> tuple[Ints, Ints, Ints]:
-        """Learn what is new in running sequences, and draft what may come next.
+        """Learn the new tokens of running sequences, and draft their next ones.
 
         Args:
             scopes: of each row of ``texts``.
             texts: prompts and responses, (slots, context).
             rows: those that draft, (b,).
-            spans: of every row, up to where it was learnt, which is moved on, and how long its
-                prompt and its response are.
+            spans: for every row, tokens learnt so far (updated), and lengths of prompt and
+                response.
             most: tokens of each draft, (b,).
-            least: tokens of a draft that cost nothing, and the probability with which another one
-                is to be reached.
-            stops: (slots, S) tokens that end a response.
 
         Returns drafts and their buckets, each (b, k), and their lengths (b,).
         """
@@ -304,7 +288,8 @@ class Drafter:
         return drafts, buckets, lengths
 
     def judge(self, buckets: Ints, lengths: Ints, right: Ints) -> None:
-        """Take what became of drafts: the first ``right`` of each were, the next one was not."""
+        """Count acceptances: the first ``right`` tokens of each draft were right, the next one was
+        not."""
         _judge(buckets, lengths, right, self._tried, self._right)
 
 
@@ -357,21 +342,12 @@ def _judge(buckets: Any, lengths: Any, right: Any, tried: Any, accepted: Any) ->
 
 
 LONGEST_DRAFT = 63
-"""Tokens; engines make that many uniforms ahead."""
-_LONGEST_PAUSE = 32
-"""Steps without drafts after many of which nothing was right: noise costs no more than that."""
+"""Tokens. Engines make as many uniforms ahead."""
+_LONGEST_PAUSE = 32  # most steps without drafts after misses, so that noise costs little
 
 
 class RunningTexts(Protocol):
-    """Sequences that an engine runs, one row each.
-
-    Attributes:
-        texts: (slots, context) the prompt and, behind it, the response.
-        prompt: tokens of the prompt.
-        count: response tokens so far.
-        stops: (slots, S) token ids that end it, filled up with -1.
-        ticket: another one for each sequence that comes into a slot.
-    """
+    """Sequences that an engine runs, one row each, as in ``mini.schedule.Slots``."""
 
     texts: Ints
     prompt: Ints
@@ -382,8 +358,7 @@ class RunningTexts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Of a step, for the slots that decode: (b, k) tokens and their buckets, of which (b,) were
-    drafted."""
+    """Tokens and buckets (b, k) of a step's drafts, of which the first ``lengths`` (b,) count."""
 
     tokens: Ints
     buckets: Ints
@@ -391,8 +366,7 @@ class Drafts:
 
 
 class Speculator:
-    """Guesses what an engine's running sequences go on with, as the engine is told to; ``group``:
-    whose response is in a slot."""
+    """Drafts for an engine's running sequences. ``group`` names the group of a slot."""
 
     def __init__(
         self, texts: RunningTexts, group: Callable[[int], PromptId], drafter: Drafter
@@ -408,7 +382,7 @@ class Speculator:
         self._misses = self._pause = 0
 
     def follow(self, how: Speculation) -> None:
-        """Draft so from now on. Raises ``ValueError`` for drafts that are too long."""
+        """Draft in this way from now on. Raises ``ValueError`` for drafts that are too long."""
         if how.most > LONGEST_DRAFT:
             raise ValueError(f"drafts have at most {LONGEST_DRAFT} tokens, not {how.most}")
         self.how = how
@@ -419,12 +393,10 @@ class Speculator:
         self._drafter.turn_over()
 
     def hear(self, request: Request) -> None:
-        """Texts that come with a request are for all of its group."""
         if request.hints:
             self._drafter.hint(self._drafter.scope(request.group), request.hints)
 
     def due(self, running: int) -> bool:
-        """Whether the next step is one with drafts, of so many sequences."""
         if not 0 < running <= self.how.below:
             return False
         if self._pause:
@@ -433,7 +405,6 @@ class Speculator:
         return True
 
     def draft(self, slots: Ints, most: Ints) -> Drafts | None:
-        """What may come next of these, at most so many tokens (b,) of each; None: nothing."""
         t = self._texts
         for slot in slots[self._met[slots] != t.ticket[slots]]:
             self._meet(int(slot))
@@ -469,11 +440,9 @@ class Speculator:
         self.over(self._group(slot), text, start)
 
     def over(self, group: PromptId, text: Ints, start: int) -> None:
-        """Of a group's ``text`` what is behind ``start`` is not learnt yet."""
         self._drafter.ended(self._drafter.scope(group), text, start)
 
     def _meet(self, slot: int) -> None:
-        """A sequence that has not drafted in this slot."""
         self._met[slot] = self._texts.ticket[slot]
         scope = self._scopes[slot] = self._drafter.scope(self._group(slot))
         first = self._drafter.first_of(scope)
@@ -484,18 +453,15 @@ class Speculator:
         self._pause = min(self._misses // 2, _LONGEST_PAUSE)
 
 
-_LEFT = 8
-"""Responses that still run where drafting begins."""
-_TAIL = 4
-"""A quarter of the longest is looked at where many end together."""
+_LEFT = 8  # responses still running when drafting begins
+_TAIL = 4  # if many responses end together, the last quarter of the longest is decoded
 
 
 class Rehearsal:
     """Decodes the response that ends each step again, with drafts that its engine could have made.
 
-    As in ``MiniEngine`` they come from the prompt's other responses, as far as these were, from its
-    last visit and from all of the steps before, as if one engine had sampled everything. A token is
-    drafted where it is likely, whatever a row costs.
+    As in ``MiniEngine``, drafts come from the prompt's other responses up to the same length, from
+    its last visit and from earlier steps. The cost of a row does not limit them.
     """
 
     def __init__(self) -> None:
@@ -505,16 +471,16 @@ class Rehearsal:
 
     @property
     def tokens(self) -> float:
-        """Of a decode step, one without a draft too; 1 where there was none."""
+        """Tokens per decode step, those without a draft included. 1 without steps."""
         return self.decoded / self.steps if self.steps else 1.0
 
     @property
     def draft(self) -> int:
-        """Tokens of a draft, rounded up, at least 1."""
+        """Mean tokens of a draft, rounded up, at least 1."""
         return max(1, math.ceil(self.drafted / max(1, self.verified)))
 
     def step(self, groups: Mapping[PromptId, Sequence[Ints]]) -> None:
-        """The next training step: token ids of every response, by prompt."""
+        """Take the next training step: token ids of every response, by prompt."""
         lengths = sorted(len(text) for texts in groups.values() for text in texts)
         if lengths and lengths[-1]:
             last = max(groups, key=lambda prompt: max(map(len, groups[prompt]), default=0))
@@ -528,7 +494,6 @@ class Rehearsal:
         self._visits |= groups
 
     def _decode(self, prompt: PromptId, texts: Sequence[Ints], begin: int) -> None:
-        """The first of ``texts``, from ``begin`` on; the others are as far as it is."""
         scope, ends = self._drafter.scope(prompt), np.array([len(text) for text in texts], np.int32)
         self._drafter.hint(scope, self._visits.get(prompt, ()))
         told = np.zeros((len(texts), int(ends[0])), np.int32)
@@ -561,6 +526,5 @@ class Rehearsal:
 
 
 def _right(draft: Ints, text: Ints) -> int:
-    """Tokens of the draft before the first that is wrong."""
     wrong = np.flatnonzero(draft != text[: len(draft)])
     return int(wrong[0]) if wrong.size else len(draft)

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     import torch
 
 _VOCABULARY = 16
-_ENOUGH = 1 << 30
-"""Tokens: it keeps no KV."""
+_ENOUGH = 1 << 30  # Tokens. It keeps no KV.
 
 
 def scripted_length(config: FakeEngineConfig, seed: int) -> int:
-    """Tokens of the response that this seed gives, before ``max_tokens`` cuts it."""
+    """Tokens of this seed's response, before ``max_tokens`` cuts it."""
     return config.lengths[_hash(f"length/{seed}") % len(config.lengths)]
 
 
 def scripted_token(seed: int, index: int) -> int:
-    """Token ``index`` of the response that this seed gives."""
+    """Token ``index`` of this seed's response."""
     return _hash(f"{seed}/{index}") % _VOCABULARY
 
 
@@ -44,8 +43,8 @@ class _Scripted:
 
 
 class FakeEngine:
-    """Each step gives every running attempt one token; costs no compute. Of ``concurrency``
-    attempts at most, in order of submission; 0 for all."""
+    """Gives a token to every running attempt in each step, and computes nothing. ``concurrency``
+    limits the running attempts, 0 for all."""
 
     def __init__(self, config: FakeEngineConfig, *, concurrency: int = 0) -> None:
         self._config = config

@@ -1,4 +1,5 @@
-"""What a step takes at several batch sizes, a token of prefill, and a token of context."""
+"""Measures decode steps at several batch sizes, and the cost of a token of prefill and of
+context."""
 
 from __future__ import annotations
 
@@ -22,24 +23,23 @@ from rollpacker.engine.base import (
 
 STEPS = 3
 SHORT_STEPS = 16
-"""Of engines whose steps take less than a millisecond: with three, what a row costs differs by
-three from one start to the next, with these by a seventh."""
+"""For engines whose steps take less than a millisecond. With three steps, the cost of a row varies
+threefold between starts, with these by a seventh."""
 _PAIR_STEPS = 8
-"""Contexts make a small difference between two times: the least of more steps has less noise."""
-_MOST = 0.5
-"""Share of a measured step that its contexts can take: short ones take far less on any engine
-that we know, so more is noise."""
+"""Contexts make a small difference between two times, so the minimum of more steps has less
+noise."""
+_MOST = 0.5  # Largest share of a measured step that its short contexts can take. More is noise.
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Wall time of an engine's steps: of one on a GPU, the processor sees hardly anything.
+    """Wall time of an engine's steps. Processor time would miss work on a GPU.
 
     Args:
-        decode: seconds of a decode step by batch size, without what contexts add to it.
-        prefill_token_s: seconds for each prefilled token, at least 0.
-        context_token_s: seconds that each context token of the batch adds to a decode step, at
-            least 0; None where the engine has no room to measure it.
+        decode: seconds of a decode step by batch size, without the share of contexts.
+        prefill_token_s: seconds for each prefilled token.
+        context_token_s: seconds that each context token adds to a decode step. None without room to
+            measure it.
     """
 
     decode: dict[int, float]
@@ -49,14 +49,14 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """What is measured beside batches of short contexts: a few long ones. All tokens that they are
-    more than the short ones should take at least a few hundredths of a decode step to read."""
+    """A few long contexts, measured beside batches of short ones. Reading their extra tokens should
+    take at least a few hundredths of a decode step."""
 
     sequences: int
     tokens: int
 
     def within(self, max_length: int, kv_tokens: int, running: int) -> Contexts:
-        """What of it fits half of an engine: shorter ones, and fewer."""
+        """The part that fits half of an engine: shorter contexts, and fewer."""
         tokens = min(self.tokens, max_length // 2)
         each = tokens + self.sequences + _PAIR_STEPS + 1
         most = min(running, kv_tokens // 2 // each) if each <= max_length else 0
@@ -67,22 +67,17 @@ NONE = Contexts(sequences=0, tokens=0)
 ON_A_CPU = Contexts(sequences=4, tokens=256)
 """Prefill is slow: 12 ms for 0.2M parameters, two seconds for 135M."""
 ON_A_GPU = Contexts(sequences=16, tokens=2048)
-"""Of a 7B model these are 2 GB of KV beside 15 GB of weights."""
+"""For a 7B model these are 2 GB of KV beside 15 GB of weights."""
 
 
-_KEPT = 64
-"""Steps of about as many rows that are remembered."""
-_LEAST = 8
-"""From which the fastest of them is told."""
-_OCTAVE = 2
-"""Kinds of steps for each doubling of their rows."""
+_KEPT = 64  # remembered steps of one kind
+_LEAST = 8  # steps before the fastest is reported
+_OCTAVE = 2  # kinds of steps for each doubling of their rows
 
 
 class StepTimes:
-    """What decode steps take while the engine is at work: the fastest of the latest ones.
-
-    Other work on the machine makes a step longer, never shorter.
-    """
+    """The fastest of the latest decode steps, as other work on the machine only makes a step
+    longer."""
 
     def __init__(self) -> None:
         self._latest: defaultdict[int, deque[tuple[int, float]]] = defaultdict(
@@ -111,11 +106,12 @@ def measure_steps(
 ) -> StepCosts:
     """Time steps with each number of sequences of ``context`` tokens, and with ``long`` ones.
 
-    Decode steps: the fastest of ``steps``. Prefill: what the first step of a batch takes beyond a
-    decode step, over the tokens by which it runs more, the least of all batches. Contexts: the
-    difference between as many short and long sequences, none where there is no room for any. The
-    engine must be idle; batch sizes above what it can hold are left out. Its counters move. The
-    steps it makes do not depend on their times, so processes that measure together stay together.
+    A decode step is the fastest of ``steps``. Prefill is the extra time of a batch's first step per
+    extra token, the least of all batches. Contexts are the difference between equal numbers of
+    short and long sequences. Batch sizes above the engine's capacity are left out.
+
+    The engine must be idle, and its counters move. The steps do not depend on their times, so
+    processes that measure together stay together.
     """
     assert not engine.busy()
     decode: dict[int, float] = {}
@@ -139,8 +135,8 @@ def measure_steps(
 
 
 def decode_ahead(engine: Engine, room: int) -> None:
-    """Draft and verify once, so that nothing is compiled when it is first of use. The engine is
-    idle, has ``room`` for that many tokens of a sequence, and is to forget what it learns here."""
+    """Draft and verify once, so that later drafts compile nothing. The engine is idle, has room for
+    sequences of ``room`` tokens, and should forget the texts afterwards."""
     half = min(8, room // 2)
     params = SamplingParams(max_tokens=half, temperature=0.0, ignore_stop=True)
     prompt, group = np.zeros(half, np.int32), PromptId("drafts")
@@ -156,7 +152,6 @@ def decode_ahead(engine: Engine, room: int) -> None:
 def _context_token_s(
     engine: Engine, short: int, long: Contexts, clock: Callable[[], float]
 ) -> float | None:
-    """Seconds of a decode step for each context token; None where that cannot be found."""
     few = Contexts(sequences=long.sequences, tokens=min(short, long.tokens // 2))
     if not few.sequences or not few.tokens:
         return None
@@ -167,7 +162,6 @@ def _context_token_s(
 
 
 def _least_s(engine: Engine, contexts: Contexts, clock: Callable[[], float]) -> float | None:
-    """Seconds of a decode step of sequences that share no KV; None if it cannot hold them."""
     ids = [AttemptId(-1 - i) for i in range(contexts.sequences)]
     params = SamplingParams(max_tokens=len(ids) + _PAIR_STEPS + 1, ignore_stop=True)
     engine.submit(
@@ -193,7 +187,7 @@ def _least_s(engine: Engine, contexts: Contexts, clock: Callable[[], float]) -> 
 
 
 def _requests(ids: Sequence[AttemptId], context: int, steps: int) -> list[Request]:
-    """One prompt for all, another one for each batch size: no prefix is found in a cache."""
+    """The same prompt for all, another for each batch size, so that no cache has a prefix."""
     params = SamplingParams(max_tokens=steps + 2, ignore_stop=True)
     prompt = _prompt(len(ids), context)
     return [
@@ -203,7 +197,7 @@ def _requests(ids: Sequence[AttemptId], context: int, steps: int) -> list[Reques
 
 
 def _prompt(number: int, tokens: int) -> NDArray[np.int32]:
-    """A number's bits: no two begin alike."""
+    """A number's bits, so that no two prompts begin alike."""
     return np.array([number >> i & 1 for i in range(tokens)], np.int32)
 
 

@@ -1,4 +1,4 @@
-"""What an engine answers to a few fixed requests, to compare: with drafts, after a sleep."""
+"""Compares an engine's answers to a few fixed requests: with drafts, or after a sleep."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from rollpacker.engine.base import (
 )
 
 _PROMPTS, _PROMPT_TOKENS, _TOKENS = 4, 12, 32
-_WRONG_AT = 9
-"""The token of each hint that is not the response's: drafts are right up to it."""
+_WRONG_AT = 9  # The token of each hint that differs from the response. Drafts are right up to it.
 _DRAFTS = Speculation(below=_PROMPTS, most=6, free=1 << 20)
 _EXACT, _LOOSE, _LOOSE_MEAN = 1e-3, 0.25, 0.03
-"""Nats by which log-probabilities of one token may differ: in float32; in bfloat16, where steps of
-other shapes round otherwise, at most and on average."""
+"""Nats by which logprobs of a token may differ: in float32, in bfloat16 at most and on average."""
 
 
 def answers(engine: Engine, hints: Sequence[Output] = ()) -> list[Output]:
-    """Responses to fixed prompts with fixed seeds, in order; the engine is idle and has weights.
-
-    ``hints``: earlier answers, from which drafts are taken where the engine decodes ahead.
-    """
+    """Responses to fixed prompts with fixed seeds, in order. The engine is idle and has weights.
+    ``hints`` are earlier answers, from which an engine that decodes ahead takes drafts."""
     params = SamplingParams(max_tokens=_TOKENS, ignore_stop=True)
     engine.submit(
         [
@@ -63,23 +59,23 @@ def _altered(output: Output) -> Ints:
 
 
 def drafts_differ(engine: Engine, *, loose: bool) -> str:
-    """How the engine's answers with drafts differ from those without; empty where they do not.
+    """How the engine's answers with drafts differ from those without. Empty if they agree.
 
     Args:
         engine: decodes ahead, is idle and has weights.
-        loose: it computes in bfloat16: then tokens may differ from where two are about as likely.
+        loose: it computes in bfloat16, so tokens may differ from a near tie on.
     """
     plain = answers(engine)
     engine.speculate(_DRAFTS)
     drafted = answers(engine, plain)
     engine.speculate(NO_SPECULATION)
     if not sum(output.drafts.accepted for output in drafted):
-        return "no draft was right, though each was the response itself"
+        return "no draft was accepted, though each was the response itself"
     return differ(plain, drafted, loose=loose)
 
 
 def differ(before: Sequence[Output], after: Sequence[Output], *, loose: bool) -> str:
-    """How answers to the same requests differ; empty where they do not but for rounding."""
+    """How answers to the same requests differ. Empty if they agree up to rounding."""
     gaps: list[float] = []
     for one, other in zip(before, after, strict=True):
         unlike = np.flatnonzero(one.tokens != other.tokens)
@@ -88,7 +84,7 @@ def differ(before: Sequence[Output], after: Sequence[Output], *, loose: bool) ->
             return f"token {same} of a response is {other.tokens[same]}, not {one.tokens[same]}"
         gaps += np.abs(one.logprobs[:same] - other.logprobs[:same]).tolist()
     if len(gaps) < sum(len(one.tokens) for one in before) / 2:
-        return "most tokens of the responses are others"
+        return "most tokens of the responses differ"
     if max(gaps) > (_LOOSE if loose else _EXACT):
         return f"the log-probability of a token differs by {max(gaps):.3f} nats"
     if sum(gaps) / len(gaps) > _LOOSE_MEAN:

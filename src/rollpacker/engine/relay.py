@@ -1,8 +1,6 @@
-"""An engine over several processes: its lead tells the other members each call before it makes it.
-
-Members are given the same calls in the same order, so engines that schedule alike stay in step.
-A plain step is one byte. A member waits for its lead's next call and uses no CPU meanwhile.
-"""
+"""An engine over several processes: its lead sends each call to the other members, then makes it.
+All members get the same calls in the same order, so their schedules stay equal. A plain step is one
+byte. A waiting member uses no CPU."""
 
 from __future__ import annotations
 
@@ -33,22 +31,18 @@ if TYPE_CHECKING:
 
 _STEP = b"s"
 _ANSWERED = ("info", "load_weights", "sleep", "wake")
-"""Calls that are over only when all members have made them: what they read or leave (weights in
-shared memory, a device) is somebody else's afterwards."""
+"""Calls that end only when all members have made them, as the memory that they read or free (shared
+weights, a device) is then reused."""
 _PATIENCE_S = 60.0
-_RANK = 4
-"""Bytes in which a member says who it is."""
-_LONGEST_PATH = 100
-"""Bytes; a socket's address has no more room."""
+_RANK = 4  # bytes in which a member sends its rank
+_LONGEST_PATH = 100  # bytes that a socket's address can hold
 
 
 class Lead:
-    """The engine protocol over this process's part of an engine and those of its ``members``: a
-    connection to each other process, by rank (``meet``).
-
-    A member that has ended shows as ``ConnectionError`` at the next call; one that ends within a
-    step can leave the others waiting for it, for as long as their collectives do.
-    """
+    """The engine protocol over this process's part of an engine and its ``members``. ``members``
+    are connections by rank (``meet``). If a member has ended, the next call raises
+    ``ConnectionError``. If it ends within a step, the others may wait as long as their collectives
+    do."""
 
     def __init__(self, engine: Engine, members: Sequence[Connection]) -> None:
         self._engine = engine
@@ -66,7 +60,6 @@ class Lead:
         self._engine.speculate(how)
 
     def step(self) -> list[Output]:
-        """One step of all members; when nothing is held they are not even told."""
         if not self._engine.busy():
             return []
         self._send(_STEP)
@@ -79,9 +72,8 @@ class Lead:
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Take new weights, an iterable that says where they lie and can be pickled; returns when
-        all members have them. Raises ``RuntimeError`` when attempts are held or a member alone
-        failed."""
+        """Take new weights, from an iterable that can be pickled. Returns when all members have
+        them. Raises ``RuntimeError`` when attempts are held or a member alone failed."""
         self._answered("load_weights", weights, version)
 
     def sleep(self) -> None:
@@ -91,21 +83,17 @@ class Lead:
         self._answered("wake")
 
     def busy(self) -> bool:
-        """Whether anything is running or waiting; the members are not asked."""
         return self._engine.busy()
 
     def stats(self) -> EngineStats:
-        """Counters and load; the members are not asked."""
         return self._engine.stats()
 
     def close(self) -> None:
-        """End this process's part; the members see it, and end theirs."""
         for member in self._members:
             member.close()
         self._engine.close()
 
     def _answered(self, call: str, *arguments: Any) -> Any:
-        """Make a call here and on the members, and wait for these."""
         self._tell(call, *arguments)
         try:
             result = getattr(self._engine, call)(*arguments)
@@ -113,7 +101,7 @@ class Lead:
             problems = [self._answer(rank) for rank in range(1, 1 + len(self._members))]
         for rank, problem in enumerate(problems, 1):
             if problem is not None:
-                raise RuntimeError(f"member {rank} of the engine alone failed: {problem}")
+                raise RuntimeError(f"process {rank} of the engine alone failed: {problem}")
         return result
 
     def _tell(self, call: str, *arguments: Any) -> None:
@@ -134,14 +122,15 @@ class Lead:
 
 
 def _gone(rank: int) -> ConnectionError:
-    return ConnectionError(f"member {rank} of the engine has ended")
+    return ConnectionError(f"process {rank} of the engine has ended")
 
 
 def follow(engine: Engine, lead: Connection) -> None:
     """Make each of the lead's calls on this member's engine, until the lead has ended.
 
-    What a call refuses (``ValueError``) the lead's own call refuses as well and reports. A failure
-    (``RuntimeError``) of a call that the lead waits for is its answer. Any other ends the member.
+    The lead's own call refuses the same (``ValueError``) and reports it. If a call that the lead
+    waits for fails (``RuntimeError``), the failure is the answer. Any other failure ends the
+    member.
     """
     with suppress(EOFError, ConnectionError):
         while True:
@@ -164,11 +153,9 @@ def follow(engine: Engine, lead: Connection) -> None:
 
 
 def meet(span: Span) -> list[Connection]:
-    """The lead's connections to its members, by rank, on a socket beside the meeting file.
-
-    Raises ``TimeoutError`` when one has not come within a minute, ``ValueError`` on a path that
-    is too long for a socket.
-    """
+    """The lead's connections to its members, by rank, on a socket beside the meeting file. Raises
+    ``TimeoutError`` if a member does not come within a minute, ``ValueError`` if the path is too
+    long for a socket."""
     path = _socket_path(span)
     members: dict[int, Connection] = {}
     with socket.socket(socket.AF_UNIX) as listener:
@@ -185,7 +172,7 @@ def meet(span: Span) -> list[Connection]:
         except TimeoutError:
             absent = sorted(set(range(1, span.size)) - members.keys())
             raise TimeoutError(
-                f"members {absent} of the engine did not come to {path} in {_PATIENCE_S:.0f} s"
+                f"processes {absent} of the engine did not connect to {path} in {_PATIENCE_S:.0f} s"
             ) from None
         finally:
             path.unlink(missing_ok=True)
@@ -193,8 +180,8 @@ def meet(span: Span) -> list[Connection]:
 
 
 def _rank(end: socket.socket, span: Span) -> int | None:
-    """Of the member that has come; None for anybody else: members are of this user, and nothing is
-    unpickled before they are known."""
+    """The rank of a member that connected, or None for a process of another user. Nothing is
+    unpickled before this check."""
     end.settimeout(_PATIENCE_S)
     pid_uid_gid = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", pid_uid_gid)[1]
@@ -207,7 +194,7 @@ def _rank(end: socket.socket, span: Span) -> int | None:
 
 
 def join(span: Span) -> Connection:
-    """A member's connection to its lead. Raises ``TimeoutError`` when that does not listen."""
+    """A member's connection to its lead. Raises ``TimeoutError`` if the lead does not listen."""
     path = _socket_path(span)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -218,7 +205,7 @@ def join(span: Span) -> Connection:
             member.close()
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the engine's lead does not listen at {path} after {_PATIENCE_S:.0f} s"
+                    f"process 0 of the engine does not listen at {path} after {_PATIENCE_S:.0f} s"
                 ) from None
             time.sleep(0.01)
             continue

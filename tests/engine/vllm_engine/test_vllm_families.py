@@ -124,7 +124,7 @@ def test_what_is_sampled_has_the_log_probabilities_of_the_newest_weights(kind, b
 def test_families_that_it_cannot_run_are_refused_in_a_line(kind, another, tmp_path):
     reasons = {
         "gpt_oss": "gpt_oss: vLLM 0.32 keeps the old values of its experts",
-        "qwen3_5_text": "qwen3_5_text: vLLM's module for it imports torchvision",
+        "qwen3_5_text": "qwen3_5_text: vLLM's module for it needs torchvision",
         "lfm2": "beside transformers",
         "minimax_m2": "beside transformers",
     }
@@ -186,7 +186,7 @@ def test_what_vllm_does_not_find_among_the_weights_is_an_error(beside, tmp_path)
     """It reads a key that transformers does not, and makes an expert more."""
     model = made("qwen3_moe", 3, shared_expert_intermediate_size=64)
     beside.build(model, tmp_path)
-    with pytest.raises(ValueError, match=r"found none for its own 'model\.layers\.0\.mlp\.shared"):
+    with pytest.raises(ValueError, match=r"none for vLLM's parameter 'model\.layers\.0\.mlp\.shared"):
         beside.load(model)
     with pytest.raises(RuntimeError, match="the engine has no weights"):
         beside.sample(asked())

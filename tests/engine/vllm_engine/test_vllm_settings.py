@@ -72,9 +72,9 @@ def test_one_that_rested_asks_for_weights(folder, monkeypatch):
     engine.load_weights(build("wide").named_parameters(), 0)
     engine.sleep()
     engine.wake()
-    with pytest.raises(RuntimeError, match="the engine has no weights: it slept"):
+    with pytest.raises(RuntimeError, match="the engine has no weights since it slept"):
         engine.submit([request(0, prompt(5))])
-    with pytest.raises(RuntimeError, match="the engine has no weights: it slept"):
+    with pytest.raises(RuntimeError, match="the engine has no weights since it slept"):
         engine.load_weights(None, 1)
     engine.load_weights(build("wide").named_parameters(), 1)
     engine.submit([request(0, prompt(5), ignore_stop=True)])

@@ -164,7 +164,7 @@ def test_what_a_killed_member_leaves_is_found_and_blocks_nobody(pair, folder):
     engine = pair.build(folder, max_running=4, kv_tokens=256)
     pair.child.kill()
     pair.child.join()
-    with pytest.raises(ConnectionError, match="member 1 of the engine has ended"):
+    with pytest.raises(ConnectionError, match="process 1 of the engine has ended"):
         engine.submit([request(0, prompt(5))])
     meeting = pair.meeting
     pair.replace_child()

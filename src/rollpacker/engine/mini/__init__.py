@@ -1,7 +1,4 @@
-"""The built-in engine: continuous batching for Qwen2, Qwen3 and Llama, in-process weights.
-
-Nothing here knows processes or drivers.
-"""
+"""The built-in engine: continuous batching for Qwen2, Qwen3 and Llama, with in-process weights."""
 
 from rollpacker.engine.mini.engine import MiniEngine
 

@@ -1,4 +1,4 @@
-"""The built-in engine: schedule, run rows, postprocess what was sampled."""
+"""The built-in engine: schedules, runs the rows, and processes the samples."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 
 class SlotSpeculator(Speculator):
-    """Drafts for the scheduler's running sequences, as rows of a step; ``equal``: all of a step's
-    sequences verify as many tokens."""
+    """Drafts for the scheduler's running sequences, as rows of a step. If ``equal``, all sequences
+    of a step verify the same number of tokens."""
 
     def __init__(
         self, slots: Slots, scheduler: SequenceScheduler, drafter: Drafter, *, equal: bool
@@ -60,8 +60,8 @@ class SlotSpeculator(Speculator):
         self._every = np.arange(len(slots.count), dtype=np.int32)
 
     def of_step(self, slots: Ints) -> tuple[Drafts, Ints] | None:
-        """Drafts of these in the coming step, and how many tokens of each to verify (b,); None:
-        decode a token of each."""
+        """Drafts for the coming step, and the tokens of each to verify (b,). None for a plain
+        step."""
         if not self.due(len(slots)):
             return None
         s = self._slots
@@ -79,7 +79,8 @@ class SlotSpeculator(Speculator):
         return (cut, padded) if same else None
 
     def rows(self, slots: Ints, drafts: Drafts, verified: Ints) -> tuple[TokenRows, Ints]:
-        """Each slot's last token and its draft, and how far ahead of the next token each row is."""
+        """Each slot's last token and its draft, and each row's distance from the slot's next
+        token."""
         s = self._slots
         n = len(slots) + int(verified.sum())
         tokens, positions, of, ahead = np.empty((4, n), np.int32)
@@ -92,7 +93,7 @@ class SlotSpeculator(Speculator):
     def settle(
         self, slots: Ints, drafts: Drafts, verified: Ints, tokens: Ints, logprobs: Floats
     ) -> tuple[Ints, Ints]:
-        """Take what was sampled of the rows; the slots that ended, as ``Slots.append``."""
+        """Take the samples of the rows. Returns the slots that ended, as ``Slots.append`` does."""
         right, stopped, full = self._slots.settle(slots, drafts.tokens, verified, tokens, logprobs)
         self.judge(drafts, right)
         return stopped, full
@@ -100,7 +101,6 @@ class SlotSpeculator(Speculator):
 
 @njit(cache=True, nogil=True)
 def _look(slots: Any, spans: Any, cap: int, most: Any) -> int:
-    """How long drafts may be, and of how many that is more than their blocks hold."""
     prompts, counts, limits, rooms = spans
     lacking = 0
     for i in range(len(slots)):
@@ -125,32 +125,28 @@ def _rows(slots: Any, told: Any, drafts: Any, lengths: Any, out: Any) -> None:
 
 
 _MEASURED = (1, 4, 16, 32, 64)
-"""Batch sizes at which the latency of a step is measured."""
-_SMALL = 5e6
-"""Parameters of models whose steps are short."""
+_SMALL = 5e6  # parameters below which a model's steps are short
 
 
 class MiniEngine:
     """Continuous batching with blocked KV over a transformers model that it shares.
 
-    On a CPU, numba kernels read packed copies of the weights, refreshed by ``load_weights`` and,
-    when a sequence is admitted, where autograd's version counters show that a parameter was written
-    in place (``fused=True`` optimizers do not move these). On other devices the model's own tensors
-    are used through torch.
+    On a CPU, numba kernels read packed copies of the weights. ``load_weights`` refreshes these. So
+    does an admission after autograd's version counters show that a parameter was written in place
+    (``fused=True`` optimizers do not count). On other devices torch reads the model's own tensors.
 
     Args:
-        model: Qwen2, Qwen3 or Llama causal language model; never modified but by ``load_weights``.
-        config: ``engine`` section of the run's config.
-        tokenizer: decodes for stop strings; needed only for those.
-        deterministic: results independent of batch composition and arrival order, bit by bit;
-            always so on a CPU, where it costs nothing.
-        runner: how the model runs; default: numba kernels on a CPU, torch elsewhere.
-        drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
-        sharers: processes like this one on the device, this one among them; a KV budget that is not
-            given is found within this one's share of the memory.
+        model: Qwen2, Qwen3 or Llama causal language model. Only ``load_weights`` modifies it.
+        tokenizer: needed only for stop strings.
+        deterministic: results do not depend on the batch or on arrival order, bit by bit. Always so
+            on a CPU.
+        runner: default: numba kernels on a CPU, torch elsewhere.
+        drafter: default: drafts from texts that it has seen.
+        sharers: processes that share the device, this one among them. A KV budget that is not given
+            is found within this one's share of the memory.
 
     Raises ``ValueError`` for an architecture that it cannot run, and for a block size that the
-    kernels for CPUs do not have.
+    CPU's kernels lack.
     """
 
     def __init__(
@@ -200,7 +196,7 @@ class MiniEngine:
     def _contexts(self) -> Contexts:
         if next(self._model.parameters()).device.type == "cpu":
             return ON_A_CPU
-        # Where each token of a prompt runs alone, a few thousand of them take minutes.
+        # An exact runner runs each token of a prompt alone: a few thousand take minutes.
         return NONE if self._runner.exact else ON_A_GPU
 
     @property
@@ -217,14 +213,13 @@ class MiniEngine:
             self._speculator.hear(request)
 
     def speculate(self, how: Speculation) -> None:
-        """Raises ``ValueError`` on drafts of 64 tokens."""
         self._speculator.follow(how)
 
     def step(self) -> list[Output]:
         if not self.busy():
             return []
         decoding, admitted = self._scheduler.schedule()
-        if admitted:  # weights do not change under a sequence: its KV would not be theirs
+        if admitted:  # only now, as a running sequence's KV belongs to the weights that made it
             self._runner.refresh()
         if not admitted and (found := self._speculator.of_step(decoding)) is not None:
             return self._verify(decoding, *found)
@@ -234,7 +229,6 @@ class MiniEngine:
         return self._postprocess(*self._slots.append(slots, tokens, logprobs))
 
     def _verify(self, slots: Ints, drafts: Drafts, verified: Ints) -> list[Output]:
-        """Decode along drafts: several tokens of a sequence in one step."""
         rows, ahead = self._speculator.rows(slots, drafts, verified)
         self._rows += len(rows.tokens)
         hidden = self._runner.forward(rows, self._slots.tables)
@@ -255,7 +249,6 @@ class MiniEngine:
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Raises ``ValueError`` on names not the model's."""
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
         self._scheduler.parked.clear()
@@ -302,7 +295,8 @@ class MiniEngine:
         )
 
     def _run(self, decoding: Ints, admitted: list[Joining]) -> tuple[Any, Ints, Ints]:
-        """Run the step's rows: hidden states, the slots that sample, and the row of each."""
+        """Run the step's rows. Returns hidden states, the slots that sample, and the row of
+        each."""
         s = self._slots
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)
@@ -335,7 +329,6 @@ class MiniEngine:
     def _spread(
         self, decoding: Ints, running: list[Joining], admitted: list[Joining], hidden: Any
     ) -> tuple[Any, Ints, Ints]:
-        """Hand prefilled prompts to their group: block copies and the prompt's hidden state."""
         first = len(decoding)
         slots = [*decoding, *(a.sequence.slot for a in running)]
         rows = list(range(len(slots)))
@@ -376,7 +369,6 @@ class MiniEngine:
         return self._runner.sample(hidden, rows, draws)
 
     def _postprocess(self, stopped: Ints, full: Ints) -> list[Output]:
-        """Let go of what is finished: by a stop token, by a stop string, or for its length."""
         self._steps += 1
         running = self._scheduler.running
         watched = self._watched()
@@ -389,7 +381,6 @@ class MiniEngine:
         return outputs
 
     def _watched(self) -> list[Held]:
-        """Running sequences whose text now holds a stop string, cut behind it."""
         return [
             sequence
             for sequence in self._scheduler.running.values()
@@ -397,9 +388,9 @@ class MiniEngine:
         ]
 
     def _cut(self, sequence: Held, watcher: StopWatcher) -> bool:
-        """Token by token, since several may be new."""
         slot = sequence.slot
         tokens = self._slots.text(slot)[self._slots.prompt[slot] :]
+        # Token by token, since a draft may have added several.
         for count in range(max(watcher.seen, len(sequence.request.generated)) + 1, len(tokens) + 1):
             if watcher.found(tokens[:count]):
                 self._slots.count[slot] = count
@@ -423,14 +414,13 @@ class MiniEngine:
 def _runner(model: PreTrainedModel, shape: Shape, block_size: int, deterministic: bool) -> Runner:
     if next(model.parameters()).device.type == "cpu":
         if block_size != CpuRunner.block_size:
-            fix = f"on a CPU a block has {CpuRunner.block_size} tokens; leave it out"
+            fix = f"on a CPU a block has {CpuRunner.block_size} tokens, so leave it out"
             raise ValueError(f"engine.block_size={block_size}: {fix}")
         return CpuRunner(model, shape)
     return TorchRunner(model, shape, block_size=block_size, deterministic=deterministic)
 
 
 def _capacity(config: MiniEngineConfig, runner: Runner, context: int, sharers: int) -> int:
-    """KV blocks of the budget."""
     size = runner.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)

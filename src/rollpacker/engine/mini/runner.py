@@ -1,4 +1,4 @@
-"""What the scheduler needs of a device: run rows, sample, copy blocks."""
+"""The scheduler's view of a device: run rows, sample, copy blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder: heads of ``head_dim``, ``heads`` a multiple of ``kv_heads``."""
+    """Sizes of a decoder. ``heads`` is a multiple of ``kv_heads``."""
 
     hidden: int
     layers: int
@@ -93,10 +93,8 @@ def rope_tables(model: PreTrainedModel, context: int) -> tuple[torch.Tensor, tor
 
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy a checkpoint in place, but what is the very same memory.
-
-    Raises ``ValueError`` when the names are not the model's.
-    """
+    """Copy a checkpoint into the model in place. Tensors that share its memory are skipped. Raises
+    ``ValueError`` if the names are not the model's."""
     parameters = dict(model.named_parameters())
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
     missing = set(parameters)
@@ -113,11 +111,9 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Tokens to run, each (n,): rows of one sequence in order of their positions.
+    """Tokens to run, each (n,). Rows of one sequence are in order of their positions.
 
     Args:
-        tokens: ids.
-        positions: place in the sequence.
         slots: row of the block tables.
         keep: (m,) rows whose last hidden state is wanted.
     """
@@ -133,32 +129,25 @@ class Runner(Protocol):
 
     block_size: int
     exact: bool
-    """A row's results do not depend on what runs beside it, bit by bit."""
+    """A row's results do not depend on the rest of the batch, bit by bit."""
 
     equal_rows: bool
-    """Sequences with several rows each run together only where all have as many."""
+    """Sequences with several rows each run together only if all have the same number."""
 
-    def kv_bytes(self) -> int:
-        """Bytes of one block."""
-        ...
+    def kv_bytes(self) -> int: ...
 
     def free_bytes(self, sharers: int) -> int:
-        """Memory that is free on the device, for one of so many processes that share it."""
+        """Free memory of the device, as one of ``sharers`` processes may use it."""
         ...
 
     def allocate(self, blocks: int) -> None:
         """Allocate the KV blocks, zeroed."""
-        ...
 
     def release(self) -> None: ...
 
-    def refresh(self, *, force: bool = False) -> None:
-        """Take up changes of the model's weights."""
-        ...
+    def refresh(self, *, force: bool = False) -> None: ...
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        ...
+    def copy_block(self, source: int, target: int) -> None: ...
 
     def forward(self, rows: TokenRows, tables: Ints) -> Any:
         """Normed last hidden states (m, hidden) of the rows to keep."""
@@ -169,5 +158,5 @@ class Runner(Protocol):
         ...
 
     def sample(self, hidden: Any, rows: Ints, draws: RowDraws) -> tuple[Ints, Floats]:
-        """Tokens and their logprobs, each (d,), drawn from the hidden states in ``rows``, (d,)."""
+        """Tokens and logprobs, each (d,), drawn from the hidden states in ``rows`` (d,)."""
         ...

@@ -1,7 +1,4 @@
-"""Which sequences run in a step, and which KV blocks they have.
-
-Nothing here touches weights.
-"""
+"""Chooses the sequences of a step and their KV blocks. Nothing here touches weights."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from rollpacker.engine.drafts import LONGEST_DRAFT, among
 
 
 class Blocks:
-    """Free list of KV blocks. A block is free when nothing refers to it; nothing but parked
-    references hold the ``spare`` ones."""
+    """Free list of KV blocks. A block is free if nothing refers to it. A parked reference can be
+    given up at any time. ``spare`` counts the blocks that have only those."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -56,7 +53,6 @@ class Blocks:
                 self.spare += self._only_parked(block)
 
     def park(self, blocks: list[int]) -> None:
-        """One reference to each may be given up at any time from now on."""
         for block in blocks:
             assert not self._only_parked(block)
             self._parked[block] += 1
@@ -68,7 +64,6 @@ class Blocks:
             self._parked[block] -= 1
 
     def idle(self, blocks: list[int]) -> int:
-        """How many of these nothing but parked references hold."""
         return sum(map(self._only_parked, blocks))
 
     def _only_parked(self, block: int) -> bool:
@@ -77,12 +72,11 @@ class Blocks:
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """A group's prompt: its KV while it is cached, and how many held requests use it.
+    """A group's prompt, and its KV while that is cached.
 
     Attributes:
-        members: requests of the group that the engine holds.
-        blocks: full blocks before the prompt's last token, shared while it is ``cached``.
-        tail: copy of the block of the prompt's last token, to be copied by each member.
+        blocks: full blocks before the prompt's last token, shared while ``cached``.
+        tail: copy of the block of the prompt's last token. Each member copies it.
         hidden: last hidden state (1, hidden) of the prompt, in the runner's own array.
     """
 
@@ -102,8 +96,8 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParkedTurn:
-    """A turn that is over: its attempt's prompt (P,), the response up to its end (T,), at least one
-    token, and the blocks of all tokens but the last, which has no KV yet."""
+    """A finished turn: its attempt's prompt (P,), the response up to its end (T,), and its blocks.
+    The last of at least one response token has no KV yet, and no block."""
 
     prompt: Ints
     tokens: Ints
@@ -111,7 +105,7 @@ class ParkedTurn:
 
     @property
     def known(self) -> int:
-        """Tokens with KV, from the first on."""
+        """Tokens that have KV, from the first on."""
         return len(self.prompt) + len(self.tokens) - 1
 
     def begins(self, request: Request) -> bool:
@@ -121,12 +115,9 @@ class ParkedTurn:
 
 
 class Parked:
-    """Turns that are over, by attempt, whose KV is kept until they go on: no slot is theirs, and
-    their blocks go when some are needed. Each turn has one reference to each of its blocks.
-
-    First go those whose attempts have not come back, the longest over first. Then those whose
-    requests wait to be admitted, the last to come first, for its turn to run comes last.
-    """
+    """Finished turns by attempt. Their KV is kept until they continue, or until blocks are needed.
+    Turns whose attempts have not come back go first, the oldest before others. Then go those whose
+    requests wait, the last in the queue first, as it runs last."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -140,7 +131,7 @@ class Parked:
         self._away[attempt] = turn
 
     def come_back(self, request: Request) -> None:
-        """A request waits: keep its attempt's turn for it, or drop that of another text."""
+        """A request waits: keep its attempt's turn, or drop the turn if its text differs."""
         turn = self._away.get(request.attempt)
         if turn is None:
             return
@@ -158,7 +149,7 @@ class Parked:
         return turn
 
     def evict(self, but: AttemptId) -> bool:
-        """Drop the turn that is first to go, but that of one attempt; whether there was one."""
+        """Drop the next turn, except that of one attempt. Returns whether there was one."""
         back = (attempt for attempt in reversed(self._back) if attempt != but)
         first = next(chain(self._away, back), None)
         if first is not None:
@@ -166,7 +157,6 @@ class Parked:
         return first is not None
 
     def drop(self, attempt: AttemptId) -> None:
-        """Give up an attempt's turn, if there is one."""
         turn = self._away.pop(attempt, None) or self._back.pop(attempt, None)
         if turn is not None:
             self._blocks.unpark(turn.blocks)
@@ -182,21 +172,18 @@ CHUNK = LONGEST_DRAFT + 1
 
 
 class Slots:
-    """State of the running sequences as arrays, so that a step's bookkeeping is vectorised; one row
-    each.
+    """State of the running sequences, one row each, so that the bookkeeping of a step is
+    vectorised.
 
     Attributes:
         tables: (slots, blocks of the context) int32 block of each 16 tokens.
         token: last token, not yet run.
-        prompt: tokens of the prompt.
         count: response tokens so far.
-        limit: most response tokens.
-        texts: (slots, context) the prompt and, behind it, the response.
+        texts: (slots, context) the prompt followed by the response.
         logprobs: (slots, context) of the response.
-        stops: (slots, S) token ids that end it, filled up with -1.
-        temperature, top_k, top_p: of its sampling parameters.
+        stops: (slots, S) token ids that end it, padded with -1.
         room: tokens that its blocks hold.
-        ticket: another one for each sequence that comes into a slot.
+        ticket: a new number for each sequence that enters a slot.
         drafts: (slots, 3) verifications, drafted and accepted tokens (``Drafted``).
     """
 
@@ -245,30 +232,29 @@ class Slots:
         self._uniforms[slot, there] = uniforms(request.seed, start, 2 * CHUNK)
 
     def draw_uniforms(self, slots: Ints, ahead: Ints | int = 0) -> NDArray[np.float64]:
-        """The uniform of each slot's next token, or of one so far ``ahead``, below ``CHUNK``."""
+        """The uniform of each slot's next token, or of one ``ahead`` of it, below ``CHUNK``."""
         return self._uniforms[slots, (self.count[slots] + ahead) % (2 * CHUNK)]
 
     def append(self, slots: Ints, tokens: Ints, logprobs: Floats) -> tuple[Ints, Ints]:
-        """Add a token to each slot; returns the slots that sampled a stop token or hit the limit.
-
-        A slot that did both is only among the first.
-        """
+        """Add a token to each slot. Returns the slots that sampled a stop token, and those at their
+        limit. A slot with both is only among the first."""
         none = np.zeros(len(slots), np.int32)
         return self.settle(slots, none[:, None], none, tokens, logprobs)[1:]
 
     def settle(
         self, slots: Ints, drafts: Ints, lengths: Ints, tokens: Ints, logprobs: Floats
     ) -> tuple[Ints, Ints, Ints]:
-        """Keep what was sampled along each slot's draft up to the first token that differs from
-        it, that one too, or to the first stop token.
+        """Keep each slot's samples up to the first that differs from its draft or is a stop token.
+
+        That token is kept too.
 
         Args:
-            slots: (b,) each with its rows together.
-            drafts: (b, k), of which ``lengths`` (b,) tokens are a slot's draft.
+            slots: (b,), each with its rows together.
+            drafts: (b, k), of which the first ``lengths`` (b,) tokens are a slot's draft.
             tokens: (rows,) sampled, one more for each slot than its draft has.
-            logprobs: (rows,) of them.
+            logprobs: (rows,) of ``tokens``.
 
-        Returns drafted tokens that were right (b,), and slots as ``append`` does.
+        Returns the numbers of accepted tokens (b,), and slots as ``append`` does.
         """
         right, ends = np.empty((2, len(slots)), np.int32)
         where = (slots, self.prompt, self.count, self.limit, self.token)
@@ -282,14 +268,12 @@ class Slots:
         return right, slots[ends == _STOPPED], slots[ends == _FULL]
 
     def _draw_on(self, slots: Ints) -> None:
-        """Each has entered a chunk of its uniforms: make the one behind it."""
         for slot in slots:
             start = (int(self.count[slot]) // CHUNK + 1) * CHUNK
             place = start % (2 * CHUNK)
             self._uniforms[slot, place : place + CHUNK] = uniforms(self._seed[slot], start, CHUNK)
 
     def text(self, slot: int) -> Ints:
-        """A slot's prompt and response so far; not a copy."""
         return self.texts[slot, : self.prompt[slot] + self.count[slot]]
 
     def response(self, slot: int) -> tuple[Ints, Floats]:
@@ -312,11 +296,8 @@ def _settle(
     right: Any,
     ends: Any,
 ) -> tuple[int, int]:
-    """``Slots.settle`` but for the uniforms; how many have ended, and entered a chunk of uniforms.
-
-    Args: ``where`` slots, prompts, counts, limits and last tokens; ``theirs`` stop tokens, texts,
-    logprobs and counts of drafts of all slots.
-    """
+    """``Slots.settle`` without the uniforms. Returns how many ended, and how many entered a
+    chunk."""
     slots, prompts, counts, limits, last = where
     stops, texts, kept, stats = theirs
     row = over = chunks = 0
@@ -363,10 +344,8 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Joining:
-    """What this step runs for a sequence that joins: rows from ``start``, or nothing.
-
-    One that ``leads`` leaves its prompt to its group; one that ``follows`` finds it there.
-    """
+    """The rows, from ``start`` on, that this step runs for a joining sequence. One that ``leads``
+    shares its prompt's KV with its group. One that ``follows`` uses that and runs nothing."""
 
     sequence: Held
     start: int
@@ -375,20 +354,16 @@ class Joining:
 
 
 class SequenceScheduler:
-    """Which sequences run in a step and which KV blocks they have: first come, first served, as far
-    as slots and blocks go.
+    """Chooses the sequences of a step and their KV blocks: first come, first served.
 
-    A running sequence that finds no block for its next token takes one of a turn that is over, then
-    that of a cached prefix, which serves many; else the latest admitted sequence is thrown out, and
-    recomputed when there is room again. Waiting sequences are admitted in the place of turns that
-    are over too, but only where that makes them fit.
+    If a running sequence finds no free block, it takes that of a finished turn, then that of a
+    cached prefix. Otherwise the latest admitted sequence is preempted and recomputed later. A
+    waiting sequence takes blocks of finished turns only if it then fits.
 
     Attributes:
-        held: everything that is neither finished nor aborted.
+        held: all that is neither finished nor aborted.
         running: sequences by slot, in order of admission.
-        parked: turns that are over, of attempts that may go on.
-        preemptions: sequences thrown out, since the beginning.
-        cached: tokens of requests that did not have to be run, since their last turn was parked.
+        cached: tokens not run again because their last turn was parked.
     """
 
     def __init__(self, slots: Slots, blocks: Blocks, block_size: int) -> None:
@@ -409,7 +384,6 @@ class SequenceScheduler:
         return len(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Raise ``ValueError`` on an id that is held or a group of another prompt."""
         if request.attempt in self.held:
             raise ValueError(f"attempt {request.attempt} is already held")
         prefix = self._prefixes.get(request.group)
@@ -427,14 +401,11 @@ class SequenceScheduler:
         self.parked.come_back(request)
 
     def schedule(self) -> tuple[Ints, list[Joining]]:
-        """A step: the slots that decode a token, given room first, and who joins."""
         return self._grow(), self._admit()
 
     def remove(self, sequence: Held, *, ended: bool = False) -> tuple[Ints, Floats]:
-        """Let go of a sequence; its response tokens and logprobs.
-
-        One that has ``ended`` is parked where another turn may follow.
-        """
+        """Let go of a sequence, and return its response tokens and logprobs. If it has ``ended``
+        and another turn may follow, its KV is parked."""
         if sequence.slot >= 0:
             self._save(sequence)
             if ended and sequence.request.stays:
@@ -451,10 +422,8 @@ class SequenceScheduler:
         return sequence.tokens, sequence.logprobs
 
     def reach(self, slots: Ints, wanted: Ints) -> Ints:
-        """How many tokens beyond the next one each slot has blocks for, at most those wanted.
-
-        Takes blocks that are free and that no other will need soon, while nothing waits.
-        """
+        """The tokens beyond the next one for which each slot has blocks, at most those wanted.
+        While nothing waits, it takes free blocks that no other sequence needs soon."""
         s, size = self._slots, self._size
         ends = s.prompt[slots] + s.count[slots]
         for i in np.flatnonzero(ends + wanted > s.room[slots]):
@@ -464,7 +433,6 @@ class SequenceScheduler:
         return np.minimum(wanted, s.room[slots] - ends)
 
     def _grow(self) -> Ints:
-        """Give every running sequence a block for its next token; returns their slots."""
         s, slots = self._slots, self._active
         for slot in slots[s.prompt[slots] + s.count[slots] > s.room[slots]]:
             sequence = self.running.get(int(slot))
@@ -473,14 +441,13 @@ class SequenceScheduler:
         return self._active
 
     def _make_room(self, sequence: Held) -> bool:
-        """Free a block, preempting the latest admitted; whether ``sequence`` still runs."""
+        """Free a block, by preemption if needed. Returns whether ``sequence`` still runs."""
         while not self._blocks.free:
             if not (self.parked.evict(sequence.request.attempt) or self._evict()):
                 self._preempt(next(reversed(self.running.values())))
         return sequence.slot >= 0
 
     def _evict(self) -> bool:
-        """Forget one cached prefix; whether there was one."""
         for prefix in self._prefixes.values():
             if prefix.cached:
                 prefix.forget(self._blocks)
@@ -488,7 +455,6 @@ class SequenceScheduler:
         return False
 
     def _preempt(self, sequence: Held) -> None:
-        """Throw a sequence out; it is recomputed when there is room again."""
         self._save(sequence)
         self._leave(sequence)
         self._waiting.appendleft(sequence)
@@ -499,7 +465,6 @@ class SequenceScheduler:
         sequence.drafts = Drafted(*self._slots.drafts[sequence.slot].tolist())
 
     def _park(self, sequence: Held) -> None:
-        """Keep the blocks of what has KV; the last token has none yet."""
         prompt, tokens = sequence.request.prompt, sequence.tokens
         kept = -(-(len(prompt) + len(tokens) - 1) // self._size)
         self.parked.put(
@@ -521,7 +486,6 @@ class SequenceScheduler:
         self._slots.room[sequence.slot] = len(sequence.blocks) * self._size
 
     def _admit(self) -> list[Joining]:
-        """Move waiting sequences, in order, into free slots while their blocks fit."""
         admitted: list[Joining] = []
         while self._waiting and self._free_slots:
             admission = self._place(self._waiting[0])
@@ -536,7 +500,7 @@ class SequenceScheduler:
         return admitted
 
     def _place(self, sequence: Held) -> Joining | None:
-        """Give a waiting sequence a slot and its blocks; None when they do not fit."""
+        """Give a waiting sequence a slot and its blocks. None if they do not fit."""
         prefix, size = sequence.prefix, self._size
         length = len(prefix.prompt) + len(sequence.tokens)
         fresh = len(sequence.tokens) == 0
@@ -561,8 +525,8 @@ class SequenceScheduler:
         return Joining(sequence, start, leads=leads and fresh)
 
     def _clear(self, missing: int, attempt: AttemptId, own: list[int]) -> bool:
-        """Free as many blocks, in the place of turns that are over, if these will do; an attempt's
-        ``own`` blocks stay."""
+        """Free ``missing`` blocks by evicting finished turns if that suffices, without the ``own``
+        blocks."""
         # Each running sequence may want a block soon: admitting into those would only preempt.
         spare = self._blocks.spare - self._blocks.idle(own) - len(self.running)
         if missing > self._blocks.free + spare:
@@ -572,14 +536,13 @@ class SequenceScheduler:
         return True
 
     def _found(self, sequence: Held, turn: ParkedTurn | None) -> list[int]:
-        """The blocks that a sequence begins with: those of its last turn, or of its prefix."""
         if turn is None:
             return self._blocks.share(sequence.prefix.blocks)
         self.cached += turn.known
         return self.parked.take(sequence.request.attempt).blocks
 
     def _cache(self, sequence: Held, fresh: bool) -> None:
-        """Let the group share this sequence's prompt blocks, and a copy of their tail."""
+        """Share this sequence's prompt blocks with its group, and a copy of their tail."""
         prefix = sequence.prefix
         full = (len(prefix.prompt) - 1) // self._size
         prefix.cached = True

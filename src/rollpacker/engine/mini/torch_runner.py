@@ -1,4 +1,4 @@
-"""The runner for other devices: plain torch over the model's own tensors and blocked KV."""
+"""The runner for other devices: torch over the model's own tensors and blocked KV."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_SHORT = 64
-"""Rows of a draft at most; a longer run is a prompt."""
+_SHORT = 64  # Most rows of a draft. A longer run is a prompt.
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -28,10 +27,8 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class TorchRunner:
-    """Runs a model wherever its parameters are; attention over gathered, padded KV.
-
-    With ``deterministic`` each row runs alone, so nothing can depend on the batch.
-    """
+    """Runs a model on its own device, with attention over gathered, padded KV. With
+    ``deterministic`` each row runs alone, so nothing can depend on the batch."""
 
     def __init__(
         self, model: PreTrainedModel, shape: Shape, *, block_size: int, deterministic: bool
@@ -55,7 +52,7 @@ class TorchRunner:
 
     def free_bytes(self, sharers: int) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
-        # Of its own share, not of what is free: the others may not have loaded their models yet.
+        # Within its own share: the other processes may not have loaded their models yet.
         return max(0, min(free, total // sharers - torch.cuda.memory_reserved(self._device)))
 
     def allocate(self, blocks: int) -> None:
@@ -68,7 +65,7 @@ class TorchRunner:
         self._keys = self._values = torch.empty(0)
 
     def refresh(self, *, force: bool = False) -> None:
-        """Nothing to do: the model's own tensors are read."""
+        """Nothing to do: torch reads the model's own tensors."""
 
     def copy_block(self, source: int, target: int) -> None:
         for cache in (self._keys, self._values):
@@ -84,8 +81,8 @@ class TorchRunner:
         return torch.cat(parts)[torch.from_numpy(rows.keep).to(self._device)]
 
     def _cuts(self, slots: Ints) -> list[tuple[int, int, int]]:
-        """Ranges of rows that run together, and how many of them each sequence has: single tokens
-        and short runs of one length beside each other, prompts by themselves."""
+        """Ranges of rows that run together, and the rows of each sequence in them. A prompt has its
+        own."""
         n = len(slots)
         if self.exact:
             return [(i, i + 1, 1) for i in range(n)]
@@ -102,7 +99,6 @@ class TorchRunner:
     def _run(
         self, tokens: Ints, positions: Ints, slots: Ints, tables: Ints, each: int
     ) -> torch.Tensor:
-        """Rows of one length per slot, ``each``: those of a slot behind each other."""
         shape = (len(tokens) // each, each)
         blocks = int(positions.max()) // self.block_size + 1
         order = slots[::each]

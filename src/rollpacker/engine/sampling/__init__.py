@@ -1,4 +1,1 @@
-"""How a token is drawn from logits, the same in numpy and torch.
-
-It must not know an engine, a request or a batch.
-"""
+"""Draws tokens from logits, the same way in numpy and torch."""

@@ -1,4 +1,4 @@
-"""Sampling of many rows on a CPU, compiled by numba but where it is of the most likely tokens."""
+"""Sampling of many rows on a CPU, compiled by numba except for top-k and top-p."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _12, _27, _30, _31 = np.uint64(12), np.uint64(27), np.uint64(30), np.uint64(31)
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def exponentials(row: Any, inverse: Any, weights: Any, sums: Any) -> Any:
-    """exp((z - max) / T) of one row and its sums over chunks; returns the max."""
+    """exp((z - max) / T) of one row and its sums over chunks. Returns the max."""
     top = row[0]
     for j in range(len(weights)):
         top = max(top, row[j])
@@ -48,12 +48,12 @@ def mix(z: Any) -> Any:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def first(weights: Any, key: Any, place: int) -> int:
-    """Which of them wins, with the numbers from a place on; never one of weight zero."""
+    """The winner, with the numbers from ``place`` on. It never has weight zero."""
     chosen, soonest = 0, np.inf
     for j in range(len(weights)):
         drawn = mix(key + np.uint64(place + j + 1) * _GOLDEN) >> _12
         u = (float(np.int64(drawn)) + 0.5) * SHARE
-        # No logarithm where the least it can be is too late.
+        # Skip the logarithm if its lower bound is too late already.
         if 1.0 - u < soonest * weights[j]:
             time = -np.log(u) / weights[j]
             if time < soonest:
@@ -71,7 +71,7 @@ def draw(
     tokens: Any,
     logprobs: Any,
 ) -> None:
-    """Sample one token for each entry of ``rows`` by a race; temperature 0 is greedy."""
+    """Sample one token for each entry of ``rows`` by a race. Temperature 0 is greedy."""
     weights = np.empty(vocabulary, np.float32)
     sums = np.empty((vocabulary + CHUNK - 1) // CHUNK, np.float32)
     for i in range(len(rows)):
@@ -97,8 +97,8 @@ def draw(
 def draw_compiled(
     logits: Floats, vocabulary: int, rows: Ints, draws: RowDraws
 ) -> tuple[Ints, Floats]:
-    """A token for each of ``draws``, (d,), and its logprob, from ``rows`` (d,) of logits (m, at
-    least ``vocabulary``)."""
+    """A token and logprob for each of ``draws`` (d,), from ``rows`` (d,) of logits (m, at least
+    ``vocabulary``)."""
     tokens, logprobs = np.empty(len(rows), np.int32), np.empty(len(rows), np.float32)
     draw(logits, vocabulary, rows, draws.uniform, draws.temperature, tokens, logprobs)
     limited = (draws.top_p < 1) | (draws.top_k > 0)

@@ -1,10 +1,10 @@
-"""A draw is a race: of exponential clocks with rates ``w`` the first to ring is ``i`` with
-probability ``w[i] / sum(w)``.
+"""A draw is a race of exponential clocks with rates ``w``. Clock ``i`` rings first with probability
+``w[i] / sum(w)``.
 
-Two races, so that few numbers are needed: chunks of ids run with the sums of their weights, then
-the ids of the chunk that won. A rounding error of a weight changes a draw only where two clocks
-ring that close to each other; in a running sum (inverse CDF) it moves the bounds of all ids behind
-it. (Gumbel-max is the logarithm of a race: Maddison et al., "A* sampling", 2014.)
+There are two races, so that few numbers are needed: chunks of ids run with the sums of their
+weights, then the ids of the winning chunk. A weight's rounding error changes a draw only in a near
+tie. With a running sum (inverse CDF) it would move the bounds of all later ids. (Gumbel-max is the
+logarithm of a race: Maddison et al., "A* sampling", 2014.)
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 256
-"""Ids of a chunk. With other chunks a seed would give other samples."""
+"""Ids of a chunk. Another value would change the samples of every seed."""
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Of SplitMix64 (Steele et al., 2014), whose numbers are ``mix(key + n * GOLDEN)``."""
+"""SplitMix64's constants (Steele et al., 2014). Its numbers are ``mix(key + n * GOLDEN)``."""
 
 SHARE = 2.0**-52
 
 
 class RowDraws(NamedTuple):
-    """How each row is drawn, shape (n,).
-
-    Args:
-        temperature, top_k, top_p: as in ``SamplingParams``.
-        uniform: each token's number in its seed's stream.
-    """
+    """How each row is drawn, shape (n,). ``uniform`` is each token's number in its seed's
+    stream."""
 
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int32]
@@ -43,13 +39,13 @@ class RowDraws(NamedTuple):
 
 
 def keys(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The key of the numbers of each draw, from the number of its seed's stream."""
+    """Keys of each draw's numbers, from its uniform."""
     return mix((uniforms * 2.0**53).astype(np.int64))
 
 
 def places(vocabulary: int) -> NDArray[np.int64]:
-    """Which numbers a draw needs: those of the ids of a chunk, (CHUNK,) or as many as there are,
-    then those of the chunks where there are several."""
+    """The numbers that a draw needs: those of a chunk's ids, (CHUNK,) or fewer, then those of the
+    chunks if there are several."""
     ids = np.arange(1, 1 + min(CHUNK, vocabulary))
     count = chunks(vocabulary)
     each = np.append(ids, CHUNK + np.arange(1, 1 + count)) if count > 1 else ids
@@ -57,23 +53,23 @@ def places(vocabulary: int) -> NDArray[np.int64]:
 
 
 def chunks(vocabulary: int) -> int:
-    """How many chunks have so many ids; the last may be short."""
+    """The number of chunks. The last may be short."""
     return -(-vocabulary // CHUNK)
 
 
 def times(keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When clocks of rate 1 ring; both shapes broadcast."""
+    """When clocks of rate 1 ring. Both shapes broadcast."""
     return -np.log((numbers(keys, places) + 0.5) * SHARE)
 
 
 def numbers(keys: Any, places: Any) -> Any:
-    """Of 52 bits, from arrays or tensors of int64; half of one more, ``SHARE`` each, is a uniform
-    within (0, 1)."""
+    """Numbers of 52 bits, from int64 arrays or tensors. ``(number + 0.5) * SHARE`` is a uniform in
+    (0, 1)."""
     return (mix(keys + places) >> 12) & (2**52 - 1)
 
 
 def mix(z: Any) -> Any:
-    """The output function of SplitMix64, of int64 that stand for the same bits unsigned."""
+    """SplitMix64's output function, on the unsigned bits of int64."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * signed(FIRST)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * signed(SECOND)
     return z ^ ((z >> 31) & (2**33 - 1))
@@ -87,15 +83,11 @@ def signed(constant: int) -> int:
 def draw_token(
     logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, uniform: float
 ) -> tuple[int, float]:
-    """Sample from the renormalised top-k, then top-p set; returns the token and its logprob.
+    """Sample from the renormalised top-k, then top-p set. Returns the token and its logprob.
 
-    The nucleus (Holtzman et al., 2020) is the smallest set of most likely tokens whose mass
-    reaches ``top_p``; ties go to the lower id. ``temperature`` 0 is greedy, from all tokens.
-
-    Args:
-        logits: shape (vocabulary,).
-        temperature, top_k, top_p: as in ``SamplingParams``.
-        uniform: the token's number in its seed's stream.
+    The nucleus (Holtzman et al., 2020) is the smallest set of most likely tokens whose mass reaches
+    ``top_p``. Ties go to the lower id. ``temperature`` 0 is greedy, from all tokens. ``logits`` is
+    (vocabulary,), and ``uniform`` the token's number in its seed's stream.
     """
     scaled = logits.astype(np.float64) / (temperature or 1.0)
     weights = np.exp(scaled - scaled.max())

@@ -1,4 +1,4 @@
-"""Sampling of many rows at once, where they are: compiled on a CPU, in torch elsewhere."""
+"""Sampling of many rows at once on their device: compiled on a CPU, in torch elsewhere."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from rollpacker.engine.sampling.race import (
     times,
 )
 
-_ROWS = 128
-"""That are drawn at a time: of a large vocabulary and many drafts the weights alone take long to
-hold at once."""
+_ROWS = 128  # drawn at a time, as weights of a large vocabulary take much memory
 
 Found = tuple[torch.Tensor, torch.Tensor]
 
 
 def draw_rows(logits: torch.Tensor, draws: RowDraws) -> Found:
-    """Sample each row of ``logits``, (n, vocabulary), as ``single.draw_token`` does, but for
-    rounding.
-
-    Returns tokens, int64, and their logprobs, float32, each (n,), on the device of ``logits``.
-    """
+    """Sample each row of ``logits`` (n, vocabulary) as ``race.draw_token`` does, up to rounding.
+    Returns tokens, int64, and logprobs, float32, each (n,), on the device of ``logits``."""
     if logits.device.type != "cpu":
         return draw_by_torch(logits, draws)
     rows, size = np.arange(len(logits), dtype=np.int32), logits.shape[1]
@@ -39,7 +34,7 @@ def draw_rows(logits: torch.Tensor, draws: RowDraws) -> Found:
 
 
 def draw_by_torch(logits: torch.Tensor, draws: RowDraws) -> Found:
-    """The same, on any device."""
+    """``draw_rows`` on any device."""
     cuts = [slice(start, start + _ROWS) for start in range(0, len(logits), _ROWS)]
     parts = [_draw(logits[cut], draws.of(cut)) for cut in cuts]
     if len(parts) == 1:
@@ -62,8 +57,7 @@ def _draw(logits: torch.Tensor, draws: RowDraws) -> Found:
 
 
 def _from_all(logits: torch.Tensor, draws: RowDraws) -> Found:
-    """In float32, as logits in bfloat16 would give log-probabilities that are 0.03 off; temperature
-    0 is greedy."""
+    """In float32, as logits in bfloat16 would shift logprobs by 0.03. Temperature 0 is greedy."""
     logits = logits.float()
     told = torch.from_numpy(draws.temperature)[:, None].to(logits.device)
     scale = told.where(told > 0, 1.0)
@@ -79,7 +73,6 @@ def _from_all(logits: torch.Tensor, draws: RowDraws) -> Found:
 
 
 def _first(weights: torch.Tensor, ring: torch.Tensor) -> Found:
-    """The ids (n, 1) that win by weights (n, whole chunks), and the sums of these (n, 1)."""
     if weights.shape[1] <= CHUNK:
         return (weights / ring).argmax(-1, keepdim=True), weights.sum(-1, keepdim=True)
     by_chunk = weights.unflatten(1, (-1, CHUNK))
@@ -91,7 +84,6 @@ def _first(weights: torch.Tensor, ring: torch.Tensor) -> Found:
 
 
 def _restricted(logits: torch.Tensor, draws: RowDraws) -> Found:
-    """In float64; temperatures are above 0."""
     scale, share = (
         torch.from_numpy(each.astype(np.float64)).to(logits.device)
         for each in (draws.temperature, draws.top_p)
@@ -116,8 +108,7 @@ def _restricted(logits: torch.Tensor, draws: RowDraws) -> Found:
 
 
 def _sums(mass: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """Of the chunks of ids in order, from the running sum of their weights; each where its last id
-    is, 0 elsewhere."""
+    """Sums of the chunks' weights, each at the chunk's last id, with 0 elsewhere."""
     ends = torch.ones_like(chunk, dtype=torch.bool)
     ends[:, :-1] = chunk[:, 1:] != chunk[:, :-1]
     at_ends = mass.where(ends, 0.0)
@@ -127,7 +118,7 @@ def _sums(mass: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
 
 
 def _ring(uniform: NDArray[np.float64], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """When the clocks of each row ring; a host is quicker at few."""
+    """When the clocks of each row ring. numpy is faster for a few."""
     key, place = keys(uniform)[:, None], places(vocabulary)
     if device.type == "cpu":
         return torch.from_numpy(times(key, place))
@@ -136,8 +127,8 @@ def _ring(uniform: NDArray[np.float64], vocabulary: int, device: torch.device) -
 
 
 def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Ids that are kept, the first in order of weights and then of ids: each row in order of ids,
-    filled up with the size of the vocabulary."""
+    """The kept ids by weight, then id. Each row is sorted by id, and padded with the vocabulary's
+    size."""
     size = weights.shape[1]
     limit = torch.where((top_k > 0) & (top_k < size), top_k, size)
     total = weights.sum(-1)
@@ -153,7 +144,7 @@ def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
     count = torch.where(top_p < 1.0, torch.minimum(nucleus, limit), limit).clamp(max=longest)
     least = ordered.gather(1, count[:, None] - 1)
     ids.masked_fill_(torch.arange(ids.shape[1], device=ids.device) >= count[:, None], size)
-    # Of more equal weights than are kept topk has taken any.
+    # Among more equal weights than are kept, topk has taken arbitrary ones.
     tied = (ordered >= least).sum(-1) > count
     if bool(tied.any()):
         ids[tied] = _lowest(weights[tied], least[tied], count[tied], ids.shape[1])
@@ -163,7 +154,7 @@ def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 def _lowest(
     weights: torch.Tensor, least: torch.Tensor, count: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """The same for rows where the last of the ``count`` that are kept, ``least``, has equals."""
+    """``_most_likely`` for rows in which the last kept weight, ``least``, has equals."""
     above, equal = weights > least, weights == least
     places = (count - above.sum(-1))[:, None]
     kept = above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= places))

@@ -1,9 +1,6 @@
-"""vLLM as an engine: the one place that knows it, and what is peculiar about its versions.
+"""vLLM as an engine. No other module names vLLM's parts."""
 
-Nothing outside knows a name of vLLM's.
-"""
-
-# First: vLLM reads it as it is imported.
+# First, as vLLM reads these variables at import.
 from rollpacker.engine.vllm import environment as environment
 from rollpacker.engine.vllm.engine import VllmEngine
 

@@ -1,4 +1,4 @@
-"""Building vLLM's engine, and undoing what that does to the process."""
+"""Builds vLLM's engine, and undoes the build's effects on the process."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 # pyright: reportAttributeAccessIssue=false
@@ -43,13 +43,14 @@ from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an engine is to have room for, where it does not take what is left of its GPU: so many
-    tokens, or with 0 all of as many of the longest sequences as may run at once, where there is
-    memory for that.
+    """The room that an engine needs, if it does not take all that is left of its GPU.
 
-    Layers of one kind are a group (``kv_cache_spec``): full attention, windows, latent attention,
-    the states of a mamba. A sequence takes its blocks for each group from one pool: by its tokens,
-    or as many of states whatever its length.
+    Args:
+        tokens: of KV. 0 asks for ``running`` longest sequences, as far as memory goes.
+
+    A group (``kv_cache_spec``) holds layers of one kind: full attention, windows, latent attention,
+    mamba states. A sequence takes blocks for each group from one pool. States take a fixed number
+    of blocks, others a number by tokens.
     """
 
     tokens: int = 0
@@ -57,12 +58,11 @@ class Budget:
 
 
 class Budgeted(Executor):
-    """An executor that is asked for memory once its model is there, and has no KV cache yet."""
+    """An executor that is asked for memory once its model is loaded, and has no KV cache yet."""
 
     budget: Budget | None = None
 
     def determine_available_memory(self) -> list[int]:
-        """Bytes of each worker; where blocks are given, vLLM takes those instead."""
         found: list[int] = super().determine_available_memory()
         budget, config = self.budget, self.vllm_config
         if budget is None:
@@ -71,7 +71,7 @@ class Budgeted(Executor):
         groups = get_kv_cache_groups(config, dict(layers))
         specs = [group.kv_cache_spec for group in groups]
         if budget.tokens:
-            # One is vLLM's own.
+            # One block is vLLM's own.
             config.cache_config.num_gpu_blocks_override = 1 + _blocks(specs, budget, config)
             return found
         wanted = 1 + budget.running * sum(_longest(spec, config) for spec in specs)
@@ -79,7 +79,6 @@ class Budgeted(Executor):
 
 
 def _blocks(specs: Sequence[Any], budget: Budget, config: Any) -> int:
-    """The pool in which a budget in tokens has room, be it one sequence or several."""
     states = [spec for spec in specs if isinstance(spec, MambaSpec)]
     rows = [spec for spec in specs if spec not in states]
     partly = len(rows) > 1  # a window begins within a block
@@ -89,19 +88,18 @@ def _blocks(specs: Sequence[Any], budget: Budget, config: Any) -> int:
 
 
 def _bytes(group: Any) -> int:
-    """Of one block of all layers of a group."""
+    """Bytes of one block of all layers of a group."""
     spec = group.kv_cache_spec
     several = 1 if isinstance(spec, UniformTypeKVCacheSpecs) else len(group.layer_names)
     return several * spec.page_size_bytes
 
 
 def _longest(spec: Any, config: Any) -> int:
-    """Blocks of a group that the longest sequence takes."""
     return -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes)
 
 
 def room(scheduler: Any, config: Any) -> int:
-    """Tokens of the longest sequences that a built engine has room for together."""
+    """Tokens of all longest sequences that a built engine can hold together."""
     groups = [each.kv_cache_spec for each in scheduler.kv_cache_config.kv_cache_groups]
     block, context = config.cache_config.block_size, config.model_config.max_model_len
     usable = config.cache_config.num_gpu_blocks - 1  # one is vLLM's own
@@ -110,13 +108,14 @@ def room(scheduler: Any, config: Any) -> int:
 
 
 _HERE = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-"""An engine never leaves its machine. Read as groups are made; the trainer's go elsewhere."""
+"""An engine never leaves its machine. These are read when groups are made, and reset for the
+trainer's."""
 
 
 def executor(span: Span, device: str, budget: Budget | None) -> type[Executor]:
-    """vLLM's executor of one member, which is told its place instead of reading variables. On a
-    CPU, members that are killed leave shared memory under the name of their meeting's file; whoever
-    laid them out removes it (``runtime.leftovers``)."""
+    """vLLM's executor of one member, with its place passed in instead of read from variables. On a
+    CPU, killed members leave shared memory under the name of their meeting's file.
+    ``runtime.leftovers`` removes it."""
 
     class Alone(Budgeted, UniProcExecutor):
         pass
@@ -136,14 +135,15 @@ def executor(span: Span, device: str, budget: Budget | None) -> type[Executor]:
 
 @contextmanager
 def at_home(span: Span, device: str) -> Iterator[None]:
-    """Build a member of an engine here: groups stay on this machine and agree on their names."""
+    """Build a member of an engine with groups that stay on this machine and agree on their
+    names."""
     if span.size == 1:
         yield
         return
-    # Names count the groups that a process has had, and members may have had different ones.
+    # Group names count a process's earlier groups, of which members may have different numbers.
     parallel_state._group_name_counter.clear()
     if device == "cpu":
-        # A vocabulary that is cut in parts is looked up by a function that would be compiled.
+        # Otherwise torch compiles the lookup in a vocabulary that is split over members.
         torch.compiler.set_stance("force_eager")
     kept = {name: os.environ.get(name) for name in _HERE}
     os.environ.update(_HERE)
@@ -157,36 +157,35 @@ def at_home(span: Span, device: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-_BLOCK = 32
-"""Of a CPU's tiles; on a GPU the attention that vLLM chooses has its own."""
+_BLOCK = 32  # Tokens of a block for a CPU's tiles. On a GPU vLLM's attention has its own.
 _BATCHED = 8192
-"""Tokens of a GPU's step: with vLLM's usual 2,048, prefill of many prompts takes four times the
+"""Tokens of a GPU's step. With vLLM's usual 2,048, prefill of many prompts takes four times as many
 steps."""
 _STALE = {
     "gpt_oss": "vLLM 0.32 keeps the old values of its experts and sinks when new weights come",
 }
-"""Families that begin well, and sample with weights of which parts are never replaced."""
+"""Families that sample with old values, as vLLM never replaces parts of their weights."""
 _WIDER = ("cohere2",)
-"""Families whose windows vLLM makes one token longer than transformers does, which trains here."""
+"""Families whose windows are one token longer in vLLM than in transformers, which trains here."""
 _VERIFIED = {
     "method": "custom_class",
     "model": f"{first_runner.__name__}.{first_runner.NoProposer.__name__}",
     "num_speculative_tokens": LONGEST_DRAFT,
 }
 _UNASKED = 0.001
-"""Share of a GPU that has to be free before vLLM begins, where it is told its KV cache's size: it
-then measures nothing, so what other processes take meanwhile does not count as its own."""
+"""Share of a GPU that must be free when vLLM gets its KV cache's size. It then measures nothing, so
+other processes' memory does not count as its own."""
 
 
 class Counting(Scheduler):
-    """vLLM's scheduler, counted, and given drafts."""
+    """vLLM's scheduler with counters and our drafts."""
 
     prefilled = preemptions = rows = 0
     ahead: VllmSpeculator | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Else it drafts placeholders for whoever comes with one token to run.
+        # Otherwise it drafts placeholders for each sequence with one token to run.
         self.num_spec_tokens = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +206,7 @@ class Counting(Scheduler):
             self.rows += out.total_num_scheduled_tokens
         if self.ahead is not None:
             for request in self.running:
-                request.spec_token_ids = []  # of one that has no place in this step
+                request.spec_token_ids = []  # a draft that did not fit this step is void
         return out
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:
@@ -225,16 +224,14 @@ def build(
     alone: bool = True,
     verifies: bool = True,
 ) -> Any:
-    """An ``LLMEngine`` without weights, or this process's part of one; ``model`` is a folder.
+    """An ``LLMEngine`` without weights, or this process's part of one. ``model`` is a folder.
 
-    It ``verifies`` drafts (``Counting.ahead``) unless the model's layers keep a state, which takes
-    no token back.
-
-    Raises ``ValueError`` for a model that vLLM cannot run there, or not beside a model of
-    transformers in this process (``alone``).
+    It ``verifies`` drafts (``Counting.ahead``) unless the model's layers keep a state, which cannot
+    be rolled back. Raises ``ValueError`` for a model that vLLM cannot run here, or not beside a
+    transformers model in this process (``alone``).
     """
     settings = _settings(model, config, device, sharers, span)
-    gc.collect()  # an engine that is gone takes the process's groups along as it is collected
+    gc.collect()  # now, as collecting an old engine later would destroy the new one's groups
     try:
         with _process_kept(), at_home(span, device):
             args = EngineArgs(**settings)
@@ -254,28 +251,28 @@ def build(
 
 
 def _check(args: EngineArgs, device: str, alone: bool) -> Any:
-    """Refuse what would run, and be wrong; the model as vLLM sees it."""
+    """Refuse models that would run with wrong results. Returns vLLM's view of the model."""
     kind = transformers.AutoConfig.from_pretrained(args.model).model_type
     if kind in _STALE:
         raise ValueError(f"{kind}: {_STALE[kind]}")
     if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
-        raise ValueError(f"{kind}: vLLM's module for it imports torchvision, which is not there")
+        raise ValueError(f"{kind}: vLLM's module for it needs torchvision, which is missing")
     model = args.create_model_config()
     if kind in _WIDER and model.hf_config.sliding_window:
         args.hf_overrides = {"sliding_window": model.hf_config.sliding_window - 1}
     if model.using_transformers_backend() and not alone:
         raise ValueError(
             f"vLLM runs {kind} by transformers' own classes, which it changes in this process, "
-            "where the trainer has them too: take engine.kind=mini, or rollpacker train"
+            "where the trainer uses them too: set engine.kind=mini, or use rollpacker train"
         )
     if model.is_hybrid and device == "cpu":
-        # Its kernel gives no states from the middle of a prompt, which those of others would use.
+        # Its kernel keeps no states within a prompt, which a shared prefix would need.
         args.enable_prefix_caching = False
     return model
 
 
 def _said(error: Exception) -> str:
-    """Also of what another version of transformers has no more."""
+    """The error, with versions if the API of another transformers release may have caused it."""
     said = words_of(error) or type(error).__name__
     if isinstance(error, AttributeError | ImportError | KeyError | TypeError):
         return f"vLLM {vllm.__version__} beside transformers {transformers.__version__}: {said}"
@@ -285,16 +282,16 @@ def _said(error: Exception) -> str:
 def _settings(
     model: ModelConfig, config: VllmEngineConfig, device: str, sharers: int, span: Span
 ) -> dict[str, Any]:
-    """vLLM's arguments. All members of an engine must come to the same number of blocks."""
+    """vLLM's arguments. All members of an engine must get the same number of blocks."""
     budget = None
     if device == "cpu" or config.kv_tokens:
         budget = Budget(tokens=span.size * config.kv_tokens, running=config.max_running)
     settings: dict[str, Any] = {
         "model": model.path,
         "dtype": model.dtype,
-        # The trainer has them, and gives them before the first step.
+        # The trainer sends the weights before the first step.
         "load_format": "dummy",
-        # The context, or less where the KV cache has not as much room for one sequence.
+        # The model's context, or less if the KV cache cannot hold such a sequence.
         "max_model_len": -1,
         "max_num_seqs": config.max_running,
         "distributed_executor_backend": executor(span, device, budget),
@@ -307,7 +304,7 @@ def _settings(
         "generation_config": "vllm",
     }
     if device == "cpu":
-        # Its attention uses the tiles of a CPU that has them, for which a process has to ask Linux.
+        # vLLM's attention uses a CPU's AMX tiles, for which a process must ask Linux.
         torch.cpu._init_amx()
         _hide_llvmlite()
         settings |= {"enforce_eager": True, "block_size": _BLOCK}
@@ -320,7 +317,7 @@ def _settings(
             ),
         }
     if config.kv_tokens:
-        settings["kv_cache_memory_bytes"] = 1  # so that it measures nothing: blocks are given
+        settings["kv_cache_memory_bytes"] = 1  # blocks are given, so that vLLM measures nothing
     elif device == "cpu":
         settings["kv_cache_memory_bytes"] = max(1, free_bytes() // sharers // KV_SHARE)
     return settings
@@ -328,10 +325,8 @@ def _settings(
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Undo what a build does to the process: global seeds, and torch's number of threads nailed.
-
-    It looks through all modules, deprecated names too, and says so.
-    """
+    """Restore global seeds and torch's number of threads, which a build changes, and hide warnings
+    of deprecated names in the modules that it searches."""
     threads = torch.set_num_threads
     kept = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
@@ -346,11 +341,9 @@ def _process_kept() -> Iterator[None]:
 
 
 def _hide_llvmlite() -> None:
-    """Let vLLM look through llvmlite's namespace, of which one object has no real ``vars``.
-
-    Building an engine on a CPU without Triton calls ``vars(value).get("kernel")`` on whatever any
-    module holds, and the library that llvmlite wraps makes a function of any name it is asked for.
-    """
+    """Let vLLM search llvmlite's namespace, in which one object has no real ``vars``. On a CPU
+    without Triton, vLLM calls ``vars(value).get("kernel")`` on every module's objects. llvmlite's
+    library returns a function for any name."""
     with suppress(ImportError):
         from llvmlite.binding import ffi
 

@@ -1,7 +1,4 @@
-"""Our seeds in vLLM: which tokens come next is drawn here, and its model runner is told.
-
-It knows nothing of vLLM: ``first_runner`` is where its runner asks.
-"""
+"""Our seeds in vLLM: this module draws the tokens, and ``first_runner`` connects it to vLLM."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ class VllmAttempt:
     Args:
         key: vLLM's name of it.
         tokens, logprobs: the response so far, earlier engines' part included.
-        drawn: tokens and logprobs of the current step; vLLM may still drop them (the prompt's
-            prefill was partial), so the next token is told by ``tokens``, not by calls.
+        drawn: tokens and logprobs of the current step. vLLM drops them after a partial prefill, so
+            ``tokens`` alone gives the place of the next token.
         slot: of its text among those that draft, -1 without.
     """
 
@@ -49,7 +46,6 @@ class VllmAttempt:
     _start: int = -1
 
     def uniforms(self, count: int = 1) -> NDArray[np.float64]:
-        """The seed's numbers for the next tokens, at most ``LONGEST_DRAFT + 1``."""
         at = len(self.tokens)
         start = at - at % _CHUNK
         if start != self._start:
@@ -58,8 +54,8 @@ class VllmAttempt:
 
 
 def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt], counts: Sequence[int]) -> list[Drawn]:
-    """Tokens and their logprobs for the next ``counts`` places of each row, as ``mini`` draws
-    them; ``logits`` (their sum, vocabulary)."""
+    """Draw tokens and logprobs for the next ``counts`` places of each row, as ``mini`` does.
+    ``logits`` is (sum of counts, vocabulary)."""
     params = [row.request.params for row in rows]
     numbers = [row.uniforms(count) for row, count in zip(rows, counts, strict=True)]
     draws = RowDraws(
@@ -78,8 +74,8 @@ def draw(logits: torch.Tensor, rows: Sequence[VllmAttempt], counts: Sequence[int
 
 
 def keep(row: VllmAttempt, drawn: Drawn, draft: Sequence[int]) -> Drawn:
-    """What an attempt takes of a step in which these were drawn, one more than its draft has: what
-    would come without a draft, which is known up to the first that is not the draft's."""
+    """The tokens that an attempt keeps: its draft's accepted tokens and the one behind them.
+    ``drawn`` has one more token than the draft."""
     right = 0
     while right < len(draft) and drawn[right][0] == draft[right]:
         right += 1
@@ -91,7 +87,7 @@ def keep(row: VllmAttempt, drawn: Drawn, draft: Sequence[int]) -> Drawn:
 
 
 def one_hot(logits: torch.Tensor, places: Sequence[int], drawn: Sequence[Drawn]) -> torch.Tensor:
-    """Leave vLLM's greedy sampler one choice in these rows, one for each token that was drawn."""
+    """Leave vLLM's greedy sampler one choice in these rows, the drawn token of each."""
     tokens = [token for of_row in drawn for token, _ in of_row]
     rows, ids = torch.tensor([list(places), tokens], device=logits.device)
     logits.index_fill_(0, rows, 0.0)
@@ -100,16 +96,15 @@ def one_hot(logits: torch.Tensor, places: Sequence[int], drawn: Sequence[Drawn])
 
 
 def row_of(params: Any) -> VllmAttempt:
-    """Whose sampling parameters these are."""
+    """The attempt of these sampling parameters."""
     return (params.extra_args or {})["row"]
 
 
-_MOST_SLOTS = 256
-"""Sequences that draft at a time."""
+_MOST_SLOTS = 256  # sequences that draft at a time
 
 
 class DraftingTexts:
-    """Texts of the attempts that draft, in one of so many slots each (``drafts.RunningTexts``)."""
+    """Texts of the attempts that draft, one slot each (``drafts.RunningTexts``)."""
 
     def __init__(self, slots: int, context: int) -> None:
         self.texts = np.zeros((slots, context), np.int32)
@@ -151,8 +146,7 @@ class DraftingTexts:
 
 
 class VllmSpeculator(Speculator):
-    """Drafts for a scheduler of vLLM, of blocks that are free and while nobody waits for them; so
-    many sequences may draft at a time."""
+    """Drafts for a scheduler of vLLM, in free blocks and while no sequence waits for them."""
 
     def __init__(self, scheduler: Any, slots: int, context: int, drafter: Drafter) -> None:
         texts = DraftingTexts(min(slots, _MOST_SLOTS), context)
@@ -163,7 +157,6 @@ class VllmSpeculator(Speculator):
         self._drafts: Drafts | None = None
 
     def hand_in(self) -> None:
-        """Put drafts into the scheduler's requests, before it schedules a step."""
         if not self.how.below:
             return
         scheduler = self._scheduler
@@ -189,7 +182,8 @@ class VllmSpeculator(Speculator):
         self._asked, self._drafts = rows, drafts
 
     def _reach(self, running: Iterable[Any], rows: list[VllmAttempt]) -> Ints:
-        """Most tokens of each draft: its response's, and blocks and tokens that the step has."""
+        """Most tokens of each draft, within its response's limit and the step's blocks and
+        tokens."""
         scheduler = self._scheduler
         groups = scheduler.kv_cache_config.kv_cache_groups
         block = min(group.kv_cache_spec.block_size for group in groups)
@@ -198,7 +192,7 @@ class VllmSpeculator(Speculator):
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() // len(groups)
         free -= sum(needed) - sum(held)
         graphed = scheduler.vllm_config.compilation_config.max_cudagraph_capture_size
-        # Steps of more rows than a GPU's graphs have would run without one.
+        # A step with more rows than a CUDA graph holds would run without the graph.
         left = min(scheduler.max_num_scheduled_tokens, graphed or sys.maxsize) - len(rows)
         most = np.zeros(len(rows), np.int32)
         for place, (row, request) in enumerate(zip(rows, running, strict=True)):

@@ -40,41 +40,37 @@ from rollpacker.hub import config_folder
 if TYPE_CHECKING:
     from rollpacker.config import ModelConfig, VllmEngineConfig
 
-_GONE = "the engine has no weights: it slept, or took only some of the last ones; load them first"
+_GONE = "the engine has no weights since it slept or a load failed: load weights first"
 _MEASURED = (1, 4, 16, 32, 64)
 _MEASURED_ON_A_GPU = (*_MEASURED, 128, 256, 512)
-_MEASURED_AT = 32
-"""Tokens of context: all prompts together are one chunk of prefill."""
+_MEASURED_AT = 32  # tokens of context, so that all prompts together are one chunk of prefill
 
 
 class VllmEngine:
-    """vLLM in this process, on one device or as one of several; at most one in a process.
+    """vLLM in this process, on one device or as one of several. A process has at most one.
 
-    It schedules and runs the model; which tokens come next is drawn by ``sampling``: a seed gives
-    the response that ``mini`` gives, but where two clocks of a race ring within rounding of each
-    other. Whatever destroys the process's default group of ``torch.distributed`` breaks it.
+    ``sampling`` draws the tokens, so a seed gives the response of ``mini`` unless rounding decides
+    a near tie. The engine breaks if the default group of ``torch.distributed`` is destroyed.
 
-    Where it spans several devices, one process of each builds it, with the same arguments but
-    ``device`` and ``span.rank``. All must then be given the same calls in the same order
-    (``engine.relay``): a step is theirs together, and waits for the last.
+    If it spans several devices, one process of each builds it, with the same arguments except
+    ``device`` and ``span.rank``. All must then get the same calls in the same order
+    (``engine.relay``).
 
     Args:
-        model: the checkpoint, for its shape; weights come with ``load_weights``.
-        config: ``engine`` section of the run's config.
-        tokenizer: decodes for stop strings; needed only for those.
+        model: the checkpoint, for its shape. Weights come with ``load_weights``.
+        tokenizer: needed only for stop strings.
         device: ``cpu`` or ``cuda:N``, the current one.
-        sharers: processes like this one on the device, this one among them.
-        span: this process's place among those of the engine.
-        alone: no model of transformers is used in this process: vLLM changes their classes where it
-            has no implementation of its own.
-        drafter: guesses tokens when it is told to ``speculate``; default: from texts it has seen.
-        verifies: it can decode ahead; None: on a CPU, and on GPUs whose attention takes rows of
-            unequal length, Ampere's to Hopper's.
-        proves: sleep and drafts are tried with the first weights, and replaced or left off where
-            they change a response; None: on GPUs.
-        note: takes what the user should know.
+        sharers: processes that share the device, this one among them.
+        alone: no transformers model is used in this process. vLLM changes their classes if it has
+            no implementation of its own.
+        drafter: default: drafts from texts that it has seen.
+        verifies: it can decode ahead. None: on a CPU, and on GPUs whose attention takes rows of
+            unequal length (Ampere to Hopper).
+        proves: try sleep and drafts with the first weights, and replace or disable them if they
+            change a response. None: on GPUs.
+        note: takes warnings for the user.
 
-    Raises ``ValueError`` for a model that is not there, or that vLLM cannot run there.
+    Raises ``ValueError`` for a model that is missing, or that vLLM cannot run here.
     """
 
     def __init__(
@@ -101,15 +97,13 @@ class VllmEngine:
         self._note = note
         self._proves = device != "cpu" if proves is None else proves
         self._drafter = drafter
-        self._sleeps = 2
-        """vLLM's level: 1 would copy the weights to the host, though the next ones come anyway."""
+        self._sleeps = 2  # level 1 would copy the weights to the host, though new ones follow
         self._build = lambda verifies: build(
             found, config, device, sharers, span, alone=alone, verifies=verifies
         )
         self._begin(_takes_drafts(device) if verifies is None else verifies)
 
     def _begin(self, verifies: bool) -> None:
-        """Build vLLM's engine; it has sampled nothing and has no weights."""
         try:
             self._engine: Any = self._build(verifies)
         except ValueError as error:
@@ -119,7 +113,6 @@ class VllmEngine:
             self._note(f"WARNING decoding ahead stays off: vLLM does not start with it: {error}")
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._context: int = self._engine.model_config.max_model_len
-        """Tokens of the longest sequence."""
         self._vocabulary: int = self._engine.model_config.get_vocab_size()
         self._names = names_of(self._folder, self._engine.vllm_config)
         self._rows: dict[AttemptId, VllmAttempt] = {}
@@ -135,7 +128,7 @@ class VllmEngine:
         self._try()
 
     def _try(self) -> None:
-        """One token: what vLLM's attention cannot do it says as it runs."""
+        """Sample one token, as vLLM's attention reports its limits only when it runs."""
         request = Request(
             attempt=AttemptId(-1),
             group=PromptId("first"),
@@ -178,14 +171,12 @@ class VllmEngine:
         return room(self._scheduler, self._engine.vllm_config)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Raises ``RuntimeError`` without weights."""
         for request in requests:
             self._check(request)
         for request in requests:
             self._add(request)
 
     def speculate(self, how: Speculation) -> None:
-        """Raises ``ValueError`` on drafts of 64 tokens."""
         if self._ahead is not None:
             self._ahead.follow(how)
 
@@ -209,7 +200,6 @@ class VllmEngine:
         return outputs + self._remove(stopped, "stop")
 
     def _append(self, row: VllmAttempt, told: Sequence[int]) -> bool:
-        """Take what a step has sampled, up to a stop string; whether there is one."""
         assert list(told) == [token for token, _ in row.drawn[: len(told)]]
         for token, logprob in row.drawn[: len(told)]:
             row.tokens.append(token)
@@ -225,11 +215,11 @@ class VllmEngine:
     def load_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int
     ) -> None:
-        """Take new weights, by the checkpoint's names; None keeps those that it has.
+        """Take new weights, by the checkpoint's names. None keeps the current ones.
 
-        Raises ``RuntimeError`` when attempts are held and where there are none to keep,
-        ``ValueError`` on names not the model's and where something would keep old weights; then
-        nothing is sampled until good ones come.
+        Raises ``RuntimeError`` when attempts are held or there are no weights to keep. Raises
+        ``ValueError`` on wrong names, and if a parameter would keep its old values. Then nothing is
+        sampled until good weights come.
         """
         if self.busy():
             raise RuntimeError("weights cannot change while attempts are held: abort them first")
@@ -255,24 +245,25 @@ class VllmEngine:
         checked.verify()
         if kept:
             raise ValueError(
-                f"engine.kind=vllm cannot run {self._path}: among its weights vLLM found none "
-                f"for its own {kept[0]!r} ({len(kept)} in all)"
+                f"engine.kind=vllm cannot run {self._path}: its weights have none for vLLM's "
+                f"parameter {kept[0]!r} ({len(kept)} missing in all)"
             )
         self._bare = False
 
     def _prove_sleep(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Begin anew, with a sleep that keeps every tensor, where a model loses some in its sleep.
-
-        Level 2 keeps a model's named buffers alone; families hold other tensors too. An engine of
-        several devices cannot begin anew, so ``doctor --run`` alone tries its sleep.
-        """
+        """Rebuild the engine with a sleep that keeps every tensor, if a sleep changed its answers.
+        Level 2 keeps only a model's named buffers, and some families hold other tensors. An engine
+        of several devices cannot be rebuilt, so only ``doctor --run`` tries its sleep."""
         before = answers(self)
         self.sleep()
         self.wake()
         self._reload(weights)
         problem = differ(before, answers(self), loose=self._loose)
         if problem:
-            self._note(f"WARNING sleep keeps a copy of the weights on the host: without, {problem}")
+            self._note(
+                "WARNING the engine's sleep keeps a copy of the weights on the host, as without "
+                f"it {problem}"
+            )
             self._sleeps = 1
             verifies = self._ahead is not None
             self.close()
@@ -281,7 +272,6 @@ class VllmEngine:
 
     @property
     def _loose(self) -> bool:
-        """Whether it computes in fewer bits than float32, which round."""
         return self._engine.model_config.dtype != torch.float32
 
     def _prove_drafts(self, ahead: VllmSpeculator) -> None:
@@ -298,8 +288,8 @@ class VllmEngine:
         self._drop_prefixes()
 
     def sleep(self) -> None:
-        """Give the memory of KV cache and weights back, and forget what is held, as a step that was
-        dropped left it. A CPU keeps the memory."""
+        """Free the memory of KV cache and weights (a CPU keeps it), and forget what a dropped step
+        left."""
         self._remove([*self._rows.values()], "abort")
         self._drop_prefixes()
         self._bare = True
@@ -327,7 +317,8 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        """End it, and the process's groups of ``torch.distributed``, so that another is built."""
+        """End it and the process's groups of ``torch.distributed``, so that another can be
+        built."""
         self._engine.engine_core.shutdown()
 
     def _check(self, request: Request) -> None:
@@ -370,7 +361,6 @@ class VllmEngine:
             self._ahead.hear(request)
 
     def _remove(self, rows: list[VllmAttempt], reason: FinishReason) -> list[Output]:
-        """Take rows from vLLM: what it has given out is all that there is."""
         if rows:
             self._engine.abort_request([row.key for row in rows])
         return [self._forget(row, reason) for row in rows]
@@ -390,7 +380,7 @@ class VllmEngine:
         )
 
     def _drop_prefixes(self) -> None:
-        """Forget cached prefixes; vLLM refuses while a sequence has blocks."""
+        """Forget cached prefixes. vLLM refuses while a sequence has blocks."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM still holds KV blocks and kept its cached prefixes")
 

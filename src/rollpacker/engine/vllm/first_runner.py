@@ -25,8 +25,8 @@ else:
 
 
 class Seeded(LogitsProcessor):
-    """Draws one token for each row of a batch, and leaves vLLM's greedy sampler one choice; vLLM
-    hands it the rows as ``extra_args``."""
+    """Draws one token for each row of a batch, and leaves vLLM's greedy sampler one choice. vLLM
+    passes the rows in ``extra_args``."""
 
     def __init__(self, _config: Any, _device: torch.device, _is_pin_memory: bool) -> None:
         self._rows: dict[int, VllmAttempt] = {}
@@ -56,9 +56,8 @@ class Seeded(LogitsProcessor):
 
 
 class Verifier:
-    """In the place of vLLM's rejection sampler, which stays for its dry runs: draws behind each
-    token of a draft what would come there without it, and keeps that up to the first that is not
-    the draft's."""
+    """Replaces vLLM's rejection sampler, except for vLLM's dry runs (``usual``). It draws the token
+    behind each token of a draft, and keeps them up to the first that differs from the draft."""
 
     def __init__(self, runner: Any, usual: Any) -> None:
         self._runner = runner
@@ -67,9 +66,9 @@ class Verifier:
     def __call__(
         self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling: Any
     ) -> SamplerOutput:
-        """Tokens (n, 1 + longest draft), int32, filled up with -1, of logits (rows, vocabulary): of
-        each sequence one behind each token of its draft. ``sampling``: the batch's; another's where
-        nothing real is sampled."""
+        """Tokens (n, 1 + longest draft), int32, padded with -1, from logits (rows, vocabulary).
+        Each sequence has one row more than its draft has tokens. A dry run has ``sampling`` of
+        another batch."""
         batch = self._runner.input_batch
         if sampling is not batch.sampling_metadata:
             return self._usual(metadata, draft_probs, logits, sampling)
@@ -92,15 +91,13 @@ def _sampled(tokens: NDArray[np.int32]) -> SamplerOutput:
 
 
 class NoProposer:
-    """A proposer of drafts that has none: the scheduler hands in ours."""
+    """A proposer of drafts that has none, as the scheduler hands in ours."""
 
     def __init__(self, _config: Any) -> None: ...
 
-    def load_model(self, *_arguments: Any) -> None:
-        """There is none."""
+    def load_model(self, *_arguments: Any) -> None: ...
 
     def propose(self, sampled: Sequence[Any], *_about: Any, **_more: Any) -> list[list[int]]:
-        """No tokens for any sequence."""
         return [[] for _ in sampled]
 
 
@@ -111,11 +108,10 @@ class Verifying(Worker):
         super().init_device()
         runner = self.model_runner
         runner.rejection_sampler = Verifier(runner, runner.rejection_sampler)
-        # Else the runner takes zeros for drafts of everybody near the context's end.
+        # Otherwise the runner reads zeros as the drafts of sequences near the context's end.
         runner.effective_drafter_max_model_len += LONGEST_DRAFT
-        # Graphs are for steps of one token each: those with drafts are uneven.
+        # CUDA graphs serve only steps of one token per sequence, as drafts are uneven.
         for each in (runner, runner.cudagraph_dispatcher):
             each.uniform_decode_query_len = 1
 
-    def take_draft_token_ids(self) -> None:
-        """None: the scheduler has its own."""
+    def take_draft_token_ids(self) -> None: ...

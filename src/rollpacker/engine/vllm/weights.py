@@ -19,24 +19,21 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rollpacker.checkpoint_names import possible_names
 
-_HEAD = "lm_head.weight"
-"""May come too where it is tied to the embeddings."""
+_HEAD = "lm_head.weight"  # a checkpoint may hold it even if it is tied to the embeddings
 
 
 def names_of(path: str, vllm_config: Any) -> tuple[frozenset[str], ...]:
-    """Names of a checkpoint's tensors, by its configuration: they are one of these sets."""
-    # Where vLLM runs transformers' own model, it has changed that model's class.
+    """The possible sets of a checkpoint's tensor names, from its configuration."""
+    # vLLM changes the class of a transformers model that it runs, and needs its config set.
     with set_current_vllm_config(vllm_config), torch.device("meta"):
         like = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
     return possible_names(like)
 
 
 class Checked:
-    """A checkpoint's tensors, one by one, up to the first with an unknown name.
-
-    An error within vLLM's reload would leave it half on the meta device for good; after one that
-    ends early it runs again, with some of the old weights, and takes the next ones.
-    """
+    """A checkpoint's tensors, one by one, up to the first with an unknown name. It ends early
+    instead of raising, as an error within vLLM's reload would leave the model half on the meta
+    device for good. ``verify`` raises afterwards."""
 
     def __init__(
         self, weights: Iterable[tuple[str, torch.Tensor]], wanted: Sequence[frozenset[str]]
@@ -59,7 +56,7 @@ class Checked:
             self._problem = error
 
     def verify(self) -> None:
-        """Raise what went wrong, ``ValueError`` when names are missing."""
+        """Raise the error that ended the iteration, or ``ValueError`` when names are missing."""
         if self._problem is not None:
             raise self._problem
         missing = min((names - self._seen for names in self._wanted), key=len)
@@ -69,12 +66,11 @@ class Checked:
 
 
 def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Runs in vLLM's worker, in place of its own ``reload_weights``: parameters that kept old
-    values, of which vLLM only warns.
+    """Load weights in vLLM's worker. Returns the parameters that kept old values.
 
-    On a CPU, weights that were packed for its kernels are packed anew: those of experts together
-    with their kernel, since old ones are copied over as they are; and those of a tied head, which a
-    reload forgets.
+    It replaces ``reload_weights``, which only warns of those. On a CPU, it packs weights for the
+    kernels again: those of experts with a new kernel, as vLLM would keep the old packing, and those
+    of a tied head, which a reload skips.
     """
     model, config = worker.get_model(), worker.vllm_config
     on_cpu = next(model.parameters()).device.type == "cpu"
@@ -83,7 +79,7 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
             if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
                 module.quant_method.moe_kernel = None
     own = {name for name, _ in model.named_parameters()}
-    # Of the checkpoint alone: vLLM derives further parameters from it as it loads (MLA's W_UV).
+    # Only the checkpoint's own: vLLM derives further parameters from it (MLA's W_UV).
     names = own & {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -100,12 +96,12 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
     if head is not None and on_cpu:
         head.quant_method.process_weights_after_loading(head)
     if not on_cpu:
-        torch.cuda.empty_cache()  # else a layer's copies stay beside ``gpu_memory``
+        torch.cuda.empty_cache()  # otherwise a layer's copies stay allocated beside gpu_memory
     return sorted(kept | (names - taken if taken is not None else set()))
 
 
 def _kept(model: torch.nn.Module) -> set[str]:
-    """Parameters of modules for which nothing came, at the end of a reload."""
+    """Parameters of modules that received nothing, at the end of a reload."""
     fresh: set[int] = set()
     waiting: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
@@ -120,7 +116,7 @@ def _kept(model: torch.nn.Module) -> set[str]:
 
 
 def _only_padding(module: torch.nn.Module) -> bool:
-    """Whether it is a member's part of embeddings that begins behind the vocabulary's end."""
+    """Whether a member's part of the embeddings begins behind the vocabulary's end."""
     part = getattr(module, "shard_indices", None)
     return part is not None and part.num_org_elements + part.num_added_elements == 0
 

@@ -1,4 +1,1 @@
-"""The forward pass and the sampler on a CPU, compiled by numba.
-
-Nothing here knows which sequences run, or why.
-"""
+"""The forward pass and the sampler on a CPU, compiled by numba."""

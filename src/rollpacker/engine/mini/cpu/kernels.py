@@ -1,8 +1,6 @@
-"""Building blocks of the CPU forward pass, compiled by numba and cached on disk.
-
-numba notices changes of the file that holds a cached function, not of files that it calls into:
-after an edit here, delete ``__pycache__`` before timing or testing callers.
-"""
+"""Building blocks of the CPU forward pass, compiled by numba and cached on disk. numba notices
+changes of the file that holds a cached function, not of files that it calls. After an edit here,
+delete ``__pycache__`` before timing or testing callers."""
 
 # ruff: noqa: ARG001, ARG005 - numba matches overloads by their arguments' names.
 from __future__ import annotations
@@ -30,10 +28,8 @@ _ONE = (0,)
 
 
 def encode(like: Any, value: Any) -> Any:
-    """``value`` as the array ``like`` stores it: float32, or the bits of a bfloat16.
-
-    Rounds to nearest even; NaN is none of its concern. Compiled code runs the overload below.
-    """
+    """``value`` as the array ``like`` stores it: float32, or the bits of a bfloat16. Rounds to
+    nearest even, and does not handle NaN. Compiled code runs the overload below."""
     if like.dtype == np.float32:
         return np.float32(value)
     bits = int(np.float32(value).view(np.uint32))
@@ -68,7 +64,8 @@ def _decode(value):
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=SUMS)
 def inverse_rms(x: Any, size: int, eps: Any) -> Any:
-    """One over the root mean square of the first ``size`` elements, in such an order."""
+    """One over the root mean square of the first ``size`` elements, in an order that depends on it
+    alone."""
     result = np.float32(0.0)
     for i in range(size):
         result += x[i] * x[i]
@@ -77,7 +74,7 @@ def inverse_rms(x: Any, size: int, eps: Any) -> Any:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def interleave(a: Any, depth: int, rows: int) -> Any:
-    """Rows ``a`` (rows, depth) as chunks ``[depth][row]`` of as many rows as the large tile."""
+    """Rows ``a`` (rows, depth) as chunks ``[depth][row]`` of the large tile's number of rows."""
     size = len(_LARGE)
     out = np.empty(rows // size * size * depth, a.dtype)
     for r in range(len(out) // depth):
@@ -156,10 +153,8 @@ def write_kv(k: Any, v: Any, keys: Any, values: Any, block: int, t: int, p: int)
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=ELEMENTWISE)
 def softmax(scores: Any, length: int, padded: int, out: Any) -> Any:
-    """Write exp(score - max), zero from ``length`` to ``padded``; returns their sum.
-
-    Unrounded, they take the place of the scores.
-    """
+    """Write exp(score - max), and zeros from ``length`` to ``padded``. Returns their sum. The
+    unrounded values replace the scores."""
     top = scores[0]
     for t in range(length):
         top = max(top, scores[t])
@@ -186,9 +181,11 @@ def attend(
 ) -> None:
     """Attention of one row's query heads over one key-value head's tokens up to ``length``.
 
-    Args: ``group`` has as many elements as there are query heads; ``query`` their lanes from
-    ``q0``; ``cache`` keys, values and the start of each block, in lanes; ``weights`` and ``lanes``
-    are one buffer.
+    Args:
+        group: has one element for each query head.
+        query: lanes of the queries, from ``q0`` on.
+        cache: keys, values and the start of each block, in lanes.
+        weights, lanes: two views of one buffer.
     """
     keys, values, bases = cache
     padded = result.shape[1]
@@ -223,8 +220,8 @@ def attend(
 def place(
     qkv: Any, query: Any, batch: Any, cache: Any, layer: int, head_dim: int, norms: Any, rope: Any
 ) -> int:
-    """Write the rows' keys and values into the cache and their rotated queries into ``query``
-    (rows * heads, head_dim rounded up); returns the longest length."""
+    """Write the rows' keys and values into the cache and their rotated queries into ``query`` (rows
+    * heads, head_dim rounded up). Returns the longest length."""
     positions, slots, tables = batch
     keys, values, key_lanes, _, pool, kv_heads = cache
     cos, sin, eps, scale = rope
@@ -264,7 +261,7 @@ def attention_layer(
     norms: Any,
     rope: Any,
 ) -> None:
-    """Write the rows' keys and values, then attend; ``qkv`` (n, q + k + v columns)."""
+    """Write the rows' keys and values, then attend. ``qkv`` is (n, q + k + v columns)."""
     positions, slots, tables = batch
     keys, _, key_lanes, value_lanes, pool, kv_heads = cache
     heads = kv_heads * len(group)
@@ -296,7 +293,7 @@ def attention_layer(
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 def start_rows(out: Any, bias: Any, rows: int) -> None:
-    """Fill the rows with the bias, or zeros where there is none."""
+    """Fill the rows with the bias, or zeros without one."""
     for i in range(rows):
         for j in range(out.shape[1]):
             out[i, j] = np.float32(0.0)
@@ -306,7 +303,7 @@ def start_rows(out: Any, bias: Any, rows: int) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 def add_bias(x: Any, bias: Any, rows: int) -> None:
-    """Add the bias to the residual rows; nothing where there is none."""
+    """Add the bias, if there is one, to the residual rows."""
     for i in range(rows):
         for j in range(len(bias)):
             x[i, j] += bias[j]
@@ -327,13 +324,15 @@ def forward(
     cache: Any,
     rope: Any,
 ) -> Any:
-    """Run rows through the model; returns the normed last hidden states of the rows ``keep``.
+    """Run rows through the model. Returns the normed last hidden states of the rows ``keep``.
 
-    Args: ``tokens`` (n,); ``batch`` their positions (n,), slots (n,) and the blocks of each
-    sequence (slots, blocks); ``packed`` all weight panels, of which layer l's four matrices start
-    at ``starts[l]``; ``vectors[l]`` its norms and biases, cut at ``splits``; ``sizes`` (hidden,
-    head_dim, qkv columns, ffn, layers), see ``packing``; ``rope`` cosines, sines, the norms'
-    epsilon and the scale of queries.
+    Args:
+        tokens: (n,).
+        batch: positions (n,), slots (n,) and the blocks of each sequence (slots, blocks).
+        packed: all weight panels. Layer l's four matrices start at ``starts[l]``.
+        vectors: norms and biases of each layer, cut at ``splits``.
+        sizes: (hidden, head_dim, qkv columns, ffn, layers).
+        rope: cosines, sines, the norms' epsilon and the scale of queries.
     """
     hidden, head_dim, qkv_columns, inner, layers = sizes
     n, eps = len(tokens), rope[2]

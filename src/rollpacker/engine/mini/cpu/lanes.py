@@ -1,8 +1,8 @@
 """Vector primitives that numba lacks: a register-tiled multiply-add.
 
 A tile multiplies a few rows of ``a`` by 32 columns of ``b`` with one fused multiply-add after the
-other along the depth, so an element's value does not depend on how many rows ran beside it: that
-is what makes the CPU path bit-identical whatever the batch.
+other along the depth. An element's value does not depend on the number of rows beside it, so the
+CPU path is bit-identical for every batch.
 """
 
 # ruff: noqa: ARG001 - numba matches intrinsics by their arguments' names.
@@ -18,7 +18,7 @@ from numba.core import cgutils
 from rollpacker.engine.arithmetic import primitive
 
 LANES = 16
-"""Floats in one vector; narrower machines split it in registers."""
+"""Floats in one vector. Narrower machines split it in registers."""
 COLUMNS = 2 * LANES
 """Columns of one tile and of one panel of packed weights."""
 
@@ -26,7 +26,7 @@ _FEATURES = binding.get_host_cpu_features()
 HAS_BF16_DOT = bool(_FEATURES.get("avx512bf16", False))
 """Whether the CPU multiplies pairs of bfloat16 (vdpbf16ps)."""
 TILE_ROWS = (12, 4) if _FEATURES.get("avx512f", False) else (3, 2)
-"""Rows of the large and the middle tile: as many accumulators as registers allow."""
+"""Rows of the large and the middle tile, as many accumulators as registers allow."""
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
@@ -36,8 +36,6 @@ _I32S = ir.VectorType(_I32, LANES)
 
 
 class _BFloat(ir.Type):
-    """The bfloat type that llvmlite cannot name."""
-
     def _to_string(self) -> str:
         return "bfloat"
 
@@ -65,7 +63,7 @@ def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
 
 
 class Matrix(NamedTuple):
-    """Starts at element ``start`` of ``data``; its rows are ``stride`` apart."""
+    """A matrix from element ``start`` of ``data`` on. Its rows are ``stride`` apart."""
 
     data: Any
     start: Any
@@ -73,7 +71,8 @@ class Matrix(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of 32 columns: its halves start at two elements, its rows are ``stride`` apart."""
+    """A panel of 32 columns. Its halves start at two elements, and its rows are ``stride``
+    apart."""
 
     data: Any
     first: Any
@@ -82,15 +81,12 @@ class Panel(NamedTuple):
 
 
 class _Tile:
-    """Emits the loop of one tile."""
-
     def __init__(self, builder: ir.IRBuilder, rows: int, depth: Any) -> None:
         self.builder = builder
         self.rows = rows
         self.depth = depth
 
     def pointer(self, base: Any, index: Any, vector: ir.VectorType) -> Any:
-        """Address of the vector that starts at element ``index``."""
         return self.builder.bitcast(self.builder.gep(base, [index]), vector.as_pointer())
 
     def starts(self, first: Any, apart: Any) -> list[Any]:
@@ -98,7 +94,6 @@ class _Tile:
         return [b.add(first, b.mul(_I64(r), apart)) for r in range(self.rows)]
 
     def corners(self, c: Matrix) -> list[Any]:
-        """Addresses of the tile's two output vectors of each row."""
         b = self.builder
         starts = self.starts(c.start, c.stride)
         return [
@@ -106,7 +101,6 @@ class _Tile:
         ]
 
     def emit(self, a: Any, starts: list[Any], step: Any, b: Panel, sums: list[Any]) -> list[Any]:
-        """Loop over the depth (at least 1); ``step`` is a's stride along it."""
         builder = self.builder
         scalar = a.type.pointee
         vector = _F32S if scalar == _F32 else _I32S
@@ -146,7 +140,6 @@ def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def taken(place: int, kind: type[Any]) -> Any:
-            """A named tuple's address of data, and its numbers."""
             types_ = signature.args[place].types
             values = cgutils.unpack_tuple(builder, args[place])
             data = context.make_array(types_[0])(context, builder, values[0]).data
@@ -171,14 +164,14 @@ def _madd(rows: Any, a: Any, b: Any, c: Any, *, packed: bool) -> Any:
 def madd(typing, rows, a, b, c, depth):
     """``c[r, 0:32] += sum_k a[r, k] * b[k, 0:32]`` for ``len(rows)`` rows, k below ``depth``.
 
-    ``a`` and ``c`` are each a ``Matrix``, ``b`` is a ``Panel``; all count elements of contiguous
-    arrays: ``a`` and ``b`` of float32, or int32 lanes of two bfloat16 neighbours along the depth;
-    ``c`` of float32.
+    ``a`` and ``c`` are each a ``Matrix``, ``b`` is a ``Panel``. All count elements of contiguous
+    arrays. ``a`` and ``b`` hold float32, or int32 lanes of two bfloat16 neighbours along the depth.
+    ``c`` holds float32.
     """
     return _madd(rows, a, b, c, packed=False)
 
 
 @primitive
 def madd_packed(typing, rows, a, b, c, depth):
-    """The same with ``a[r, k]`` at ``start + k * stride + r``: one address serves many rows."""
+    """``madd`` with ``a[r, k]`` at ``start + k * stride + r``, so one address serves many rows."""
     return _madd(rows, a, b, c, packed=True)

@@ -23,18 +23,18 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 class PackedWeights:
-    """A model's weights as the kernels read them, refreshed when the model's change.
+    """A model's weights as the kernels read them.
 
-    float32 models are packed as float32, others as bfloat16 where the CPU multiplies those and
-    as float32 elsewhere. The model's own parameters are never touched.
+    float32 models are packed as float32. Others are packed as bfloat16 if the CPU multiplies those,
+    else as float32. The model's own parameters are never touched.
 
     Attributes:
         panels: every matrix's panels, float32, or int32 lanes of two bfloat16.
         starts: (layers, 4) int64: where qkv, o, gate-up and down start in ``panels``.
         head: where the output head starts.
         vectors: (layers + 1, V) float32: norms and biases of each layer, then the last norm.
-        splits: where the vectors of a layer end, in the order the kernels use.
-        embed: (vocabulary, hidden) float32 or bfloat16 bits; the model's own memory if it can be.
+        splits: where the vectors of a layer end, in the order of the kernels.
+        embed: (vocabulary, hidden) float32 or bfloat16 bits, in the model's own memory if possible.
     """
 
     def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
@@ -135,13 +135,12 @@ def _array(tensor: torch.Tensor, *, lanes: bool) -> np.ndarray:
     return tensor.view(torch.int32 if lanes else torch.uint16).numpy()
 
 
-_MOST_ROWS = 512
-"""Rows run together: enough to amortise streaming the weights, few enough to stay in cache."""
+_MOST_ROWS = 512  # enough to amortise streaming the weights, and few enough for the cache
 _MOST_LOGITS = 1 << 23
 
 
 class CpuRunner:
-    """Runs a model on one CPU thread. Bit-identical results whatever runs beside a sequence."""
+    """Runs a model on one CPU thread, bit-identical for every batch."""
 
     block_size = LANES
     exact = True
@@ -168,7 +167,7 @@ class CpuRunner:
         return free_bytes() // sharers
 
     def allocate(self, blocks: int) -> None:
-        """Allocate the KV blocks; memory is taken as they are first used."""
+        """Allocate the KV blocks. They take memory at their first use."""
         size = self._shape.layers * blocks * self._block_elements()
         keys = np.zeros(size, self._weights.embed.dtype)
         values = np.zeros(size, self._weights.embed.dtype)
@@ -188,7 +187,6 @@ class CpuRunner:
             blocks[:, target] = blocks[:, source]
 
     def forward(self, rows: TokenRows, tables: Ints) -> Any:
-        """Normed last hidden states (m, hidden) of the rows to keep, as the kernels store them."""
         n = len(rows.tokens)
         if n <= _MOST_ROWS:
             return self._forward(rows, tables)

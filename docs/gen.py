@@ -336,8 +336,9 @@ def _adapters(what: str, rows: dict[str, Any]) -> list[str]:
         if found["refused"] is None:
             taken.append([name, found["worst"], found["changed"]])
             continue
-        # Its reason, without the name of a kind.
-        why = re.sub("^adapter(?: of kind [A-Z_]+)?: ", "", found["refused"]).partition(";")[0]
+        # Its reason, without the name of a kind and the advice.
+        why = re.sub("^adapter(?: of kind [A-Z_]+)?: ", "", found["refused"])
+        why = why.partition(": take another one")[0].removesuffix(": leave it out")
         reasons.setdefault(why, []).append(name)
     refusals = [f"- {'; '.join(names)}: {why}" for why, names in reasons.items()]
     return [*table((what, "difference", "changed"), taken), "", "Refused:", "", *refusals]

@@ -1,4 +1,1 @@
-"""Trainers and algorithms: from graded groups to one update.
-
-Trainers know no engines and no schedule of a step.
-"""
+"""Trainers and algorithms: from graded groups to one update."""

@@ -1,7 +1,4 @@
-"""Policy-gradient algorithms: advantages, the surrogate loss of a token, and the normaliser.
-
-An algorithm knows no model, no replica and no batch layout.
-"""
+"""Policy-gradient algorithms: advantages, the surrogate loss of a token, and the normaliser."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from rollpacker.core.groups import differ
 
 Floats = NDArray[np.float32]
 
-_WHITEN_EPSILON = 1e-8
-"""Of verl's ``masked_whiten``, added to the variance."""
+_WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's ``masked_whiten``
 _TRL_EPSILON = 1e-4
 
 
@@ -30,8 +26,8 @@ class Responses:
     """The sampled tokens of a micro-batch, responses one after the other, without padding.
 
     Args:
-        logprobs: of the weights being trained, shape (N,), differentiable.
-        old: of the weights that sampled them, shape (N,).
+        logprobs: under the weights being trained, shape (N,), differentiable.
+        old: under the weights that sampled them, shape (N,).
         advantages: of each response, shape (S,).
         lengths: sampled tokens of each response, shape (S,), int64, at least 1.
         owner: the response of each token, shape (N,), int64.
@@ -50,12 +46,12 @@ class Responses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarded:
-    """One group as the whole batch sees it; every array has shape (G,).
+    """One group as the whole batch sees it. Every array has shape (G,).
 
     Args:
-        rewards: shaped by the algorithm, float64; nan where no reward function applies.
-        tokens: that count in the loss, int64: sampled ones.
-        advantages: of the group by itself; 0 where there is no reward.
+        rewards: shaped by the algorithm, float64. nan if no reward function applies.
+        tokens: sampled tokens that count in the loss, int64.
+        advantages: of the group by itself, 0 without a reward.
     """
 
     rewards: NDArray[np.float64]
@@ -68,19 +64,19 @@ class Algorithm:
     """One policy-gradient algorithm.
 
     The un-normalised loss of a batch is the sum over tokens of ``weights[response] * (surrogate +
-    beta * kl)``; the update divides it by the sum of the normalisers of all samples, those without
+    beta * kl)``. The update divides it by the sum of the normalisers of all samples, those without
     a gradient included. Rewards closer together than ``min_reward_range`` count as equal.
     """
 
     sequence_level: ClassVar[bool] = False
-    """Whether a response has one ratio, so that clipping is counted by responses."""
+    """Whether a response has one ratio, so that clipping is counted per response."""
 
     config: Any
     min_reward_range: float = 0.0
 
     @property
     def needs_batch(self) -> bool:
-        """Whether advantages are known only with the whole batch (``batch_advantages``)."""
+        """Whether advantages need the whole batch (``batch_advantages``)."""
         return False
 
     @property
@@ -95,11 +91,9 @@ class Algorithm:
         max_length: int,
         masked: NDArray[np.bool_] | None = None,
     ) -> Rewarded:
-        """One group's ``rewards`` (nan for none), and its advantages as far as they are known.
-
-        All arrays have shape (G,): ``lengths`` are sampled tokens, of at most ``max_length``;
-        ``masked`` responses are left out of the loss, but their rewards count.
-        """
+        """One group's ``rewards`` (nan for none), and its advantages as far as they are known. All
+        arrays have shape (G,). ``lengths`` are sampled tokens, at most ``max_length``. ``masked``
+        responses are left out of the loss, but their rewards count."""
         shaped = self.shaped(np.asarray(rewards, np.float64), lengths, max_length)
         known = ~np.isnan(shaped)
         advantages = np.zeros(len(shaped), np.float32)
@@ -111,12 +105,12 @@ class Algorithm:
     def shaped(
         self, rewards: NDArray[np.float64], lengths: NDArray[np.int64], max_length: int
     ) -> NDArray[np.float64]:
-        """Rewards with what the algorithm adds to them, shape (G,)."""
+        """Rewards plus the algorithm's own terms, shape (G,)."""
         del lengths, max_length
         return rewards
 
     def advantages(self, rewards: NDArray[np.float64]) -> Floats:
-        """Advantages of one group: here shaped rewards less their mean; zeros where they do not
+        """Advantages of one group: by default rewards less their mean, zeros if they do not
         differ."""
         return self._differences(rewards).astype(np.float32)
 
@@ -124,10 +118,8 @@ class Algorithm:
         return [group.advantages for group in groups]
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of each token, and whether its ratio was clipped; both of shape (N,).
-
-        Here of one ratio for each token, between the bounds of ``TokenClip``.
-        """
+        """Loss of each token, and whether its ratio was clipped, both (N,). By default of one ratio
+        for each token."""
         config, advantages = self.config, responses.advantages[responses.owner]
         high = getattr(config, "epsilon_high", config.epsilon)
         return clipped(self.ratio(responses), advantages, config.epsilon, high, config.delta)
@@ -141,10 +133,7 @@ class Algorithm:
         return torch.ones(len(lengths), device=lengths.device)
 
     def normaliser(self, tokens: int, samples: int, max_length: int) -> float:
-        """What some samples with ``tokens`` sampled tokens add to the divisor.
-
-        Tokens, or responses where each has one ratio.
-        """
+        """The samples' part of the divisor: tokens, or responses if each has one ratio."""
         del max_length
         return float(samples if self.sequence_level else tokens)
 
@@ -156,7 +145,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class GroupScaled(Algorithm):
-    """Advantages are centred rewards over a standard deviation, as ``scale_rewards`` says."""
+    """Advantages are centred rewards over a standard deviation, according to ``scale_rewards``."""
 
     @property
     def needs_batch(self) -> bool:
@@ -177,8 +166,8 @@ class GroupScaled(Algorithm):
 
 @dataclass(frozen=True)
 class GRPO(GroupScaled):
-    """GRPO (Shao et al., 2024, arXiv 2402.03300): advantage ``(r - mean) / std`` in the group;
-    averaged over tokens or over responses."""
+    """GRPO (Shao et al., 2024, arXiv 2402.03300): advantage ``(r - mean) / std`` in the group,
+    averaged over tokens or responses."""
 
     config: configs.GRPOConfig
 
@@ -194,7 +183,7 @@ class GRPO(GroupScaled):
 
 @dataclass(frozen=True)
 class DrGRPO(Algorithm):
-    """Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): advantage ``r - mean``; token sums over the
+    """Dr. GRPO (Liu et al., 2025, arXiv 2503.20783): advantage ``r - mean``, token sums over the
     constant ``samples * max_length``."""
 
     config: configs.DrGRPOConfig
@@ -206,11 +195,8 @@ class DrGRPO(Algorithm):
 
 @dataclass(frozen=True)
 class DAPO(GroupScaled):
-    """DAPO (Yu et al., 2025, arXiv 2503.14476): GRPO's advantage of shaped rewards, with a wider
-    upper clip range.
-
-    Dynamic sampling is the rollout's part: it drops groups that are not informative.
-    """
+    """DAPO (Yu et al., 2025, arXiv 2503.14476): GRPO's advantage of shaped rewards, and a wider
+    upper clip range. The rollout does the dynamic sampling."""
 
     config: configs.DAPOConfig
 
@@ -230,10 +216,8 @@ class DAPO(GroupScaled):
 
 @dataclass(frozen=True)
 class RLOO(Algorithm):
-    """RLOO (Ahmadian et al., 2024, arXiv 2402.14740): REINFORCE with a leave-one-out baseline.
-
-    The whole response is one action: one ratio, one advantage, mean over responses.
-    """
+    """RLOO (Ahmadian et al., 2024, arXiv 2402.14740): REINFORCE with a leave-one-out baseline. The
+    whole response is one action: one ratio, one advantage, mean over responses."""
 
     sequence_level: ClassVar[bool] = True
 
@@ -265,7 +249,7 @@ class ReinforcePP(Algorithm):
 
     @property
     def trains_equal(self) -> bool:
-        """Whitening over tokens moves the mean: longer responses weigh more in it."""
+        """Whitening over tokens moves the mean, as longer responses weigh more in it."""
         return self.config.whiten == "tokens"
 
     def batch_advantages(self, groups: Sequence[Rewarded]) -> list[Floats]:
@@ -285,8 +269,8 @@ class ReinforcePP(Algorithm):
 
 @dataclass(frozen=True)
 class GSPO(GroupScaled):
-    """GSPO (Zheng et al., 2025, arXiv 2507.18071): GRPO's advantage, one ratio
-    ``exp(mean(logp - old))`` of a response, mean over responses."""
+    """GSPO (Zheng et al., 2025, arXiv 2507.18071): GRPO's advantage, one ratio ``exp(mean(logp -
+    old))`` per response, mean over responses."""
 
     sequence_level: ClassVar[bool] = True
 
@@ -320,7 +304,7 @@ def over_batch_std(groups: Sequence[Rewarded], epsilon: float) -> list[Floats]:
 
 
 def _token_whitened(groups: Sequence[Rewarded]) -> list[Floats]:
-    """Mean 0 and variance 1 over the tokens of the loss (``ddof=1``), as verl's."""
+    """Mean 0 and variance 1 over the tokens of the loss (``ddof=1``), as in verl."""
     known = [~np.isnan(group.rewards) for group in groups]
     tokens = np.concatenate([g.tokens * k for g, k in zip(groups, known, strict=True)])
     values = np.concatenate([group.advantages for group in groups]).astype(np.float64)
@@ -343,10 +327,8 @@ def clipped(
     high: float,
     delta: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped loss ``-min(rA, clip(r, 1-low, 1+high)A)`` and where the clip binds.
-
-    With ``delta`` the first ratio is at most that (dual clip).
-    """
+    """PPO's clipped loss ``-min(rA, clip(r, 1-low, 1+high)A)`` and where the clip binds. ``delta``
+    bounds the first ratio (dual clip)."""
     plain = (ratio if delta is None else ratio.clamp(max=delta)) * advantages
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantages
     return -torch.minimum(plain, bounded), (bounded < plain).to(ratio.dtype)
@@ -360,12 +342,8 @@ ALGORITHMS: dict[type[Config], type[Algorithm]] = {
     configs.ReinforcePPConfig: ReinforcePP,
     configs.GSPOConfig: GSPO,
 }
-"""The algorithm of each configuration."""
 
 
 def build(config: AlgorithmConfig, min_reward_range: float = 0.0) -> Algorithm:
-    """The algorithm that a configuration describes.
-
-    ``min_reward_range`` is that of the rollout: rewards closer together count as equal.
-    """
+    """The algorithm that a configuration describes. ``min_reward_range`` is the rollout's."""
     return ALGORITHMS[type(config)](config, min_reward_range)

@@ -1,4 +1,4 @@
-"""What a training replica reports: un-normalised sums, divided once at the end of the step."""
+"""A training replica's report: un-normalised sums, divided once at the end of the step."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from rollpacker.core.types import PromptId
 
 TRAINED = ("entropy", "ratio", "abs_logprob_difference")
-"""What is known of tokens that have a gradient only: others are not run."""
+"""Metrics of the tokens that have a gradient, as no others are run."""
 RATIO = "sampler/ratio"
-"""The trainer's probability of a sampled token over the sampler's: its mean, ``_min`` and ``_max``
+"""The trainer's probability of a sampled token over the sampler's. Its mean, ``_min`` and ``_max``
 are metrics."""
 
 
 SampleId = tuple[PromptId, int]
-"""A sample of a step: its prompt and its index in the group."""
+"""A sample's prompt and its index in the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """Un-normalised sums over some groups; those of any split of a batch add up to its own.
+    """Un-normalised sums over some groups. Those of any split of a batch add up to its own.
 
     Args:
-        normaliser: what the loss is divided by in the end (tokens, sequences, ...).
+        normaliser: the loss's share of the divisor (tokens, sequences, ...).
         tokens: sampled tokens of the loss.
         samples: responses.
-        sums: numerators of the metrics by name (``train/losses.py`` has them all).
-        ranges: the smallest and the largest value, by name; of what was measured.
+        sums: numerators of the metrics by name (``train/losses.py``).
+        ranges: the smallest and the largest measured value, by name.
     """
 
     normaliser: float
@@ -52,15 +52,14 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one update did.
+    """The result of one update.
 
     Args:
-        applied: false when loss or gradient was not finite and the update was skipped.
+        applied: False if the loss or gradient was not finite and the update was skipped.
         grad_norm: before clipping.
-        learning_rate: of this update.
-        skipped: updates in a row that were skipped, this one among them.
-        metrics: means by TRL's names (``loss``, ``kl``, ``clip_ratio/region_mean`` ...), and
-            ``trained_tokens/*`` and ``sampler/*``: over the tokens that have a gradient.
+        skipped: updates skipped in a row, this one included.
+        metrics: means by TRL's names (``loss``, ``kl``, ``clip_ratio/region_mean`` ...).
+            ``trained_tokens/*`` and ``sampler/*`` are over the tokens that have a gradient.
     """
 
     applied: bool

@@ -1,4 +1,4 @@
-"""The trainer that a run's configuration asks for."""
+"""Builds the trainer of a run's configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rollpacker.train.trainer import Trainer
 
 _ALONE = timedelta(minutes=30)
-"""In which the others of a replica join an operation: they may be decoding."""
+"""Time in which other members join an operation, as they may be decoding."""
 
 
 def build_trainer(
@@ -29,21 +29,21 @@ def build_trainer(
     """The configured trainer, over ``model``, which is whole and on its device.
 
     Args:
-        tokenizer: saved beside it.
         max_length: longest response in tokens.
         total_updates: of the whole run.
-        rank: this process's among the ``members`` that share the replica, which meet once at
-            ``meeting`` (``mesh.store_at``).
+        rank: this process's among the ``members`` of the replica. They meet once at ``meeting``
+            (``mesh.store_at``).
 
-    Raises ``ValueError`` for what cannot be trained.
+    Raises ``ValueError`` for a model or configuration that cannot be trained.
     """
-    # A family that ties nothing has a head of its own in vLLM too, whatever its config.json says.
+    # If a family never ties weights, vLLM keeps its head even if config.json says tied.
     ties = bool(getattr(model, "_tied_weights_keys", None))
     apart = config.engine.kind == "vllm" and not model.config.tie_word_embeddings
     if ties and apart and source(config.model.path)[1].tie_word_embeddings:
         raise ValueError(
-            f"model.path={config.model.path}: its lm_head is not its embeddings, and vLLM would "
-            "drop it: set tie_word_embeddings to false in its config.json, or engine.kind=mini"
+            f"model.path={config.model.path}: its lm_head differs from its embeddings, and vLLM "
+            "would drop it: set tie_word_embeddings to false in its config.json, or use "
+            "engine.kind=mini"
         )
     arguments: dict[str, Any] = {
         "temperature": config.rollout.temperature,

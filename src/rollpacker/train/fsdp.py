@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 class FSDPTrainer(Trainer):
     """A replica over the processes of ``members``, each with its part of every weight.
 
-    Every member gets the same calls in the same order, and returns what covers the whole replica.
-    Only ``discard`` and ``load`` are not collective. While gradients are summed nothing is
-    exchanged with other replicas: ``apply`` reduces over ``world``, which may be replaced.
+    Every member gets the same calls in the same order, and returns results of the whole replica.
+    Only ``discard`` and ``load`` are not collective. Replicas exchange nothing until ``apply``
+    reduces over ``world``, which may be replaced.
 
-    The trained weights are kept in float32; a model of another type computes in its own, but for
-    modules that are of float32 alone, such as the router of DeepSeek-V2. Adapters, which a replica
-    of one process computes in float32, are rounded to the model's type: in tiny bfloat16 models
-    log-probabilities differ by 0.02 to 0.03 nats in the mean after three updates of 1e-2. Their
-    storage is not the model's as it came, so no engine can share it.
+    Trained weights are kept in float32. A model of another type computes in its own, except for
+    modules that are all float32, such as the router of DeepSeek-V2. Adapters are rounded to the
+    model's type, unlike in a replica of one process. In tiny bfloat16 models logprobs differ by
+    0.02 to 0.03 nats on average after three updates of 1e-2. The weights have new storage, so no
+    engine can share it.
 
-    The timeout of ``members`` is after how long an operation that others do not join fails. On CUDA
-    devices it has both backends (``cpu:gloo,cuda:nccl``), since checkpoints are agreed on by the
-    hosts. The other arguments are those of ``Trainer``; the model is whole when it comes.
+    An operation fails if others do not join within the timeout of ``members``. On CUDA devices the
+    group has both backends (``cpu:gloo,cuda:nccl``), as hosts agree on checkpoints. The other
+    arguments are those of ``Trainer``, and the model arrives whole.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class FSDPTrainer(Trainer):
         layers = [m for m in model.modules() if type(m).__name__ in blocks]
         if not layers:
             raise ValueError(
-                f"trainer.kind=fsdp: transformers does not say which layers of "
-                f"{model.config.model_type} models stay whole, so all weights would be gathered at "
-                "once: set it to local"
+                f"trainer.kind=fsdp: transformers names no layers to shard for "
+                f"{model.config.model_type} models, so all weights would be gathered at once: set "
+                "it to local"
             )
         exact = replace(policy, param_dtype=torch.float32)
         for module in _exact(model, policy.param_dtype):
@@ -74,7 +74,6 @@ class FSDPTrainer(Trainer):
         register_fsdp_forward_method(model, "packed")
 
     def _shard(self, module: Any, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:
-        """Spread what of ``module`` is not yet."""
         for parameter in module.parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.data = parameter.data.float()
@@ -85,16 +84,14 @@ class FSDPTrainer(Trainer):
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         found = self._model.packed(batch, self._temperature)
         if not torch.is_grad_enabled():
-            # A backward pass would do it; what stays gathered is not seen to change.
+            # Without a backward pass nothing reshards, and gathered weights would become stale.
             self._model.reshard()
         return found
 
 
 def _exact(model: torch.nn.Module, usual: torch.dtype | None) -> list[torch.nn.Module]:
     """Modules of float32 weights in a model of another type, such as some families' routers.
-
-    Not adapters: merging copies them, which FSDP's modules do not allow.
-    """
+    Adapters are left out, as merging copies them, which FSDP's modules do not allow."""
     if usual == torch.float32:
         return []
     found: dict[str, torch.nn.Module] = {}

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, and the metrics that the sums over all of them come to."""
+"""The loss of a micro-batch, and the metrics from the sums over all of them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ AGREEMENT = (
     "sampler/perplexity_ratio",
     "sampler/responses",
 )
-"""What is summed over tokens, the last two over responses."""
+"""Sums over tokens, the last two over responses."""
 _LARGEST_EXPONENT = 20.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreement:
-    """Of the sampled tokens of a micro-batch.
+    """Results of ``agreement`` for a micro-batch.
 
     Args:
-        weights: what ``kind`` makes of the ratios, shape (N,); the ratios themselves with ``none``.
+        weights: importance weights, shape (N,). With ``kind`` ``none`` the plain ratios.
         sums: by ``AGREEMENT``.
-        extremes: largest ratio of a token, and the smallest one negated: shape (2,).
+        extremes: largest ratio of a token, and the smallest one negated, shape (2,).
     """
 
     weights: torch.Tensor
@@ -48,16 +48,17 @@ def agreement(
     lengths: torch.Tensor,
     config: SamplerCorrectionConfig,
 ) -> Agreement:
-    """Importance weights, and how far the sampler's probabilities are from the trainer's: both are
-    of the weights that sampled, so what is left between them is arithmetic, or a mistake. Nothing
-    of it carries a gradient: weights change the measure, not what is optimised.
+    """Importance weights, and how far the sampler's probabilities are from the trainer's.
+
+    Both are under the weights that sampled, so any difference is arithmetic or an error. Nothing
+    here carries a gradient.
 
     Truncated importance sampling: Yao et al., "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training" (2025); ``mask``: IcePop (Ring-1T, arXiv 2510.18855).
+    Off-Policy RL Training" (2025). ``mask``: IcePop (Ring-1T, arXiv 2510.18855).
 
     Args:
-        trainer: its log-probabilities under the weights that sampled, shape (N,), nats.
-        sampler: log-probabilities as it said them, shape (N,).
+        trainer: its logprobs under the weights that sampled, shape (N,), nats.
+        sampler: the sampler's own logprobs, shape (N,).
         owner: the response of each token, shape (N,), int64.
         lengths: sampled tokens of each response, shape (S,), at least 1.
     """
@@ -96,17 +97,16 @@ def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED, *AGREEMENT)
-"""What is summed over micro-batches, members and replicas."""
+"""Sums over micro-batches, members and replicas."""
 NO_EXTREMES = (float("-inf"), float("-inf"))
-"""Those of no token; see ``sampler_correction.Agreement``."""
-_RUN = "tokens_run"
-"""Sampled tokens of what was run: those of samples without a gradient are left out."""
+"""Extremes without a token (see ``Agreement``)."""
+_RUN = "tokens_run"  # Sampled tokens that were run. Samples without a gradient are not.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchLoss:
-    """Of one micro-batch, un-normalised: ``loss`` with its gradient, what is measured by ``SUMS``,
-    and extremes."""
+    """One micro-batch, un-normalised: ``loss`` with its gradient, sums by ``SUMS``, and
+    extremes."""
 
     loss: torch.Tensor
     sums: torch.Tensor
@@ -124,10 +124,9 @@ def batch_loss(
     """The loss of a micro-batch.
 
     Args:
-        batch: what was run.
-        logprobs: of its targets under the weights being trained, shape (T,), differentiable.
-        entropy: there, shape (T,).
-        reference: log-probabilities of the reference model, shape (T,); None without a KL term.
+        logprobs: of the targets under the weights being trained, shape (T,), differentiable.
+        entropy: shape (T,).
+        reference: logprobs of the reference model, shape (T,). None without a KL term.
     """
     now = logprobs.detach()
     old = now if batch.old_logprobs is None else batch.old_logprobs
@@ -172,8 +171,7 @@ def batch_loss(
 
 
 def measured(sums: torch.Tensor, extremes: torch.Tensor, run: int) -> Partial:
-    """What was measured of ``run`` sampled tokens, to be added to what is known of all; ``sums``
-    and ``extremes`` are those of ``BatchLoss``."""
+    """Metrics of ``run`` sampled tokens, from the sums and extremes of ``BatchLoss``."""
     top, bottom = extremes.tolist()
     return Partial(
         normaliser=0.0,
@@ -184,8 +182,8 @@ def measured(sums: torch.Tensor, extremes: torch.Tensor, run: int) -> Partial:
 
 
 def metrics(total: Partial, algorithm: Algorithm, config: TrainConfig) -> dict[str, float]:
-    """Means over all tokens of the loss, or responses; ``trained_tokens/*`` and ``sampler/*`` over
-    those run."""
+    """Means over all tokens of the loss, or responses. ``trained_tokens/*`` and ``sampler/*`` are
+    over the tokens that were run."""
     sums, count = total.sums, total.samples if algorithm.sequence_level else total.tokens
     low, high = (sums.get(f"clip_{side}", 0.0) / max(count, 1) for side in ("low", "high"))
     result = {
@@ -202,7 +200,6 @@ def metrics(total: Partial, algorithm: Algorithm, config: TrainConfig) -> dict[s
 
 
 def _agreement(total: Partial) -> dict[str, float]:
-    """Nothing where it was not measured."""
     sums = total.sums
     if not sums.get("sampler/responses"):
         return {}

@@ -11,11 +11,8 @@ from torch.distributed.tensor import DTensor
 
 
 def store_at(meeting: str, world: int, timeout: timedelta) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
-    """Where ``world`` processes find each other: ``tcp://HOST:PORT/NAME``, a store that somebody
-    keeps there, or the path of a file where they are of one machine.
-
-    Raises ``RuntimeError`` where there is no store.
-    """
+    """The store at which ``world`` processes meet. ``meeting`` is ``tcp://HOST:PORT/NAME`` of a
+    running store, or on one machine the path of a file. Raises ``RuntimeError`` without a store."""
     if not meeting.startswith("tcp://"):
         store: Any = dist.FileStore(meeting, world)  # pyright: ignore[reportPrivateImportUsage]
     else:
@@ -38,13 +35,13 @@ def meet(
     *,
     crowded: bool = False,
 ) -> dist.ProcessGroup | None:
-    """A trainer's ``world``: ``rank`` (its replica's) of ``world``, which meet once (``store_at``);
-    None when it is alone.
+    """A trainer's ``world``: ``rank`` (its replica's) of ``world``, which meet once (``store_at``).
+    None if it is alone.
 
-    Of itself, beside the default group: when a replica is lost, those that are left, or come
-    instead, meet again elsewhere, and the groups within the replicas stay as they are. It can
-    reduce, and no more. ``timeout`` is that of the meeting and of each reduction; ``crowded``:
-    several of them share a GPU, which NCCL refuses.
+    The group is separate from the default group, and can only reduce. If a replica is lost, the
+    others and its replacement meet again elsewhere, while the groups within replicas stay.
+    ``timeout`` limits the meeting and each reduction. ``crowded``: several of them share a GPU,
+    which NCCL refuses.
 
     Raises ``RuntimeError`` when the others do not come within ``timeout``.
     """
@@ -61,13 +58,13 @@ def meet(
 
 
 def add_up(values: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Replace ``values`` by their sum over a group, one of ``meet`` too."""
+    """Replace ``values`` by their sum over a group, also one of ``meet``."""
     # torch.distributed's own functions know only groups that they made.
     group.allreduce([values]).wait()
 
 
 class Members:
-    """The processes of this replica, this one among them; without a group it is alone."""
+    """The processes of this replica, this one among them. Without a group it is alone."""
 
     def __init__(
         self, group: dist.ProcessGroup | None = None, device: torch.device | None = None
@@ -96,10 +93,8 @@ class Members:
         return self.sum(values).tolist()
 
     def agree(self, failure: Exception | None, elsewhere: Exception) -> None:
-        """Raise ``failure``, and where only another member has one ``elsewhere``.
-
-        So that none goes on to where it would wait for one that does not come.
-        """
+        """Raise ``failure``, or ``elsewhere`` if only another member failed. So no member goes on
+        and waits for one that has stopped."""
         failed = any(self.each(failure is not None))
         if failure is not None:
             raise failure
@@ -108,12 +103,12 @@ class Members:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor of which this process may hold a part; then all members must call."""
+    """The whole of a tensor of which this process may hold a part. All members must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor, in the same storage."""
+    """This process's part of a tensor, in the same storage."""
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
@@ -121,7 +116,7 @@ def part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parted(local: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor spread like ``like``, of which ``local`` is what this process holds."""
+    """A tensor spread like ``like``, from this process's part ``local``."""
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(

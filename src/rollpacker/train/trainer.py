@@ -1,4 +1,4 @@
-"""What a trainer does with finished groups, on a replica of one process."""
+"""Trains on finished groups, on a replica of one process."""
 
 from __future__ import annotations
 
@@ -39,29 +39,27 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """The pipeline of a replica: which samples are run, losses, metrics, updates.
+    """The pipeline of a replica: selects samples, computes losses and metrics, updates.
 
     Several replicas hold the same weights by reducing over ``world``. Here a replica is one
-    process, and weights change in place, in ``apply`` only: an engine in the same process may share
-    their storage (build it first if it re-points parameters; with LoRA give it an ``engine_copy``).
-    A subclass spreads them. With several members in a replica, all of them get the same calls with
-    the same arguments and return the same: what one of them returns covers the whole replica.
+    process, and only ``apply`` changes weights, in place. An engine in the same process may share
+    their storage: build it first if it re-points parameters, and give it an ``engine_copy`` with
+    LoRA. A subclass spreads the weights. Then all members of a replica get the same calls, and each
+    returns results of the whole replica.
 
-    The ratio is exactly 1, but for samples that bring ``old_logprobs``: those of weights that have
-    changed since.
+    The ratio is exactly 1, except for samples with ``old_logprobs``, whose weights have changed
+    since.
 
     Args:
-        model: a causal language model of transformers, on its device, in the type to train in. Of
-            one that is composed (of text and vision) only the model of text and the head are
-            trained; the rest stays as it is, and is exported.
-        tokenizer: saved beside the model.
+        model: a causal language model of transformers, on its device, in the type to train in. A
+            composed model (text and vision) trains only its text model and head.
         config: the update.
-        temperature: sampling temperature; logits are divided by it (0 counts as 1).
+        temperature: sampling temperature, by which logits are divided (0 counts as 1).
         max_length: longest response, Dr. GRPO's constant.
-        total_updates: updates of the whole run, for decaying schedules.
-        lora: the model's configuration, when ``lora_rank`` asks for adapters.
-        world: the processes that hold this part of the weights, one of each replica; None when
-            there is one replica.
+        total_updates: of the whole run, for decaying schedules.
+        lora: the model's configuration, if ``lora_rank`` asks for adapters.
+        world: the processes that hold this part of the weights, one of each replica. None with one
+            replica.
 
     Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
     """
@@ -107,18 +105,15 @@ class Trainer:
         self._optimizer = Optimizer(trained, config)
         self._first = None
         if config.beta > 0 and self._adapted is None:
-            # Of ``data``, whose changes an engine over these weights does not take for new ones.
+            # ``data`` has no version counter, so an engine does not take the swap for new weights.
             self._first = Reference([part(p).data for _, p in trained])
         self._updates = 0
         self._skipped = 0
         self.warm = WarmState(self._resident, self.device)
-        """All that it keeps on its device."""
 
-    def _place(self) -> None:
-        """Bring the weights to where they stay."""
+    def _place(self) -> None: ...
 
     def _logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of a micro-batch's targets, and entropies, both of shape (T,)."""
         return self._forward.logprobs(batch, self._temperature)
 
     @property
@@ -131,17 +126,14 @@ class Trainer:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether ``weights`` yields the live tensors: not of adapters, which are merged into
-        copies, nor of members, which gather them."""
+        """Whether ``weights`` yields the live tensors. Merged adapters and gathered weights are
+        copies."""
         return self._adapted is None and self._members.group is None
 
     def accumulate(self, groups: Sequence[Group]) -> Partial:
-        """Add the groups' un-normalised gradients to this replica's sum.
-
-        Samples with advantage 0 are not run unless there is a KL term, but count in the
-        normaliser; of masked ones only the response counts, not its tokens. Tokens that were not
-        sampled never count.
-        """
+        """Add the groups' un-normalised gradients to this replica's sum. Samples with advantage 0
+        are not run unless there is a KL term, but count in the normaliser. A masked response
+        counts, its tokens do not. Tokens that were not sampled never count."""
         samples = [sample for group in groups for sample in group.samples]
         tokens = sum(sample.sampled for sample in samples if not self._masked(sample))
         normaliser = self.algorithm.normaliser(tokens, len(samples), self._max_length)
@@ -153,11 +145,8 @@ class Trainer:
         return self._config.mask_truncated_completions and sample.finish_reason == "length"
 
     def score(self, groups: Sequence[Group]) -> dict[SampleId, NDArray[np.float32]]:
-        """Log-probabilities of the responses that have a gradient, under the weights in place.
-
-        By prompt and sample index, shape (T,), nats, of the whole softmax; 0 for tokens that were
-        not sampled.
-        """
+        """Logprobs of the responses that have a gradient, under the current weights. By prompt and
+        sample index, shape (T,), nats, of the whole softmax. 0 for tokens that were not sampled."""
         items = self._with_gradient(groups)
         if not items:
             return {}
@@ -185,7 +174,7 @@ class Trainer:
         )
 
     def _shares(self, items: list[Item]) -> list[MicroBatchShare]:
-        """What this process runs; every member of the replica runs equally many."""
+        """This process's micro-batches. Every member of the replica has the same number."""
         config, device = self._config, self._optimizer.sums.device
         plans, shared = packing.plan(items, config.micro_batch_tokens, self._packing, self._costs)
         return [
@@ -212,8 +201,8 @@ class Trainer:
     def _backward(
         self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add one micro-batch's gradients, times ``weight``; sums and extremes of ``BatchLoss``,
-        and nothing that would keep its graph."""
+        """Add one micro-batch's gradients, times ``weight``. Returns sums and extremes without the
+        graph."""
         logprobs, entropy = self._logprobs(batch)
         found = batch_loss(batch, logprobs, entropy, reference, self.algorithm, self._config)
         (found.loss * weight).backward()
@@ -228,12 +217,13 @@ class Trainer:
         return self._first.active()
 
     def apply(self, total: Partial) -> Update:
-        """Reduce the sums over all replicas, divide by ``total.normaliser`` and update.
+        """Reduce the sums over all replicas, divide by ``total.normaliser``, update and clear the
+        sums.
 
-        Collective: every process of every replica calls it with the same ``total``. Clears the
-        sums. Raises ``RuntimeError`` in every member when one cannot reach the other replicas; then
-        nothing has changed but the sums (NCCL ends the process). The normaliser is 0 where every
-        response is masked: then so are the sums.
+        Collective: every process of every replica calls it with the same ``total``. If every
+        response is masked, the normaliser and the sums are 0. Raises ``RuntimeError`` in every
+        member if one cannot reach the other replicas. Then only the sums have changed (NCCL ends
+        the process).
         """
         self._reduce()
         sums = self._optimizer.sums
@@ -279,7 +269,7 @@ class Trainer:
         yield from self._optimizer.tensors()
 
     def discard(self) -> None:
-        """Throw the accumulated gradients away (a step that is repeated)."""
+        """Drop the accumulated gradients, to repeat a step."""
         self._optimizer.sums.zero_()
 
     @property
@@ -288,10 +278,8 @@ class Trainer:
         return self._names.layout
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights by the checkpoint's names, buffers that persist among them, adapters merged.
-
-        With several members all must iterate: each whole tensor is gathered when it is its turn.
-        """
+        """The weights by the checkpoint's names, with persistent buffers, and with adapters merged.
+        All members must iterate, as each whole tensor is gathered in turn."""
         if self._adapted is not None:
             from rollpacker.train.model.adapters import merged_weights
 
@@ -301,10 +289,10 @@ class Trainer:
         return self._names.converted((n, whole(w.to(self._names.own[n][0]))) for n, w in weights)
 
     def checksum(self) -> int:
-        """CRC-32 of all weights, by parts where there are members; replicas must agree."""
+        """CRC-32 of all weights, by parts if there are members. Replicas must agree."""
         total = 0
         for parameter in self._model.parameters():
-            # A copy: what numpy has seen cannot leave the device (``warm``).
+            # A copy, as ``warm`` cannot move a storage that numpy has seen.
             own = part(parameter.detach()).contiguous()
             data = own.to("cpu", copy=True).view(-1).view(torch.uint8)
             total = zlib.crc32(data.numpy().data, total)
@@ -314,19 +302,17 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Write the model in the hub's layout (with LoRA also ``adapter/``), and ``optimizer/``.
-
-        All members of one replica call it; the first one writes the model. Raises ``OSError`` in
-        the others when it cannot.
-        """
+        All members of one replica call it, and the first one writes the model. Raises ``OSError``
+        in the others if it cannot."""
         weights, failure = self.weights(), None
-        # By the names of PEFT's model: it passes over adapters of other names when it loads them.
+        # By the names of PEFT's model, as PEFT ignores other names when it loads them.
         named = () if self._adapted is None else self._adapted.named_parameters()
         adapters = {n: whole(p.detach()) for n, p in named if ".lora_" in n}
         if self._members.rank == 0:
             try:
                 checkpoint.save_model(folder, self._model, self._tokenizer, self.layout, weights)
                 if self._adapted is not None:
-                    # Left to itself, peft asks the hub whether the embeddings were changed.
+                    # By default peft asks the hub whether the embeddings were changed.
                     self._adapted.save_pretrained(
                         str(folder / "adapter"), state_dict=adapters, save_embedding_layers=False
                     )
@@ -339,10 +325,8 @@ class Trainer:
         checkpoint.save_state(folder / "optimizer", self._state(), self._members.group)
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote, exactly; with LoRA over the same base model.
-
-        Raises ``ValueError`` on another architecture.
-        """
+        """Restore a ``save`` exactly, with LoRA over the same base model. Raises ``ValueError`` on
+        another architecture."""
         checkpoint.check_architecture(folder, self._model)
         state = self._state()
         checkpoint.load_state(folder / "optimizer", state)

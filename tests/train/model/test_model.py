@@ -96,8 +96,8 @@ def test_what_is_not_applied_of_the_generation_config_is_said(folder):
     assert "suppress_tokens=[5]" in warning
     assert "repetition_penalty" not in warning
     assert sampled == (
-        "sampling with rollout.temperature=1.0; the model's generation_config.json says "
-        "temperature=0.6"
+        "sampling with rollout.temperature=1.0 (the model's generation_config.json has "
+        "temperature=0.6)"
     )
     (folder / "generation_config.json").unlink()
     assert notes(read_card(ModelConfig(path=str(folder))).generation, RolloutConfig()) == []
@@ -125,7 +125,7 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder, tmp_path):
     assert "no config.json" in _error(empty)
     assert "chat template" in _error(folder, chat_template_kwargs={"thinking": True})
     _edit(folder, model_type="t5")
-    assert "t5 models are no causal language models" in _error(folder)
+    assert "t5 models are not causal language models" in _error(folder)
     _edit(folder, model_type="no_such_model")
     _error(folder)
     (folder / "config.json").write_text("{")
@@ -147,7 +147,7 @@ def test_what_cannot_be_trained_is_named_before_it_is_loaded(folder):
     _edit(folder, quantization_config={"quant_method": "fp8"})
     assert "quantized weights (fp8, quantization_config) cannot be trained" in _error(folder)
     _edit(folder, model_type="own", auto_map={"AutoConfig": "own.Config"})
-    assert "code of its own (auto_map), which is not run" in _error(folder)
+    assert "it needs its own code (auto_map), which rollpacker does not run" in _error(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -63,7 +63,7 @@ def test_options_of_lora_are_decoded_exactly_or_refused(name: str) -> None:
 
 
 def test_a_kind_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match="adapter of kind NEWEST: this kind was never compared"):
+    with pytest.raises(ValueError, match="adapter of kind NEWEST: this kind is untested"):
         check_config(SimpleNamespace(peft_type="NEWEST"))
 
 

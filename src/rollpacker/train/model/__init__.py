@@ -1,4 +1,1 @@
-"""The model: loaded, run forward, and what it asks of those who sample from it.
-
-Nothing here knows rewards or replicas.
-"""
+"""The model: loading, the forward pass, and the facts that samplers need."""

@@ -1,8 +1,6 @@
-"""Adapters of peft as the plain weights that engines decode from.
-
-Engines know no adapters: they are given what peft itself merges, module by module, into copies.
-``KINDS`` says for which kinds that was measured to be the trained model.
-"""
+"""Adapters of peft, merged into the plain weights that engines decode from. peft itself merges
+them, module by module, into copies. ``KINDS`` has the kinds for which the merged weights were
+measured to equal the trained model."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from rollpacker.checkpoint_names import stored
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_VIRTUAL = "its virtual tokens are no weights of the model"
-_BY_INPUT = "what it adds depends on the input, so it is no weight"
+_VIRTUAL = "its virtual tokens are not weights of the model"
+_BY_INPUT = "its addition depends on the input, so it is not a weight"
 _MERGED = ""
 
 KINDS: dict[str, str] = {
@@ -40,10 +38,10 @@ KINDS: dict[str, str] = {
         _VIRTUAL,
     ),
     **dict.fromkeys(("ADAPTION_PROMPT", "LILY", "POLY", "SHADOW", "XLORA"), _BY_INPUT),
-    "ADAMSS": "it needs scikit-learn, and was never compared",
-    "PVERA": "it is random while it is trained, so no weights are what is trained",
+    "ADAMSS": "it needs scikit-learn, and is untested",
+    "PVERA": "it is random during training, so no fixed weights equal it",
 }
-"""peft's kinds (``PeftType``): why one cannot be merged, empty for those that can."""
+"""peft's kinds (``PeftType``), each with the reason why it cannot be merged. Empty if it can."""
 
 _OPTIONS: dict[str, str] = {
     "alora_invocation_tokens": _BY_INPUT,
@@ -51,38 +49,36 @@ _OPTIONS: dict[str, str] = {
     "layer_replication": "it changes the number of layers",
     "megatron_config": "its layers are not those of transformers",
     "monteclora_config": KINDS["PVERA"],
-    "target_parameters": "it changes parameters that are no modules",
+    "target_parameters": "it changes parameters instead of modules",
     "use_qalora": "it is for quantized models",
 }
 """Options of adapters that can be merged otherwise."""
 
 _TIED = (
     "the model's input and output embeddings are one matrix (tie_word_embeddings), which {0} would "
-    "part: leave them out, or untie the model first"
+    "split: leave them out, or untie the model first"
 )
 _EMBEDDINGS = ("embed_tokens", "lm_head")
-_STEP = 0.05
-"""Standard deviation by which what is trained is moved for a comparison."""
-_CLOSE = 1e-5
-"""Relative to the largest value: float32 of sums in another order."""
+_STEP = 0.05  # standard deviation by which trained weights are moved for a comparison
+_CLOSE = 1e-5  # relative to the largest value: float32 sums in another order
 
 
 def check_kind(kind: str) -> None:
     """Raise ``ValueError`` in one line for one of peft's kinds that cannot be merged."""
-    why = KINDS.get(kind, "this kind was never compared")
+    why = KINDS.get(kind, "this kind is untested")
     if why:
-        raise ValueError(f"adapter of kind {kind}: {why}; take another one, such as LoraConfig")
+        raise ValueError(f"adapter of kind {kind}: {why}: take another one, such as LoraConfig")
 
 
 def check_config(config: Any, tied: bool = False) -> None:
-    """Raise ``ValueError`` in one line for an adapter that cannot be merged, by its ``PeftConfig``;
-    ``tied``: the model's output embeddings are its input embeddings. What only the adapted model
-    shows is left to ``check_adapted``."""
+    """Raise ``ValueError`` in one line for a ``PeftConfig`` whose adapter cannot be merged.
+    ``tied``: the model's output embeddings are its input embeddings. ``check_adapted`` finds the
+    problems that only the adapted model shows."""
     kind = _kind(config)
     check_kind(kind)
     for option, why in _OPTIONS.items():
         if getattr(config, option, None):
-            raise ValueError(f"adapter of kind {kind}: {option}: {why}; leave it out")
+            raise ValueError(f"adapter of kind {kind}: {option}: {why}: leave it out")
     parting = ["target_modules"]
     if not getattr(config, "ensure_weight_tying", False):
         parting.append("modules_to_save")
@@ -97,17 +93,14 @@ def _kind(config: Any) -> str:
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
-    """Whether any of its modules is wrapped by an adapter, or a copy of it is trained."""
+    """Whether an adapter wraps any module, or trains a copy of it."""
     return any(map(_is_wrapper, model.modules()))
 
 
 def check_adapted(model: Any) -> None:
-    """Raise ``ValueError`` in one line where ``merged_weights`` of a ``PeftModel``, or of one of
-    transformers with adapters in it, would not be the adapted model.
-
-    Tried on a copy of each module, with other values for what is trained: most adapters change
-    nothing before the first update.
-    """
+    """Raise ``ValueError`` in one line if ``merged_weights`` would not equal the adapted model.
+    ``model`` is a ``PeftModel``, or a transformers model with adapters in it. A copy of each module
+    is tried with changed weights, as most adapters change nothing before the first update."""
     check_active(model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for name, module in _wrapped(base).items():
@@ -116,7 +109,7 @@ def check_adapted(model: Any) -> None:
 
 
 def check_active(model: Any) -> None:
-    """``check_config`` of the adapters of a model that are active; it may have none."""
+    """``check_config`` of a model's active adapters, if it has any."""
     configs: dict[str, Any] = getattr(model, "peft_config", None) or {}
     given: Any = getattr(model, "active_adapters", []) if configs else []
     own: Any = given() if callable(given) else given  # a method of transformers' models
@@ -128,22 +121,19 @@ def check_active(model: Any) -> None:
 
 def merged_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights by the base model's names, adapters merged into copies, one module at a time.
-
-    Sums and products are in float32, what comes has the base model's type. Buffers that persist
-    come too.
-    """
+    Sums and products are in float32, and results in the base model's type. Persistent buffers are
+    included."""
     return _unwrapped(model, _merged)
 
 
 def bare_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What adapters are added to, by the names of ``merged_weights``; the live ones."""
+    """The live weights without adapters, by the names of ``merged_weights``."""
     return _unwrapped(model, lambda module: stored(_base(module)))
 
 
 def _unwrapped(
     model: torch.nn.Module, of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a model in their order, those of wrapped modules as ``of`` gives them."""
     wrapped = _wrapped(model)
     done: set[str] = set()
     for name, tensor in list(stored(model)):
@@ -157,10 +147,8 @@ def _unwrapped(
 
 
 def bare_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A model without adapters to decode from, to be filled with ``merged_weights``.
-
-    What no adapter changes is the very storage of ``model``.
-    """
+    """A model without adapters to decode from, to be filled with ``merged_weights``. Weights that
+    no adapter changes share the storage of ``model``."""
     wrapped = _wrapped(model)
     changed = {id(p) for module in wrapped.values() for p in _base(module).parameters()}
     shared: dict[int, Any] = {id(p): p for p in model.parameters() if id(p) not in changed}
@@ -171,13 +159,12 @@ def bare_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:
-    """As peft tells them apart when it takes adapters off a model."""
+    """Whether a module is an adapter's, by peft's own rule for removing adapters."""
     own = hasattr(module, "unload_and_optionally_merge_module")
     return own or (hasattr(module, "base_layer") and hasattr(module, "merge"))
 
 
 def _wrapped(model: torch.nn.Module) -> dict[str, Any]:
-    """The outermost wrappers by name."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         if _is_wrapper(module) and _owner(name, found) is None:
@@ -186,7 +173,6 @@ def _wrapped(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _owner(name: str, wrapped: dict[str, Any]) -> str | None:
-    """The wrapper in which something lies."""
     while name:
         name = name.rpartition(".")[0]
         if name in wrapped:
@@ -201,7 +187,6 @@ def _base(module: Any) -> Any:
 
 
 def _copied(module: Any) -> Any:
-    """In float32, without gradients."""
     memo: dict[int, Any] = {
         id(p): torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()
     }
@@ -210,12 +195,12 @@ def _copied(module: Any) -> Any:
 
 @torch.no_grad()
 def _plain(module: Any) -> torch.nn.Module:
-    """A float32 copy of what is wrapped, with its active adapters."""
+    """A float32 copy of the wrapped module, with its active adapters merged."""
     own = _copied(module)
     if own.disable_adapters:
         return _base(own)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of embeddings that are tied, of adapters merged before
+        warnings.simplefilter("ignore")  # about tied embeddings and adapters merged before
         if hasattr(own, "unload_and_optionally_merge_module"):
             return own.unload_and_optionally_merge_module(True, False, None)
         own.merge()
@@ -223,14 +208,12 @@ def _plain(module: Any) -> torch.nn.Module:
 
 
 def _merged(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Its weights, in the types of what is wrapped."""
     types = {leaf: tensor.dtype for leaf, tensor in stored(_base(module))}
     for leaf, value in stored(_plain(module)):
         yield leaf, value.to(types[leaf])
 
 
 def _check_merge(name: str, module: Any) -> None:
-    """Whether a module comes out as it is without adapters, and computes what it does with them."""
     before = {leaf: p.shape for leaf, p in _base(module).named_parameters()}
     try:
         moved = _moved(module)
@@ -249,7 +232,6 @@ def _check_merge(name: str, module: Any) -> None:
 
 @torch.no_grad()
 def _moved(module: Any) -> Any:
-    """A float32 copy in which all that is trained has other values."""
     own = _copied(module).eval()
     draws = torch.Generator().manual_seed(0)
     for parameter in own.parameters():
@@ -261,7 +243,6 @@ def _moved(module: Any) -> Any:
 
 @torch.no_grad()
 def _agree(module: Any, plain: Any) -> bool:
-    """Whether two modules of one weight compute the same."""
     weight = next(plain.parameters())
     draws = torch.Generator().manual_seed(0)
     if isinstance(plain, torch.nn.Embedding):
@@ -273,7 +254,6 @@ def _agree(module: Any, plain: Any) -> bool:
 
 
 def _check_tied(base: Any) -> None:
-    """Whether embeddings that are one matrix stay it, wherever training leads."""
     pair = torch.nn.ModuleList([base.get_input_embeddings(), base.get_output_embeddings()])
     if not base.config.tie_word_embeddings or not has_adapters(pair):
         return

@@ -1,9 +1,9 @@
 """Attention over the rows of a flat micro-batch, as one of the attentions of transformers.
 
-Every model of transformers looks up its attention by name, and makes its masks by one function of
-that name (``AttentionInterface``, ``AttentionMaskInterface``). Inside ``running`` a model computes
-one sequence of all flat tokens, shape (1, N); where it attends it finds ours, which gathers rows
-from them, and where a mask would be travels what our attention has to know of the micro-batch.
+Every model of transformers looks up its attention and its masks by one name
+(``AttentionInterface``, ``AttentionMaskInterface``). Inside ``running`` a model computes one
+sequence of all flat tokens, shape (1, N). Our attention gathers rows from them. In place of a mask
+it gets ``_Rows``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from rollpacker.train.model.packing import CausalRows, MicroBatch, PrefixRows
 
 _NAME = "rollpacker_rows"
-_RUNNING: ContextVar[MicroBatch] = ContextVar("the micro-batch that a model runs")
+_RUNNING: ContextVar[MicroBatch] = ContextVar("the running micro-batch")
 
 Sees = Callable[[Any, Any, Any, Any], Any]
-"""From indices of sequence, head, query and key, tensors that broadcast, to whether the query sees
-the key (transformers' mask functions)."""
+"""Transformers' mask function: whether a query sees a key, from broadcastable indices of sequence,
+head, query and key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """What attention has to know of a micro-batch, of layers that see alike: the keys that a cell
-    of ``batch.causal`` sees, shape (1, 1, L, L), None: those before it; and those that a query of
-    ``batch.prefix`` sees, shape (S, 1, R, P + R)."""
+    """A micro-batch for layers with one kind of mask.
+
+    Args:
+        own: keys that a cell of ``batch.causal`` sees, shape (1, 1, L, L). None for those before
+            it.
+        prefix: keys that a query of ``batch.prefix`` sees, shape (S, 1, R, P + R).
+    """
 
     batch: MicroBatch
     own: torch.Tensor | None
@@ -58,9 +62,7 @@ def running(configs: Iterable[Any], batch: MicroBatch) -> Iterator[None]:
 
 def by_rows(mixer: torch.nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
     """Let a module that mixes neighbours (a convolution, a recurrence) see rows inside ``running``.
-
-    It has to be causal: rows end in their padding. The handles take that back.
-    """
+    It has to be causal, as rows end in their padding. The returned handles undo it."""
     before = mixer.register_forward_pre_hook(_to_rows, with_kwargs=True)
     return before, mixer.register_forward_hook(_to_flat)
 
@@ -107,18 +109,16 @@ def _mask(*_: Any, mask_function: Sees = causal_mask_function, **options: Any) -
 
 
 def _seen(sees: Sees, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Which keys are seen from positions (S, R) at positions (S, K), shape (S, 1, R, K)."""
     first = queries.new_zeros(())
     return sees(first, first, queries[:, None, :, None], keys[:, None, None, :])
 
 
 def _asks(rows: PrefixRows | None) -> TypeGuard[PrefixRows]:
-    """Whether a response has a query: nothing of one with a single token is run."""
+    """Whether any response has a query. A response of one token has none."""
     return rows is not None and rows.queries.numel() > 0
 
 
 def _places(rows: PrefixRows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of queries (S, R) and keys (S, P + R); cells of padding have some too."""
     count = rows.queries.shape[1]
     width = rows.keys.shape[1] - count
     prompts = rows.mask[:, 0, 0, :width].sum(-1)  # the first query sees all of its prompt
@@ -138,7 +138,6 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **__: Any,
 ) -> tuple[torch.Tensor, None]:
-    """See ``transformers.AttentionInterface``: from (1, heads, N, D) to (1, N, heads, D)."""
     how = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "softcap": softcap,
@@ -166,12 +165,12 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of rows (S, L, heads, D), causal without a mask; output (S, L, heads, D)."""
+    """Attention of rows (S, L, heads, D), causal without a mask. Output (S, L, heads, D)."""
     dtype, length, width = q.dtype, q.shape[1], v.shape[-1]
     if sinks is not None:
         q, k, v, mask = _with_sink(q, k, v, mask, sinks / scale)
     if q.device.type == "cpu":
-        # The backward of bfloat16 attention is 1.6 times as slow as that of float32 there.
+        # On a CPU, the backward pass of bfloat16 attention takes 1.6 times as long as float32's.
         q, k, v = q.float(), k.float(), v.float()
     shared = q.shape[2] != k.shape[2]
     if shared and (softcap is not None or (q.is_cuda and mask is not None)):
@@ -196,7 +195,7 @@ def _capped(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Attention whose scores are bounded by ``cap`` (Gemma 2): no fused kernel has it."""
+    """Attention whose scores are bounded by ``cap`` (Gemma 2), which no fused kernel has."""
     if mask is None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     scores = torch.tanh((q @ k.transpose(2, 3)).float() * (scale / cap)) * cap
@@ -211,11 +210,11 @@ def _with_sink(
     mask: torch.Tensor | None,
     scores: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Rows with a first key that every query gives ``scores`` (heads,), and that has no value.
+    """Add a first key that every query gives ``scores`` (heads,), and that has no value.
 
-    It takes its share of the softmax, as the learned sinks of gpt-oss do. One more dimension of
-    the heads carries the score, so that any kernel will do: it is 0 in all other keys. Without a
-    mask the rows get a first query too, which keeps the triangle.
+    It takes its share of the softmax, as the learned sinks of gpt-oss do. An extra dimension of the
+    heads carries the score, and is 0 in all other keys, so any kernel works. Without a mask the
+    rows get a first query too, which keeps the triangle.
     """
     q = torch.cat((q, scores.to(q.dtype).expand(*q.shape[:2], -1)[..., None]), dim=-1)
     if mask is None:
@@ -265,10 +264,8 @@ class _Unpad(torch.autograd.Function):
 
 def pad(x: torch.Tensor, gather: torch.Tensor, scatter: torch.Tensor) -> torch.Tensor:
     """Rows (S, L, ...) of flat x (N, ...), of which the first ``len(scatter)`` tokens are used.
-
-    Each of those is gathered into the one cell that ``scatter`` names; the gradient of any other
-    cell is not looked at, which is right because causal rows end in their padding.
-    """
+    Each token has one cell in ``scatter``. Gradients of other cells are ignored, as causal rows end
+    in their padding."""
     return _Pad.apply(x, gather, scatter)  # pyright: ignore[reportReturnType]
 
 

@@ -16,20 +16,20 @@ from rollpacker.train.model.packing import MicroBatch
 from rollpacker.train.model.token_logprobs import Head, token_logprobs
 
 BatchLayout = Literal["flat", "wrapped", "rows"]
-"""How a model is given a micro-batch: as one sequence of all its tokens in which only attention
-sees rows; the same with every module that mixes neighbours by a convolution seeing rows too; or as
-rows padded on the right, for models whose attention is their own."""
+"""How a model gets a micro-batch. ``flat``: one sequence of all tokens, in which only attention
+sees rows. ``wrapped``: modules with a convolution over neighbours see rows too. ``rows``: rows
+padded on the right, for models with their own attention."""
 
 
 class PackedForward:
-    """Runs micro-batches through a model, which is as it was in between.
+    """Runs micro-batches through a model, which is unchanged between calls.
 
     Args:
-        model: of transformers; it is run in evaluation mode.
-        layout: that it is right with (``layouts.fit_of``).
+        model: of transformers, run in evaluation mode.
+        layout: from ``layouts.fit_of``.
         recompute: keep only each layer's input for the backward pass.
 
-    Raises ``ValueError`` where there is nothing to ``recompute``.
+    Raises ``ValueError`` if there is nothing to ``recompute``.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class PackedForward:
             if not self._recomputed:
                 kind: Any = model.config.model_type
                 raise ValueError(
-                    f"train.gradient_checkpointing: {kind} models have no layers that transformers "
-                    "can recompute: set it to false"
+                    f"train.gradient_checkpointing: transformers cannot recompute the layers of "
+                    f"{kind} models: set it to false"
                 )
             self._without_dropout()
         self._hooks = [
@@ -82,7 +82,7 @@ class PackedForward:
 
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Hidden states from which the sampled tokens are predicted, shape (T, H)."""
-        if self._model.training:  # whoever shares it has set it so: there is no dropout here
+        if self._model.training:  # another user of the model may have set it
             self._training = [m for m in self._model.modules() if m.training]
             self._model.eval()
         with self._recomputing(batch):
@@ -98,7 +98,7 @@ class PackedForward:
                 hidden = out.last_hidden_state.flatten(0, 1)[rows.scatter]
             else:
                 with attention.running(self._configs, batch):
-                    # Without a mask models look for the beginnings of sequences themselves.
+                    # Without a mask, models search for starts of sequences themselves.
                     out = self._decoder(
                         input_ids=batch.tokens[None],
                         attention_mask=torch.ones_like(batch.tokens)[None],
@@ -109,8 +109,8 @@ class PackedForward:
         return hidden[batch.sources]
 
     def _without_dropout(self) -> None:
-        """Layers recompute themselves only in training mode, which is set on nothing below them;
-        a few have a dropout of their own."""
+        """Disable the layers' own dropout, as they recompute themselves only in training mode. That
+        mode is not set on modules below them."""
         for layer in self._recomputed:
             for name, value in vars(layer).items():
                 if "dropout" in name and isinstance(value, float):
@@ -120,8 +120,6 @@ class PackedForward:
 
     @contextmanager
     def _recomputing(self, batch: MicroBatch) -> Iterator[None]:
-        """Layers that have to recompute themselves in the backward pass will do so as they ran."""
-
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             own = self._layout != "rows"
             return nullcontext(), attention.running(self._configs, batch) if own else nullcontext()
@@ -147,7 +145,7 @@ class PackedForward:
 
 
 def decoder_of(model: Any) -> Any:
-    """What lies below a model's head: the child with the input embeddings."""
+    """A model's child with the input embeddings, below the head."""
     embeddings = model.get_input_embeddings()
     return next(
         child for child in model.children() if any(m is embeddings for m in child.modules())
@@ -155,20 +153,19 @@ def decoder_of(model: Any) -> Any:
 
 
 def text_model_of(model: Any) -> Any:
-    """The model of text within one that is composed of several: the innermost that holds the input
-    embeddings."""
+    """The text model of a composed model: the innermost one that holds the input embeddings."""
     embeddings = model.get_input_embeddings()
     holding = [m for m in model.modules() if any(each is embeddings for each in m.modules())]
     return [m for m in holding if isinstance(m, PreTrainedModel)][-1]
 
 
 def is_composed(model: Any) -> bool:
-    """Whether a model has parts, such as of vision, that no token of text meets."""
+    """Whether a model has parts, such as for vision, that text tokens never pass."""
     return model.config.get_text_config() is not model.config
 
 
 def freeze_other_parts(model: Any) -> None:
-    """Of a composed model nothing is trained but the model of text and the head."""
+    """Freeze all of a composed model except its text model and head."""
     if is_composed(model):
         trained = (text_model_of(model), model.get_output_embeddings())
         kept = {id(p) for part in trained for p in part.parameters()}

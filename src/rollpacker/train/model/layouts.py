@@ -1,4 +1,4 @@
-"""How a model can be given micro-batches, found out by comparing with its own forward pass."""
+"""Finds the micro-batch layout of a model by comparing with its own forward pass."""
 
 from __future__ import annotations
 
@@ -20,51 +20,45 @@ from rollpacker.train.model.token_logprobs import Head
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NEAR = 8
-"""How far windows and chunks reach while models are compared, tokens: less than the sequences."""
+_NEAR = 8  # tokens that windows and chunks reach during a comparison, fewer than the sequences have
 _LENGTHS = ((5, 9), (5, 14), (11, 6))
-"""Prompts and responses that are compared, tokens; the first two have one prompt."""
+"""Tokens of compared prompts and responses. The first two share a prompt."""
 _REACHES = ("sliding_window", "attention_chunk_size")
+# Nats, in float32 and in shorter types: mean error of logprobs, and effect of another sequence.
 _OFF, _OFF_ROUNDED = 1e-3, 0.2
-"""Nats by which log-probabilities may be off on average, in float32 and in shorter types."""
 _LEAK, _LEAK_ROUNDED = 1e-3, 0.05
-"""Nats by which one sequence may change another's."""
 _HEAD_OFF = 1e-3
-"""Part of the logits by which a head may be off; in shorter types two of their roundings."""
-_LARGE = 100.0
-"""A logit beyond all bounds that heads have."""
+"""Largest relative error of a head's logits. Shorter types may differ by two of their roundings."""
+_LARGE = 100.0  # a logit beyond all bounds that heads have
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """What a model is right with: a layout, and whether responses may share their prompt."""
+    """The layout with which a model is correct, and whether responses may share their prompt."""
 
     layout: BatchLayout
     shares_prompts: bool
 
     def packing(self, wanted: Packing) -> Packing:
-        """What comes of ``train.packing``. Raises ``ValueError`` where the model cannot do it."""
+        """The packing for ``train.packing``. Raises ``ValueError`` if the model cannot do it."""
         if self.shares_prompts:
             return wanted
         if wanted == "prompt_shared":
             raise ValueError(
                 "train.packing=prompt_shared: responses of this model cannot share their prompt, "
-                "since more than attention by positions looks at it; take auto or padded"
+                "as not only attention by positions reads it: use auto or padded"
             )
         return "padded"
 
 
 def fit_of(model: PreTrainedModel) -> ModelFit:
-    """Compare a few short sequences, each alone and all in one micro-batch.
-
-    Raises ``ValueError``, in one line, when no layout gives what the model itself gives, and as
-    ``check_head``.
-    """
+    """Compare a few short sequences, each alone and all in one micro-batch. Raises ``ValueError``,
+    in one line, if no layout gives the model's own results, and as ``check_head``."""
     check_head(model)
     problems: list[str] = []
     layouts: tuple[BatchLayout, ...] = ("wrapped" if mixers_of(model) else "flat", "rows")
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
-        # Llama 4 scales queries by their index, in steps too long to be seen here.
+        # Llama 4 scales queries by their index, in steps longer than the compared sequences.
         layouts = ("rows",)
     with torch.no_grad(), _near(model):
         items = _items(model)
@@ -86,11 +80,9 @@ def _refusal(model: PreTrainedModel, why: str) -> ValueError:
 
 
 def check_head(model: PreTrainedModel) -> None:
-    """Compare ``Head.of`` a model with the logits that it makes itself of the same hidden states:
-    those of a short sequence, as they are and so large that they would meet any bound.
-
-    Raises ``ValueError``, in one line, where they differ by more than the head's own rounding.
-    """
+    """Compare ``Head.of`` a model with the model's own logits of the same hidden states. The states
+    are those of a short sequence, plain and scaled up beyond any bound. Raises ``ValueError``, in
+    one line, if they differ by more than the head's own rounding."""
     limit = max(_HEAD_OFF, 2 * torch.finfo(model.dtype).eps)
     try:
         most = max(float((ours - own).norm() / own.norm()) for own, ours in _both_logits(model))
@@ -99,14 +91,13 @@ def check_head(model: PreTrainedModel) -> None:
     if not most <= limit:
         raise _refusal(
             model,
-            "its logits are not what weight, bias, factor and bound of its head make of its hidden "
-            f"states: off by {most:.2g} of their size",
+            "its logits do not follow from its hidden states by weight, bias, factor and bound of "
+            f"its head: they are off by {most:.2g} of their size",
         )
 
 
 @torch.no_grad()
 def _both_logits(model: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """A model's own logits and those of ``Head.of``, shape (T, V), float32."""
     tokens = torch.from_numpy(_items(model)[0].sample.tokens).long().to(model.device)[None]
     head, given = Head.of(model), []
     hidden = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
@@ -127,7 +118,6 @@ def _both_logits(model: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 @contextmanager
 def _near(model: PreTrainedModel) -> Iterator[None]:
-    """Windows reach less far than the sequences that are compared."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     kept = [
         (config, name, value)
@@ -145,7 +135,7 @@ def _near(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _items(model: Any, changed: int | None = None) -> list[Item]:
-    """Sequences of random tokens; of the one that is ``changed`` the response has others."""
+    """Sequences of random tokens. The response of the ``changed`` one has other tokens."""
     config = model.config.get_text_config()
     top = min(1000, config.vocab_size)
     rng, other = np.random.default_rng(0), np.random.default_rng(1)
@@ -169,7 +159,6 @@ def _items(model: Any, changed: int | None = None) -> list[Item]:
 
 
 def _alone(model: Any, item: Item) -> torch.Tensor:
-    """Log-probabilities of a response by the model's own forward pass, shape (T,)."""
     sample = item.sample
     whole = np.concatenate((sample.prompt_tokens, sample.tokens))
     tokens = torch.tensor(whole, dtype=torch.int64, device=model.device)[None]
@@ -181,7 +170,6 @@ def _alone(model: Any, item: Item) -> torch.Tensor:
 def _problem(
     model: Any, layout: BatchLayout, items: list[Item], alone: torch.Tensor, *, shared: bool
 ) -> str:
-    """What is wrong with a layout; nothing where it is right."""
     rounded = model.dtype != torch.float32
     off, leak = (_OFF_ROUNDED, _LEAK_ROUNDED) if rounded else (_OFF, _LEAK)
     forward = PackedForward(model, layout)

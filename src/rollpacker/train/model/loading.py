@@ -1,8 +1,6 @@
-"""Checkpoints of causal language models: loaded whole, or read for what the driver needs of them.
-
-Responses are sampled as they are trained on: from the softmax of the logits, with the run's own
-temperature, top_p and top_k. Whatever else a ``generation_config`` asks for is not applied.
-"""
+"""Checkpoints of causal language models: loaded whole, or read for the driver's facts. Responses
+are sampled from the softmax of the logits that are trained, with the run's own temperature, top_p
+and top_k. Other settings of a ``generation_config`` are not applied."""
 
 from __future__ import annotations
 
@@ -29,11 +27,11 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 _ADAPTERS = (
-    "holds adapters, not a whole model: take the folder around them where it is a run's "
-    "checkpoint, which has them merged, or what peft's merge_and_unload and save_pretrained write"
+    "holds adapters, not a whole model: take the folder around them if it is a run's checkpoint, "
+    "which has them merged, or merge them with peft's merge_and_unload and save_pretrained"
 )
 
-_CODE = "it needs code of its own (auto_map), which is not run: take one that transformers has"
+_CODE = "it needs its own code (auto_map), which rollpacker does not run: take one of transformers"
 
 _BY_LENGTH = ("dynamic", "longrope")
 
@@ -43,11 +41,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model(
     config: ModelConfig, device: torch.device | str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in evaluation mode (no dropout) on ``device``, and its tokenizer.
-
-    Raises ``ValueError``, in one line, when there is no checkpoint, no tokenizer, or an
-    architecture that is not supported.
-    """
+    """The model in evaluation mode (no dropout) on ``device``, and its tokenizer. Raises
+    ``ValueError``, in one line, without a checkpoint or tokenizer, or for an unsupported
+    architecture."""
     place, _ = source(config.path)
     with _in_one_line(config.path):
         model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=_DTYPES[config.dtype])
@@ -58,8 +54,8 @@ def load_model(
 
 
 def settle_head(model: Any) -> None:
-    """Let the configuration say so where the weights have a head of their own, which engines and
-    readers of checkpoints would drop else."""
+    """Mark a model with its own head as untied. Otherwise engines and readers would drop the
+    head."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embeddings.weight:
         for config in (model.config, model.config.get_text_config()):
@@ -67,7 +63,8 @@ def settle_head(model: Any) -> None:
 
 
 def load_tokenizer(config: ModelConfig, place: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """The checkpoint's, from where ``source`` found it. Raises ``ValueError`` as ``load_model``."""
+    """The checkpoint's tokenizer, from the result of ``source``. Raises ``ValueError`` as
+    ``load_model``."""
     with _in_one_line(config.path):
         tokenizer = AutoTokenizer.from_pretrained(**place)
     if config.chat_template_kwargs:
@@ -79,34 +76,31 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None
     """Raise ``ValueError`` when chat prompts cannot be rendered."""
     if not tokenizer.chat_template:
         raise ValueError(
-            f"model.path={path}: the tokenizer has no chat template; "
+            f"model.path={path}: the tokenizer has no chat template: "
             "set data.chat=false or use an instruct model"
         )
 
 
 def _meant(folder: Path) -> str:
-    """The checkpoint below a folder that is none itself."""
     numbered = {
         int(number): each
         for each in folder.glob("checkpoint-*")
         if (number := each.name.removeprefix("checkpoint-")).isdecimal()
     }
-    return f"; did you mean '{numbered[max(numbered)]}'?" if numbered else ""
+    return f": did you mean '{numbered[max(numbered)]}'?" if numbered else ""
 
 
 def source(path: str) -> tuple[dict[str, Any], Any]:
-    """Arguments of ``from_pretrained``, and the model's configuration.
-
-    Local folders never reach for the network. Raises ``ValueError``, in one line, when there is
-    neither a folder nor a model on the hub, or its architecture is not supported.
-    """
+    """Arguments of ``from_pretrained``, and the model's configuration. Local folders never use the
+    network. Raises ``ValueError``, in one line, if there is neither a folder nor a model on the
+    hub, or its architecture is not supported."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if (folder / "adapter_config.json").exists():  # transformers would load both
             raise ValueError(f"model.path={path}: {_ADAPTERS}")
         if not (folder / "config.json").exists():
             raise ValueError(
-                f"model.path={path}: the folder has no config.json, not a checkpoint"
+                f"model.path={path}: the folder has no config.json, so it is not a checkpoint"
                 f"{_meant(folder)}"
             )
         if not any((folder / name).exists() for name in _TOKENIZER_FILES):
@@ -124,27 +118,26 @@ def source(path: str) -> tuple[dict[str, Any], Any]:
 def _check_architecture(config: Any, path: str) -> None:
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ValueError(
-            f"model.path={path}: {config.model_type} models are no causal language models, or this "
-            "release of transformers does not know them"
+            f"model.path={path}: {config.model_type} models are not causal language models, or "
+            "this release of transformers does not know them"
         )
     text = config.get_text_config()
     if quantized := getattr(config, "quantization_config", None):
         raise ValueError(
             f"model.path={path}: quantized weights ({dict(quantized).get('quant_method')}, "
-            "quantization_config) cannot be trained: take the checkpoint that they come from"
+            "quantization_config) cannot be trained: take the original checkpoint"
         )
     for rope in _ropes(getattr(text, "rope_parameters", None) or {}):
         first = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if rope.get("rope_type") in _BY_LENGTH and first < text.max_position_embeddings:
             raise ValueError(
                 f"model.path={path}: rotary embeddings of type {rope['rope_type']} change with the "
-                f"longest sequence beside one, so that a sampler and a trainer cannot agree: set "
+                "longest sequence of a batch, so sampler and trainer would differ: set "
                 f"max_position_embeddings to {first} in its config.json"
             )
 
 
 def _ropes(parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of all layers, or one for each of their types."""
     if "rope_type" in parameters:
         yield parameters
     else:
@@ -153,7 +146,6 @@ def _ropes(parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _in_one_line(path: str) -> Iterator[None]:
-    """What transformers says is wrong with a checkpoint."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -163,15 +155,14 @@ def _in_one_line(path: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What the driver needs of a checkpoint without loading its weights.
+    """A checkpoint's facts for the driver, without its weights.
 
     Args:
         kind: ``model_type`` of its text model.
         context: longest sequence, tokens.
-        heads, kv_heads: of attention, and of its keys and values; 0 where it has none.
+        heads, kv_heads: of attention, 0 without.
         stop_token_ids: ids that end a response.
-        generation: its generation configuration; None where it has none.
-        config: that of its text model, of transformers.
+        config: of its text model.
     """
 
     kind: str
@@ -195,10 +186,8 @@ def read_card(config: ModelConfig) -> Card:
 
 
 def card_of(model: Any, tokenizer: Any, generation: GenerationConfig | None, path: str) -> Card:
-    """Of a configuration of transformers, of its text model where it is composed.
-
-    Raises ``ValueError`` in one line where the longest sequence is not known.
-    """
+    """The card of a transformers configuration, or of its text model if it is composed. Raises
+    ``ValueError`` in one line if the longest sequence is not known."""
     text = model.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 0
     return Card(
@@ -214,22 +203,17 @@ def card_of(model: Any, tokenizer: Any, generation: GenerationConfig | None, pat
 
 
 _CONTEXT = ("max_position_embeddings", "max_sequence_length", "seq_length")
-"""Names of the longest sequence; transformers gives the first to most that have another."""
-_NO_LIMIT = 1_000_000_000
-"""From so many tokens on a tokenizer means that it knows none."""
+"""Names of the longest sequence. transformers aliases most others to the first."""
+_NO_LIMIT = 1_000_000_000  # a tokenizer with this limit or more knows none
 
 
 def _context(model: Any, tokenizer: Any, path: str) -> int:
-    """Tokens of the longest sequence: of the model, else of its tokenizer.
-
-    Raises ``ValueError`` where neither says it.
-    """
     found = next((n for name in _CONTEXT if (n := getattr(model, name, None))), None)
     limit = int(found or getattr(tokenizer, "model_max_length", None) or _NO_LIMIT)
     if limit >= _NO_LIMIT:
         raise ValueError(
             f"model.path={path}: {model.model_type} models have no longest sequence: set "
-            "model_max_length in its tokenizer_config.json to the tokens that it is to have"
+            "model_max_length in its tokenizer_config.json to a number of tokens"
         )
     return limit
 
@@ -247,7 +231,6 @@ def _generation(place: dict[str, Any]) -> GenerationConfig | None:
 def _stop_token_ids(
     generation: GenerationConfig | None, model: Any, tokenizer: Any
 ) -> tuple[int, ...]:
-    """End ids of the generation configuration, the model's and the tokenizer's."""
     found = set[int]() if generation is None else _ids(generation.eos_token_id)
     return tuple(sorted(found | _ids(model.eos_token_id) | _ids(tokenizer.eos_token_id)))
 
@@ -272,28 +255,28 @@ NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("repetition_penalty", "typical_p"), 1),
 }
-"""Keys that change which tokens are drawn, or where a response ends, and what changes nothing."""
+"""Keys that change which tokens are drawn, or where a response ends, with their neutral values."""
 
 OURS = ("temperature", "top_p", "top_k")
-"""Keys that the run's configuration has under ``rollout``."""
+"""Keys of the run's own ``rollout`` section."""
 
 
 def shaping(generation: Any) -> dict[str, Any]:
-    """What a ``GenerationConfig`` sets of ``NEUTRAL``'s keys that is not neutral."""
+    """The values of ``NEUTRAL``'s keys in a ``GenerationConfig`` that are not neutral."""
     given = {key: getattr(generation, key, None) for key in sorted(NEUTRAL)}
     return {k: v for k, v in given.items() if v not in (None, NEUTRAL[k], [], {})}
 
 
 def notes(generation: Any, rollout: Any) -> list[str]:
-    """Lines for the user of a run: what of a ``GenerationConfig`` is not applied, and what the run
-    samples with instead, by its ``rollout`` section."""
+    """Lines for the user: settings of a ``GenerationConfig`` that are not applied, and the run's
+    own ones."""
     lines: list[str] = []
     if found := shaping(generation):
         asked = ", ".join(f"{key}={value}" for key, value in found.items())
         lines.append(
             f"WARNING model.path: its generation_config.json asks for {asked}, which is not "
-            "applied: responses come from the distribution that is trained; take it out there "
-            "before you deploy the model, or its users sample otherwise"
+            "applied, as responses come from the trained distribution. Remove it there before "
+            "you deploy the model, or its users sample differently."
         )
     own = {key: getattr(generation, key, None) for key in OURS}
     ours = {key: getattr(rollout, key) for key in OURS}
@@ -301,13 +284,13 @@ def notes(generation: Any, rollout: Any) -> list[str]:
     if differ:
         theirs = ", ".join(f"{key}={own[key]}" for key in differ)
         taken = ", ".join(f"rollout.{key}={ours[key]}" for key in differ)
-        lines.append(f"sampling with {taken}; the model's generation_config.json says {theirs}")
+        lines.append(f"sampling with {taken} (the model's generation_config.json has {theirs})")
     return lines
 
 
 def check_generation(generation: Any, given: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` in one line where plain TRL's sampling would be shaped by a model's
-    ``GenerationConfig``, but for keys that its trainer sets itself (``given``)."""
+    """Raise ``ValueError`` in one line if a model's ``GenerationConfig`` would shape plain TRL's
+    sampling. Keys that its trainer sets itself (``given``) do not count."""
     found = [key for key in shaping(generation) if key not in given]
     if found:
         raise ValueError(

@@ -28,12 +28,12 @@ _ADAPTER = "default"
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
     """Put adapters on the linear layers of ``model``, in place, and freeze its own weights.
 
-    On all but the head, and the outputs of Mamba's mixers, whose kernels take the bare weight; in a
-    mixture of experts only on those of its attention and other mixers; of a composed model only on
-    those of its model of text.
+    The head and the outputs of Mamba's mixers, whose kernels take the bare weight, get none. A
+    mixture of experts has them only on attention and other mixers, a composed model only on its
+    text model.
 
-    Every replica draws the same initial adapters. What they save names ``config.path`` as the
-    base model: a hub name as it is, a folder by its absolute path.
+    Every replica draws the same initial adapters. Saved adapters name ``config.path`` as the base
+    model: a hub name as it is, a folder by its absolute path.
     """
     settings = LoraConfig(
         r=config.lora_rank,
@@ -55,11 +55,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
 
 
 def _targets(model: PreTrainedModel) -> str | list[str]:
-    """peft's ``target_modules``.
-
-    Its ``all-linear`` takes experts that are fused, and routers, for linear layers; and for the
-    families whose experts it knows, whatever has an expert's name for an expert.
-    """
+    """peft's ``target_modules``. ``all-linear`` would take fused experts and routers for linear
+    layers. For known families it also takes any module with an expert's name for an expert."""
     text = text_model_of(model)
     mixture = any(hasattr(module, "experts") for module in text.modules())
     if not mixture and not is_composed(model):
@@ -74,8 +71,8 @@ def _targets(model: PreTrainedModel) -> str | list[str]:
 
 
 def adapter_widths(model: PreTrainedModel) -> int:
-    """Inputs and outputs, added up, of all layers that ``add_adapters`` takes: adapters have as
-    many weights times their rank."""
+    """Sum of inputs and outputs of all layers with adapters. Times the rank, it is the adapters'
+    size."""
     targets, bare, head = _targets(model), _fused(model), model.get_output_embeddings()
     return sum(
         sum(module.weight.shape)
@@ -86,7 +83,6 @@ def adapter_widths(model: PreTrainedModel) -> int:
 
 
 def _mixing(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Attention, which transformers names so in every family, and other mixers of tokens."""
     attention = [
         module
         for module in model.modules()
@@ -105,12 +101,9 @@ def _fused(model: PreTrainedModel) -> list[str]:
 
 
 def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A model to decode from, to be filled with ``adapters.merged_weights``; call before
-    ``add_adapters``.
-
-    The weights that adapters change have their own storage in it; embeddings, head, norms and
-    biases are those of ``model``.
-    """
+    """A model to decode from, to be filled with ``adapters.merged_weights``. Call it before
+    ``add_adapters``. Weights that adapters change have their own storage. Embeddings, head, norms
+    and biases are those of ``model``."""
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     changed = {id(module.weight) for module in linear}
@@ -120,8 +113,8 @@ def engine_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def without_adapters(model: torch.nn.Module) -> Iterator[None]:
-    """The base model alone inside. peft's own way also stops adapters from having gradients for
-    that time, which FSDP, once it has seen it, does not forget."""
+    """The base model alone inside. peft's own way also stops the adapters' gradients for that time,
+    which FSDP would remember."""
     layers: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer)]
     for layer in layers:
         layer._disable_adapters = True

@@ -1,10 +1,9 @@
 """Micro-batches without padding in the linear layers.
 
-A micro-batch is a flat run of tokens. Only attention sees rectangles: it gathers rows from the
-flat tokens and scatters its output back. ``padded`` gives every response a row with its own
-copy of the prompt; ``prompt_shared`` runs a prompt once, causally, and lets the rows of its
-responses attend to the prompt's keys. What an environment put into a response is run like the
-rest, but nothing is predicted there. Members of a replica share its micro-batches out.
+A micro-batch is a flat run of tokens. Only attention gathers rectangles of rows from it, and
+scatters its output back. ``padded`` gives every response a row with its own copy of the prompt.
+``prompt_shared`` runs a prompt once, causally, and its responses attend to the prompt's keys.
+Tokens of an environment are run, but nothing is predicted there.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Packing = Literal["auto", "padded", "prompt_shared"]
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One response to train on, with a sampled token at least; ``group`` numbers the samples that
-    share its prompt."""
+    """One response to train on, with at least one sampled token. Samples of one ``group`` number
+    share a prompt."""
 
     sample: Sample
     advantage: float
@@ -47,21 +46,19 @@ class Item:
 
     @property
     def inputs(self) -> int:
-        """Response tokens that are run: nothing is predicted from the last sampled one on."""
+        """Response tokens to run: nothing is predicted from the last sampled one on."""
         return int(self.trained[-1])
 
     def spread(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Values of the sampled tokens, over the whole response: 0 at the others."""
+        """Values of the sampled tokens, over the whole response, with 0 at the others."""
         whole = np.zeros(len(self.sample.tokens), np.float32)
         whole[self.trained] = values
         return whole
 
 
 def numbered(samples: Iterable[tuple[Sample, float]]) -> list[Item]:
-    """Samples with their advantages as items, which share a prompt where a group has one.
-
-    An environment may have put another one in its place for some of them.
-    """
+    """Samples with their advantages as items. Equal prompts of a group share a number, as an
+    environment may have replaced some."""
     numbers: dict[tuple[str, bytes], int] = {}
     return [
         Item(s, float(a), numbers.setdefault((s.prompt, s.prompt_tokens.tobytes()), len(numbers)))
@@ -74,7 +71,7 @@ class CausalRows:
     """Rows that attend causally to themselves.
 
     Args:
-        gather: flat index of each cell, shape (S, L); cells beyond a row's end hold any index.
+        gather: flat index of each cell, shape (S, L). Cells beyond a row's end hold any index.
         scatter: cell of each flat token that takes its output here, shape (n,).
     """
 
@@ -89,7 +86,7 @@ class PrefixRows:
     Args:
         queries: flat index of each query, shape (S, R).
         keys: flat index of each key, prompts left, responses right, shape (S, P + R).
-        mask: which keys a query sees, shape (S, 1, R, P + R), bool.
+        mask: the keys that a query sees, shape (S, 1, R, P + R), bool.
         scatter: cell of each response token, shape (n,).
     """
 
@@ -101,13 +98,13 @@ class PrefixRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """What one forward and backward needs.
+    """The inputs of one forward and backward pass.
 
     Args:
-        tokens: flat inputs, shape (N,), int64; the outputs of ``causal`` come first, then those of
+        tokens: flat inputs, shape (N,), int64. Outputs of ``causal`` come first, then those of
             ``prefix``.
-        positions: their positions, shape (N,).
-        causal: rows of whole sequences, or of prompts only when there is a ``prefix``.
+        positions: shape (N,).
+        causal: rows of whole sequences, or of prompts only if there is a ``prefix``.
         prefix: rows of responses, in ``prompt_shared`` packing.
         sources: flat index from which each sampled token is predicted, shape (T,).
         targets: sampled tokens, responses one after the other, shape (T,), int64.
@@ -115,8 +112,8 @@ class MicroBatch:
         lengths: sampled tokens of each response, shape (S,), int64, at least 1.
         advantages: of each response, shape (S,), float32.
         sampler_logprobs: of ``targets``, shape (T,), float32.
-        old_logprobs: of the weights that sampled, shape (T,); None: those being trained.
-        fresh: 0 on targets that have no loss, else 1, shape (T,), float32; None: all have.
+        old_logprobs: under the weights that sampled, shape (T,). None: those being trained.
+        fresh: 0 on targets without a loss, else 1, shape (T,), float32. None: all have one.
     """
 
     tokens: torch.Tensor
@@ -142,10 +139,10 @@ class Costs:
 
 
 def costs_of(model: Any) -> Costs:
-    """Multiply-adds of a forward pass, outside the embeddings; of experts those that a token takes.
+    """Multiply-adds of a forward pass without embeddings, and with a token's own number of experts.
 
-    A pair counts twice: attention reached half the rate of the matrix products on a CPU (71 and
-    147 ps per multiply-add of a whole rectangle, at lengths of 40 to 600).
+    A pair counts twice, as attention reached half the rate of the matrix products on a CPU (71 and
+    147 ps per multiply-add of a whole rectangle, lengths of 40 to 600).
     """
     config = model.config.get_text_config()
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
@@ -167,10 +164,8 @@ def costs_of(model: Any) -> Costs:
 def plan(
     items: Sequence[Item], budget: int, packing: Packing, costs: Costs
 ) -> tuple[list[list[Item]], bool]:
-    """Split responses into micro-batches of about ``budget`` tokens; second: prompts are shared.
-
-    ``auto`` takes the packing with the lower predicted cost.
-    """
+    """Split responses into micro-batches of about ``budget`` tokens. Also returns whether prompts
+    are shared. ``auto`` takes the packing with the lower predicted cost."""
     if packing == "padded":
         return _padded(items, budget), False
     shared = _shared(items, budget)
@@ -184,7 +179,7 @@ def plan(
 
 
 def _padded(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Rows sorted by length, cut where rows times the longest row would exceed the budget."""
+    """Rows sorted by length, cut when rows times the longest row would exceed the budget."""
     batches: list[list[Item]] = []
     for item in sorted(items, key=lambda i: i.prompt_length + i.inputs):
         length = item.prompt_length + item.inputs
@@ -195,7 +190,7 @@ def _padded(items: Sequence[Item], budget: int) -> list[list[Item]]:
 
 
 def _shared(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Whole groups sorted by length; a group over the budget is split and its prompt repeated."""
+    """Whole groups sorted by length. A group over the budget is split and its prompt repeated."""
     groups: dict[int, list[Item]] = {}
     for item in items:
         groups.setdefault(item.group, []).append(item)
@@ -255,7 +250,7 @@ def build(batch: Sequence[Item], shared: bool, device: torch.device) -> MicroBat
         "sampler_logprobs": logprobs.astype(np.float32),
     }
     old = [i.sample.old_logprobs[i.trained] for i in batch if i.sample.old_logprobs is not None]
-    assert len(old) in (0, len(batch)), "responses of one update are all old or all new"
+    assert len(old) in (0, len(batch)), "responses of one update mix old and new"
     if old:
         flat["old_logprobs"] = np.concatenate(old).astype(np.float32)
     if any(i.sample.stale is not None for i in batch):
@@ -278,11 +273,10 @@ def _fresh(item: Item) -> NDArray[np.generic]:
 
 Arrays = dict[str, NDArray[np.generic]]
 Layout = tuple[Arrays, Arrays, Arrays | None]
-"""Of a ``MicroBatch``: flat arrays, and those of its causal and its prefix rows."""
+"""Flat arrays of a ``MicroBatch``, and those of its causal and its prefix rows."""
 
 
 def _rows(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-    """Cells of ragged rows: flat index (S, L), 0 where not ``inside``, and ``inside`` (S, L)."""
     columns = np.arange(lengths.max(initial=0))
     inside = columns < lengths[:, None]
     return np.where(inside, starts[:, None] + columns, 0), inside
@@ -310,7 +304,6 @@ def _padded_layout(batch: Sequence[Item]) -> Layout:
 
 
 def _shared_layout(batch: Sequence[Item]) -> Layout:
-    """Prompts first, one after the other, then the responses."""
     first_of: dict[int, int] = {}
     for number, item in enumerate(batch):
         first_of.setdefault(item.group, number)
@@ -351,7 +344,8 @@ def _shared_layout(batch: Sequence[Item]) -> Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatchShare:
-    """One micro-batch of a member; those that do not count are run for the others' sake only."""
+    """One micro-batch of a member. If it does not ``count``, it runs only for the other members'
+    collectives."""
 
     items: list[Item]
     batch: MicroBatch
@@ -361,9 +355,9 @@ class MicroBatchShare:
 def deal(plans: Sequence[list[Item]], member: int, members: int) -> list[tuple[list[Item], bool]]:
     """The micro-batches of one of ``members``, and whether they count.
 
-    Every member has equally many, since each layer's weights are gathered from all of them.
-    Neighbours, which are alike in length, run at the same time. Where the number does not come
-    out even the largest ones are cut; where that is not enough a micro-batch is repeated.
+    Every member has the same number, as each layer's weights are gathered from all of them.
+    Neighbours of similar length run at the same time. If the number is uneven, the largest ones are
+    cut, and if that is not enough, one is repeated.
     """
     dealt = _evened(plans, members)
     mine = [(plan, True) for plan in dealt[member::members]]
@@ -384,7 +378,6 @@ def _evened(plans: Sequence[list[Item]], members: int) -> list[list[Item]]:
 
 
 def _halves(plan: list[Item]) -> list[list[Item]]:
-    """Two parts of about as many tokens, in order."""
     half, seen = _tokens(plan) / 2, 0
     for cut, item in enumerate(plan[:-1], start=1):
         seen += _tokens([item])

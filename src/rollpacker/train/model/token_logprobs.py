@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-_CHUNK_ELEMENTS = 1 << 25
-"""Logits held at a time: 128 MB in float32."""
-_PART_ELEMENTS = 1 << 23
-"""Of an output embedding in another type, held at a time in float32: 32 MB."""
+_CHUNK_ELEMENTS = 1 << 25  # logits held at a time: 128 MB in float32
+_PART_ELEMENTS = 1 << 23  # elements of an output embedding held at a time in float32: 32 MB
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
@@ -21,9 +19,9 @@ class Head:
 
     Args:
         weight: output embedding, shape (V, H).
-        bias: shape (V,); None for none.
+        bias: shape (V,).
         scale: factor of the logits (Cohere, Granite, Falcon-H1, Muse).
-        cap: their bound (Gemma 2, RecurrentGemma); 0 for none.
+        cap: bound of the logits (Gemma 2, RecurrentGemma), 0 for none.
     """
 
     weight: torch.Tensor
@@ -33,8 +31,8 @@ class Head:
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """A model's, by the names that configurations of transformers have for its parts; whether
-        there are others, ``layouts.check_head`` finds out."""
+        """The head of a model, by transformers' names for its parts. ``layouts.check_head`` finds
+        out whether there are others."""
         config = model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1.0
         for factor in ("lm_head_multiplier", "output_multiplier"):
@@ -49,13 +47,13 @@ class Head:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of hidden states (T, H), shape (T, V), float32, without a gradient."""
+        """Logits (T, V), float32, of hidden states (T, H), without a gradient."""
         with torch.no_grad():
             return _head_logits(hidden, self.weight, self.bias, self)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps the probabilities of one chunk at most; backward recomputes the others."""
+    """Forward keeps the probabilities of one chunk at most, and backward recomputes the others."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -114,14 +112,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """In float32 whatever the type of both: rounded to bfloat16 log-probabilities would be off by
-    0.01 nats in the mean (SmolLM2-135M), up to 0.03 where no token is likely."""
+    """In float32 for all types. Rounded to bfloat16, logprobs would be off by 0.01 nats on average
+    (SmolLM2-135M), up to 0.03 if no token is likely."""
     if hidden.dtype == torch.float32:
         return hidden @ weight.T
     if hidden.is_cuda:
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    # A CPU has no such product; those of two bfloat16 are exact in float32. In parts, so that no
-    # whole copy is made.
+    # A CPU has no such product, but two bfloat16 multiply exactly in float32. Parts avoid a copy.
     wide, rows = hidden.float(), max(1, _PART_ELEMENTS // weight.shape[1])
     logits = wide.new_empty(len(hidden), len(weight))
     for place in range(0, len(weight), rows):
@@ -142,7 +139,6 @@ def _head_logits(
 
 
 def _slope(logits: torch.Tensor, head: Head) -> torch.Tensor | None:
-    """Of bounded logits by what they were before."""
     return None if not head.cap else 1.0 - (logits / head.cap).square_()
 
 
@@ -167,12 +163,9 @@ def token_logprobs(
     temperature: float,
     chunk_elements: int = _CHUNK_ELEMENTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of ``targets`` (T,), int64, and entropies, in nats, both float32 of shape
-    (T,), from hidden states (T, H).
-
-    Logits are divided by the sampling temperature, above 0, so that they are the sampler's; so many
-    are held at a time. Entropies carry no gradient.
-    """
+    """Logprobs of ``targets`` (T,), int64, and entropies, in nats, both float32 (T,), from hidden
+    states (T, H). Logits are divided by the sampling temperature, above 0. At most
+    ``chunk_elements`` are held at a time. Entropies carry no gradient."""
     rows = max(1, chunk_elements // len(head.weight))
     return _TokenLogprobs.apply(  # pyright: ignore[reportReturnType]
         hidden, head.weight, head.bias, targets, head, temperature, rows

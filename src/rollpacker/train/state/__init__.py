@@ -1,4 +1,1 @@
-"""What a trainer keeps and writes: optimizer, reference, checkpoints.
-
-Nothing here knows where gradients come from.
-"""
+"""The trainer's state on its device and on disk: optimizer, reference, checkpoints."""

@@ -1,9 +1,7 @@
-"""What a trainer writes: the model in the hub's layout, the optimizer through torch DCP.
-
-Release 5 of transformers renamed fields of ``config.json`` and ``tokenizer_config.json``, and
-writes the new names only. Release 4 takes its defaults instead, without a word: another rotary
-base, for one. So both names are written.
-"""
+"""Writes checkpoints: the model in the hub's layout, the optimizer through torch DCP. transformers
+5 renamed fields of ``config.json`` and ``tokenizer_config.json``, and writes only the new names.
+Release 4 would silently use its defaults, such as another rotary base. So both names are
+written."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ _ALSO = {
     },
     "qwen3_moe": {"num_experts": "num_local_experts"},
 }
-"""By ``model_type``: release 4's name of a field in that family, and its usual or later name."""
+"""By ``model_type``: release 4's name of a field, and its usual or later name."""
 _BESIDE = (
     *("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template*", "additional_chat_templates/*"),
@@ -59,8 +57,8 @@ def with_older_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def older_fields(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What release 4 reads in place of release 5's fields; None where its fields cannot say what
-    ``rope_parameters`` do."""
+    """Release 4's fields for those of release 5. None if they cannot express
+    ``rope_parameters``."""
     rope = config.get("rope_parameters") or {}
     whole, local = rope.get("full_attention", rope) or {}, rope.get("sliding_attention")
     fields = {key: whole[key] for key in _APART if key in whole}
@@ -76,7 +74,7 @@ def older_fields(config: dict[str, Any]) -> dict[str, Any] | None:
     if not rope:
         return fields
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        try:  # release 5 still reads them, and changes them: it is asked whether they say the same
+        try:  # release 5 reads and converts these, which shows whether they mean the same
             read = AutoConfig.for_model(**deepcopy(older | fields))
         except (KeyError, ValueError):
             return None
@@ -84,8 +82,8 @@ def older_fields(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def write_beside(folder: Path, tokenizer: Any, source: Path | None) -> None:
-    """Copy what lies beside the weights in ``source``, the checkpoint that they began as; without
-    one, write the tokenizer as it is."""
+    """Copy the other files of ``source``, the initial checkpoint. Without one, write the
+    tokenizer."""
     if source is None:
         tokenizer.save_pretrained(str(folder))
     else:
@@ -101,12 +99,11 @@ def write_beside(folder: Path, tokenizer: Any, source: Path | None) -> None:
 
 
 def _whole(tokenizer: Tokenizer) -> dict[str, Any]:
-    """All but what the last call left in it."""
     return json.loads(tokenizer.to_str()) | {"padding": None, "truncation": None}
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change a file of JSON, which stays as it is where nothing does."""
+    """Change a JSON file, if ``change`` changes its content."""
     found = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     if (changed := change(found)) != found:
         text = json.dumps(changed, indent=2, sort_keys=True, ensure_ascii=False)
@@ -118,7 +115,6 @@ def _number(part: dict[str, Any]) -> Any:
 
 
 def _older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
-    """A ``tokenizer_config.json`` that both releases read."""
     own = {"backend", "is_local", "local_files_only", "model_specific_special_tokens"}
     found = {key: value for key, value in config.items() if key not in own}
     if found.get("tokenizer_class") == "TokenizersBackend":
@@ -130,8 +126,7 @@ def _older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-_LIMIT = 5 << 30
-"""Bytes of a file, unless a single weight has more."""
+_LIMIT = 5 << 30  # bytes of a file, unless a single weight has more
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
 
@@ -141,10 +136,8 @@ def write_weights(
     weights: Iterator[tuple[str, torch.Tensor]],
     limit: int = _LIMIT,
 ) -> None:
-    """Write safetensors files, with an index when there are several; holds one weight at a time.
-
-    Takes exactly as many of ``weights`` as ``layout`` has; any tensor may be a view of another.
-    """
+    """Write safetensors files, with an index if there are several. Holds one weight at a time.
+    Takes exactly as many of ``weights`` as ``layout`` has. Any tensor may be a view of another."""
     files = _files(layout, limit)
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     if len(files) == 1:
@@ -200,10 +193,9 @@ def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:
 _ARCHITECTURE = re.compile(
     r"size$|_dim$|_rank$|layer|_heads?$|expert|window|^n_|^moe_|^mamba_|^linear_|^conv_|_positions$"
 )
-"""Names of what a model is made of, whatever its family calls it: numbers, and kinds of layers."""
+"""Names of sizes and layer kinds in the configurations of all families."""
 
-_MOST = 6
-"""Differences that are named."""
+_MOST = 6  # differences that an error names
 
 State = dict[str, dict[str, torch.Tensor]]
 
@@ -215,12 +207,12 @@ def save_model(
     layout: Layout,
     weights: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
-    """Write weights (safetensors), configuration and tokenizer for ``from_pretrained``; of
-    ``weights``, which ``layout`` describes, one is held at a time."""
+    """Write weights (safetensors), configuration and tokenizer for ``from_pretrained``. Holds one
+    of ``weights``, which ``layout`` describes, at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = model.config
     config.dtype = str(_usual_type(layout)).removeprefix("torch.")
-    # fully_shard makes a class of its own.
+    # fully_shard renames the class.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.save_pretrained(str(folder))
     rewrite(folder / "config.json", with_older_fields)
@@ -231,7 +223,7 @@ def save_model(
 
 
 def _usual_type(layout: Layout) -> torch.dtype:
-    """Of most weights: a router or a bias among them may have another."""
+    """The type of most weights, as a router or a bias may have another."""
     counts = Counter[torch.dtype]()
     for dtype, shape in layout.values():
         if dtype.is_floating_point:
@@ -240,8 +232,8 @@ def _usual_type(layout: Layout) -> torch.dtype:
 
 
 def save_state(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> None:
-    """Write tensors by name; one replica does it for all. ``group`` are the processes that hold a
-    part of them each, which all call it."""
+    """Write tensors by name, from one replica. Each process of ``group`` holds a part, and calls
+    it."""
     with warnings.catch_warnings():
         # DCP warns of exactly what no_dist asks for.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -249,17 +241,15 @@ def save_state(folder: Path, state: State, group: dist.ProcessGroup | None = Non
 
 
 def load_state(folder: Path, state: State) -> None:
-    """Read into the tensors of ``state``, whichever processes wrote which parts.
-
-    Raises ``ValueError`` when the names differ.
-    """
+    """Read into the tensors of ``state``, whichever processes wrote which parts. Raises
+    ``ValueError`` when the names differ."""
     saved = set(FileSystemReader(str(folder)).read_metadata().state_dict_metadata)
     wanted = {f"{kind}.{name}" for kind, tensors in state.items() for name in tensors}
     if saved != wanted:
         odd = sorted(saved ^ wanted)[0]
         raise ValueError(
-            f"{folder}: holds other weights than this trainer ({odd}, for one); "
-            "were model.lora_rank or model.path changed?"
+            f"{folder}: its weights are not this trainer's ({odd}, for one): check whether "
+            "model.lora_rank or model.path was changed"
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -285,7 +275,6 @@ def check_architecture(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _architecture(config: Any) -> dict[str, Any]:
-    """Of the text model: its family first, then sizes and kinds of layers."""
     text = config.get_text_config()
     found = {
         key: value

@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, its learning rates, and the weights that a run began with."""
+"""AdamW over float32 master weights, its learning rates, and the reference weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LORA = 10.0
 
 
 def default_learning_rate(parameters: int, *, lora: bool) -> float:
-    """AdamW's rate for a model of so many parameters, to two digits.
+    """AdamW's rate for a model with ``parameters``, to two digits.
 
-    1e-6 from 7B on is what verl, TRL and DAPO (Yu et al., 2025) take there. Below it grows with
-    1/sqrt(parameters): on the safe side of what was tried here (2e-5 for 135M, where 3e-5
-    collapses; 3e-4 for 0.2M). Of a mixture of experts all parameters count, not the active ones:
-    verl takes 1e-6 for Qwen3-30B-A3B too, as for dense models of its size. Ten times as
-    much for LoRA (Schulman et al., 2025, "LoRA Without Regret").
+    verl, TRL and DAPO (Yu et al., 2025) take 1e-6 from 7B on. Below that the rate grows with
+    1/sqrt(parameters), and stays on the safe side of our trials: 2e-5 for 135M, where 3e-5
+    collapses, and 3e-4 for 0.2M. All parameters of a mixture of experts count, as verl takes 1e-6
+    for Qwen3-30B-A3B too. LoRA takes ten times as much (Schulman et al., 2025, "LoRA Without
+    Regret").
     """
     rate = _LARGE_RATE * max(1.0, math.sqrt(_LARGE / parameters)) * (_LORA if lora else 1.0)
     return float(f"{rate:.1e}")
@@ -33,7 +33,7 @@ def check_schedule(config: TrainConfig, total_updates: int) -> None:
     """Raise ``ValueError`` when a decaying schedule lacks the number of updates."""
     if config.lr_scheduler_type != "constant" and total_updates <= 0:
         raise ValueError(
-            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates; "
+            f"train.lr_scheduler_type={config.lr_scheduler_type} needs the number of updates: "
             "set steps, or use constant"
         )
 
@@ -41,9 +41,9 @@ def check_schedule(config: TrainConfig, total_updates: int) -> None:
 def learning_rate(config: TrainConfig, update: int, total: int) -> float:
     """Rate of update number ``update`` (from 0) of ``total``.
 
-    Linear warm-up reaches the peak at update ``warmup_steps``, from 0 with ``warmup_from_zero``;
-    then constant, or linear or cosine decay to 0 after the last update. A job chooses a peak where
-    none is given; a trainer without a job takes that of large models.
+    Linear warm-up reaches the peak at update ``warmup_steps``, from 0 with ``warmup_from_zero``.
+    Then the rate is constant, or decays to 0 after the last update. Without a configured peak it is
+    that of large models. A job sets its own.
     """
     peak, warmup = config.learning_rate or _LARGE_RATE, config.warmup_steps
     if update < warmup:
@@ -58,9 +58,8 @@ def learning_rate(config: TrainConfig, update: int, total: int) -> float:
 
 
 class Reference:
-    """The reference policy of the KL term: keeps a copy of the first weights on the host, and
-    copies it over their storage and back while it is asked, since others read them there, as FSDP
-    does."""
+    """The reference policy of the KL term, as a copy of the first weights on the host. While
+    active, the copy replaces the weights in their storage, as others such as FSDP read it."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         self._weights = list(weights)
@@ -83,13 +82,12 @@ def _copy(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
 
 
 class Optimizer:
-    """Owns the gradient sum and what AdamW keeps.
+    """Owns the gradient sum and AdamW's state.
 
-    Gradients of float32 parameters are views of the flat sum, so the backward pass adds to it.
-    Those of other types are added to it as they are made, and freed; such parameters get float32
-    masters. Weights are changed in place: whoever shares their storage sees the update, and it must
-    not be replaced. Of parameters that are spread over processes (float32 ones) all this is about
-    the part that this process holds.
+    Gradients of float32 parameters are views of the flat sum. Those of other types are added to it
+    as they are made, and freed, and their parameters get float32 masters. Weights change in place,
+    so all who share their storage see the update. If parameters are spread over processes
+    (float32), this covers this process's part.
     """
 
     def __init__(
@@ -120,7 +118,6 @@ class Optimizer:
         )
 
     def _groups(self, decay: float) -> list[dict[str, object]]:
-        """Matrices decay; biases and norms do not."""
         matrices = [m for m in self._masters.values() if m.ndim >= 2]
         vectors = [m for m in self._masters.values() if m.ndim < 2]
         groups = [(matrices, decay), (vectors, 0.0)]
@@ -135,15 +132,13 @@ class Optimizer:
 
     @torch.no_grad()
     def copy_masters(self) -> None:
-        """Bring the weights up to their masters, such as after ``state`` was written into."""
+        """Set the weights to their masters, such as after writing into ``state``."""
         for name in self._low:
             self._parameters[name].copy_(self._masters[name])
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors that continue the run exactly: masters, moments and step counts, by name.
-
-        They are the live ones: writing into them restores a state (then call ``copy_masters``).
-        """
+        """The live tensors that continue the run exactly: masters, moments and step counts, by
+        name. Writing into them restores a state (then call ``copy_masters``)."""
         result: dict[str, dict[str, torch.Tensor]] = {"master": {}, "exp_avg": {}}
         result |= {"exp_avg_sq": {}, "step": {}}
         for name, master in self._masters.items():

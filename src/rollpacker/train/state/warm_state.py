@@ -1,9 +1,6 @@
-"""Warm starts: a phase's tensors wait in host memory, and come back without a checkpoint.
-
-What a phase needs on its devices (weights, optimizer state) is copied to host memory, page-locked
-where there is CUDA, and the device's memory is given back: that of the storages, so that tensors,
-views, optimizers, process groups and sharded parameters never notice.
-"""
+"""Warm starts: a phase's tensors wait in host memory, and come back without a checkpoint. Weights
+and optimizer state are copied to host memory, page-locked with CUDA, and their storages are freed
+on the device. Tensors, views, optimizers, process groups and sharded parameters stay valid."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ import torch
 class WarmState:
     """Tensors that are on a device during a phase and in host memory between phases.
 
-    A storage that cannot be resized, as one that numpy has seen, stays where it is.
+    A storage that cannot be resized, such as one that numpy has seen, stays.
 
     Args:
-        tensors: all of them, asked for at every ``offload``; optimizers make theirs late. Of views
-            the whole storage follows.
-        device: where they are needed.
+        tensors: all of them, asked for at every ``offload``, as optimizers make theirs late. A view
+            stands for its whole storage.
+        device: where the phase needs them.
     """
 
     def __init__(
@@ -30,11 +27,10 @@ class WarmState:
         self._cuda = torch.device(device).type == "cuda"
         self._away: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         self._locked: dict[int, torch.UntypedStorage] = {}
-        self.bytes = 0
-        """Of host memory that hold them, or held them the last time."""
+        self.bytes = 0  # of host memory at the last offload
 
     def offload(self) -> None:
-        """Device to host memory; nothing to do when they are away already."""
+        """Move to host memory, if not there already."""
         if self._away:
             return
         storages = (tensor.untyped_storage() for tensor in self._tensors())
@@ -51,7 +47,7 @@ class WarmState:
         self.bytes = sum(buffer.nbytes() for _, buffer in self._away)
 
     def load(self) -> None:
-        """Host memory to device; nothing to do when they are there already."""
+        """Move to the device, if not there already."""
         for storage, buffer in self._away:
             storage.resize_(buffer.nbytes())
             storage.copy_(buffer, non_blocking=True)
@@ -59,7 +55,7 @@ class WarmState:
         self._away.clear()
 
     def _buffer(self, number: int, size: int) -> torch.UntypedStorage:
-        """Page-locked memory is slow to allocate, and is kept."""
+        """A host buffer. Page-locked memory is slow to allocate, and is kept."""
         if not self._cuda:
             return torch.UntypedStorage(size)
         known = self._locked.get(number)

@@ -1,4 +1,1 @@
-"""Decisions of one RL job: pure state machines.
-
-No clock, no I/O, no randomness of their own; nothing here knows what drives it.
-"""
+"""Decisions of one RL job: pure state machines, without clock, I/O or randomness of their own."""

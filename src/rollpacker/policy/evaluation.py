@@ -1,7 +1,4 @@
-"""Held-out problems: all their answers at once, and what fails is tried again elsewhere.
-
-The rollout is finished when no answer is missing.
-"""
+"""Held-out problems: all answers start at once, and failures are retried on another engine."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from rollpacker.policy.ledger import Attempt, Ledger, LedgerWriter
 
 
 class EvaluationPolicy:
-    """Decides who answers what; an answer that an engine fails to give is tried again ``retries``
-    times."""
+    """Assigns answers to engines. A failed answer is retried ``retries`` times."""
 
     def __init__(self, prompts: Sequence[PromptId], answers: int, retries: int) -> None:
         self._prompts = prompts
@@ -27,7 +23,7 @@ class EvaluationPolicy:
         self._ledger: Ledger = self._writer
         self._step = 0
         self._failures = Counter[tuple[PromptId, int]]()
-        # Below zero: never the id of an attempt of the run.
+        # Negative, so that no id is that of a training attempt.
         self._ids = count(-1, -1)
 
     @property

@@ -1,7 +1,4 @@
-"""How long grading may take, what the judge may use, when a reward function is broken.
-
-Nothing here grades.
-"""
+"""Limits of grading: timeouts, the judge's memory, and when a reward function is broken."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ class AdaptiveTimeouts:
     4.3).
 
     Args:
-        config: ``T = min(max(least_s, factor * anchor), most_s)``, in CPU seconds; not adaptive
-            ones are ``most_s``.
-        at_once: a correct response counts from when it is graded, as in the paper. Otherwise from
-            the next step, so that rewards do not depend on the order of grading.
-        cases: test cases remembered; the least recently seen are forgotten.
+        config: ``T = min(max(least_s, factor * anchor), most_s)``, in CPU seconds. ``most_s`` if
+            not adaptive.
+        at_once: a correct response counts when it is graded, as in the paper. Otherwise from the
+            next step, so that rewards do not depend on the order of grading.
+        cases: most test cases to remember. The least recently seen are forgotten.
     """
 
     def __init__(
@@ -36,7 +33,6 @@ class AdaptiveTimeouts:
         self._later: dict[str, float] = {}
 
     def timeout(self, case: str) -> float:
-        """Seconds that a response may take on this test case."""
         rules = self._config
         anchor = self._anchors.get(case)
         if anchor is None or not rules.adaptive:
@@ -44,7 +40,7 @@ class AdaptiveTimeouts:
         return min(max(rules.least_s, rules.factor * anchor), rules.most_s)
 
     def observe(self, case: str, seconds: float, correct: bool) -> None:
-        """Take the time of one response on one test case; only correct ones count."""
+        """Take the time of one response on one test case. Only correct ones count."""
         if not correct:
             return
         if self._at_once:
@@ -53,7 +49,6 @@ class AdaptiveTimeouts:
             self._later[case] = max(seconds, self._later.get(case, 0.0))
 
     def advance(self) -> None:
-        """A step is over: what waited for its end counts from now on."""
         for case in sorted(self._later):
             self._raise(case, self._later[case])
         self._later.clear()
@@ -74,7 +69,7 @@ class AdaptiveTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeModel:
-    """What one replica of the judge needs.
+    """The costs of one replica of the judge.
 
     Args:
         layers: its blocks, of ``layer_bytes`` each.
@@ -99,21 +94,20 @@ class JudgeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePlan:
-    """The ``concurrency`` shortest waiting sequences run, ``resident`` layers stay."""
+    """The ``concurrency`` shortest waiting sequences run, and ``resident`` layers stay."""
 
     concurrency: int
     resident: int
 
 
 class JudgeBudget:
-    """Concurrency and resident layers of a judge replica, with the memory of the rollout's devices
+    """Concurrency and resident layers of a judge replica in the memory of the rollout's devices
     (RollPacker, section 4.3).
 
-    A pass takes as long as its compute or as the copies of the layers that are not resident,
-    whichever is longer. Starting from one sequence and one layer, whatever speeds the judge up most
-    per byte is added next, until copies hide behind compute (the rest of the memory stays with the
-    actor) or memory ends. That order does not depend on the memory, so more memory never means
-    fewer layers or sequences.
+    A pass takes as long as its compute or the copies of non-resident layers, whichever is longer.
+    Starting from one sequence and one layer, it adds the item with the largest speed-up per byte,
+    until compute hides copies or memory ends. The rest of the memory stays with the actor. The
+    order does not depend on the memory, so more memory never means fewer layers or sequences.
     """
 
     def __init__(self, model: JudgeModel, most: int = 256) -> None:
@@ -123,7 +117,7 @@ class JudgeBudget:
         self._most = most
 
     def decide(self, waiting: Sequence[int], free_bytes: float) -> JudgePlan | None:
-        """The plan for ``waiting`` lengths in tokens; None when nothing waits or fits."""
+        """The plan for ``waiting`` lengths in tokens. None if nothing waits or fits."""
         lengths = sorted(waiting)[: self._most]
         if not lengths or self._model.bytes_needed(1, lengths[0]) > free_bytes:
             return None
@@ -140,7 +134,7 @@ class JudgeBudget:
         return JudgePlan(concurrency=count, resident=resident)
 
     def _kept(self, resident: int) -> int:
-        """The last two layers cost no memory: their place is the copies' place."""
+        """The last two layers cost no memory, as they use the place of the copies."""
         return self._model.layers if resident + 2 >= self._model.layers else resident
 
     def _copies(self, resident: int) -> float:
@@ -154,7 +148,7 @@ class JudgeBudget:
         return tokens / seconds if seconds > 0.0 else math.inf
 
     def _layer_first(self, resident: int, tokens: int, longer: int) -> bool:
-        """Whether a layer is the better use of the next bytes than a sequence."""
+        """Whether a layer uses the next bytes better than a sequence."""
         if longer == tokens:
             return True
         now = self._speed(resident, tokens)
@@ -165,42 +159,43 @@ class JudgeBudget:
 
 
 PROMPTS = 3
-"""Prompts that fail in the same way before the first answer: one bad row cannot be all of them."""
+"""Prompts that must fail in the same way before the first answer, so that one bad row is not
+enough."""
 RESPONSES = 8
-"""Responses that fail before the first answer, where there are no so many prompts to try."""
+"""Responses that must fail before the first answer, if there are too few prompts."""
 IN_A_ROW = 32
-"""Responses that fail in a row after an answer. With a timeout of 10 s and one process this takes
-some five to ten minutes, about as long as a service takes that is started again."""
+"""Responses that must fail in a row after an answer. With a timeout of 10 s and one process this
+takes five to ten minutes, about as long as a service's restart."""
 
 
 @dataclass(slots=True)
 class _Record:
+    """How each response failed since the last answer, and the failed prompts by that way."""
+
     answered: bool = False
     ways: dict[int, str] = field(default_factory=dict[int, str])
-    """How each response failed since the last answer."""
     prompts: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """The prompts of those responses, by how they failed."""
     last: str = ""
 
 
 class RewardFaults:
-    """Counts what failed since a function's last answer: whether it is broken, rather than unable
-    to grade a response now and then. ``patient``: functions that fail for the machine's faults,
-    too, and are never given up at the first ones."""
+    """Counts failures since a function's last answer, to tell a broken function from rare failures.
+    ``patient`` functions can fail for the machine's faults, and are never given up at the first
+    ones."""
 
     def __init__(self, functions: int, patient: Collection[int] = ()) -> None:
         self._records = [_Record(answered=index in patient) for index in range(functions)]
 
     def answered(self, function: int) -> None:
-        """A call was answered: what failed before says nothing of the function."""
+        """A call was answered, so earlier failures no longer count."""
         record = self._records[function]
         record.answered = True
         if record.ways:
             record.ways, record.prompts = {}, {}
 
     def failed(self, function: int, response: int, prompt: str, way: str) -> bool:
-        """A call for one response failed; whether the function is broken. Repeated calls for a
-        response count once; ``way`` is equal for faults of one kind."""
+        """A call for one response failed. Returns whether the function is broken. Repeated calls
+        for a response count once. ``way`` is equal for faults of one kind."""
         record = self._records[function]
         record.ways[response] = way
         record.prompts.setdefault(way, set()).add(prompt)
@@ -210,12 +205,12 @@ class RewardFaults:
         return len(record.prompts[way]) >= PROMPTS or len(record.ways) >= RESPONSES
 
     def counts(self, function: int) -> tuple[int, int]:
-        """Responses that failed in the way of the last one, of all since the last answer."""
+        """Responses that failed like the last one, and all that failed since the last answer."""
         record = self._records[function]
         return sum(way == record.last for way in record.ways.values()), len(record.ways)
 
     def suspects(self) -> list[int]:
-        """Functions whose last calls failed, and that have not answered or not for long."""
+        """Functions whose last calls failed, and that never answered or not for long."""
         return [
             index
             for index, record in enumerate(self._records)
@@ -227,14 +222,14 @@ class RewardFaults:
 
 
 class EmptySteps:
-    """When a run stops whose steps dynamic sampling leaves empty."""
+    """Decides when a run with empty steps stops, under dynamic sampling."""
 
     def __init__(self, config: DynamicSamplingConfig) -> None:
         self._most = config.max_empty_steps if config.enabled else 0
         self.in_a_row = 0
 
     def too_many(self, groups: int) -> bool:
-        """A step has ended with so many groups; whether the run is to end."""
+        """A step has ended with this number of groups. Returns whether the run must end."""
         self.in_a_row = 0 if groups else self.in_a_row + 1
         return 0 < self._most <= self.in_a_row
 
@@ -248,6 +243,6 @@ class EmptySteps:
         which = f"{self.in_a_row} steps in a row" if self.in_a_row > 1 else "a step"
         return (
             f"dynamic sampling has left {which} without a group to train on, since no prompt's "
-            "rewards differ: check 'rewards', take problems of another "
-            "difficulty, or raise rollout.dynamic_sampling.max_empty_steps (0: never stop)"
+            "rewards differ: check 'rewards', use easier or harder problems, or raise "
+            "rollout.dynamic_sampling.max_empty_steps (0: never stop)"
         )

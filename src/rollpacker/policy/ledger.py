@@ -1,9 +1,6 @@
-"""The round's one record: its attempts, where each of them runs, and what became of it.
-
-The parts of a policy are given a ``Ledger`` and read it. Only their composer (``RolloutPolicy``)
-holds the ``LedgerWriter``: it enters every event before a part hears of it, and every decision as
-it is made.
-"""
+"""The round's record: its attempts, their engines and their outcomes. The parts of a policy read a
+``Ledger``. Only ``RolloutPolicy`` holds the ``LedgerWriter``. It enters every event before a part
+gets it, and every decision as it is made."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, R
 
 
 class Stage(Enum):
-    """How far an attempt has come."""
+    """The state of an attempt."""
 
     RUNNING = auto()
-    """It decodes, waits for its environment, or is on its way to another engine."""
+    """It decodes, waits for its environment, or moves to another engine."""
     FINISHED = auto()
-    """Its response is there, and nobody has asked for its reward."""
+    """Its response is complete, and nobody has asked for its reward."""
     GRADING = auto()
     GRADED = auto()
     STOPPING = auto()
-    """It was told to stop and has not confirmed it."""
+    """It must stop and has not confirmed it."""
     LOST = auto()
-    """Its engine died with it."""
+    """Its engine died."""
     OVER = auto()
     """It has stopped, or has failed."""
 
@@ -38,14 +35,14 @@ class Attempt:
 
     Args:
         index: of its sample in the group.
-        place: of its prompt in the order in which prompts were started.
+        place: of its prompt in the order of starts.
         engine: where it decodes, or did last.
-        bound: where it will decode when every move is done; else its ``engine``.
-        tokens: of its response, once that is there; until then, of its turns that are over.
-        added: tokens that its environment has put in.
-        turns: that it has ended, where it has an environment.
-        wait_s: that its environment has taken.
-        reward: None before it is graded, and where no function applies.
+        bound: where it will decode after all moves, else its ``engine``.
+        tokens: of its response once complete, until then of its finished turns.
+        added: tokens that its environment put in.
+        turns: finished ones, with an environment.
+        wait_s: time that its environment took.
+        reward: None before it is graded, and if no function applies.
     """
 
     id: AttemptId
@@ -64,20 +61,19 @@ class Attempt:
 
 
 class Ledger:
-    """What the parts of a policy may know of the round.
+    """The parts' view of the round.
 
     Attributes:
-        updates: that its round's prompts are for.
-        attempts: all that were started, in order.
-        groups: the same by prompt, in the order in which prompts were started.
-        running: those that decode, or will when their environment has answered.
-        kept: groups that were accepted, by sample index.
-        grading, stopping: how many are being graded, and were told to stop and have not confirmed
-            it.
-        loads: how many each live engine runs, those among them that are to move away.
-        bound: how many each live engine runs when every move is done.
-        busy: how many engines then run any.
-        idled: engines that have run out of attempts or was changed, one after the other.
+        updates: updates of the round's prompts.
+        attempts: all, in order of their start.
+        groups: the same by prompt, in order of their start.
+        running: those that decode, or will after their environment's reply.
+        kept: accepted groups, by sample index.
+        grading, stopping: number of attempts being graded, or not yet confirmed as stopped.
+        loads: attempts that each live engine runs, before moves.
+        bound: attempts that each live engine runs after all moves.
+        busy: engines with any attempt after all moves.
+        idled: engines in the order in which they ran out of attempts or were changed.
     """
 
     def __init__(self) -> None:
@@ -101,28 +97,27 @@ class Ledger:
         self._members: dict[EngineId, tuple[EngineId, ...]] = {}
 
     def decodes(self, engine: EngineId) -> bool:
-        """Whether its devices decode, for itself or for the engine that it was put into."""
+        """Whether its devices decode, for itself or for the engine that it joined."""
         return self.bound.get(self._lead.get(engine, engine), 0) > 0
 
     def by_engine(self) -> dict[EngineId, tuple[AttemptId, ...]]:
-        """What each engine runs when every move is done, oldest first; idle ones are left out."""
+        """Attempts of each engine after all moves, oldest first. Idle engines are left out."""
         found: dict[EngineId, list[AttemptId]] = {}
         for attempt in sorted(self.running):
             found.setdefault(self.running[attempt].bound, []).append(attempt)
         return {engine: tuple(attempts) for engine, attempts in found.items()}
 
     def lost_with(self, engine: EngineId) -> list[Attempt]:
-        """What died with an engine, oldest first."""
+        """Attempts that died with an engine, oldest first."""
         lost = (one for one in self.attempts.values() if one.stage is Stage.LOST)
         return [attempt for attempt in lost if attempt.engine == engine]
 
 
 class LedgerWriter(Ledger):
-    """The ledger as its one writer has it."""
+    """The writer's view of the ledger."""
 
     def take(self, event: ev.Event) -> Attempt | None:
-        """Enter what happened; the attempt that it happened to: None where it is about none, or
-        about one that has gone on without waiting for it."""
+        """Enter an event. Returns the attempt that it changes, or None if it changes none."""
         match event:
             case ev.StepStarted():
                 self._begin(event.step, event.engines)
@@ -150,7 +145,7 @@ class LedgerWriter(Ledger):
         return None
 
     def follow(self, decision: do.Decision) -> None:
-        """Enter what was decided."""
+        """Enter a decision."""
         match decision:
             case do.BeginRound():
                 self.kind, self.updates = decision.round, decision.updates
@@ -180,7 +175,6 @@ class LedgerWriter(Ledger):
         attempt: Attempt,
         event: ev.AttemptFinished | ev.TurnFinished | ev.EnvironmentReplied | ev.AttemptMigrated,
     ) -> Attempt | None:
-        """One that ran."""
         match event:
             case ev.AttemptFinished():
                 self._leave(attempt, Stage.FINISHED)
@@ -228,7 +222,7 @@ class LedgerWriter(Ledger):
         return attempt
 
     def _lost(self, event: ev.DevicesLost) -> None:
-        """What ran there is lost; what was on its way there is still where it was."""
+        """Lose the attempts that ran there. Those on their way there are still where they were."""
         for attempt in list(self.running.values()):
             if attempt.engine in event.engines:
                 self._leave(attempt, Stage.LOST)

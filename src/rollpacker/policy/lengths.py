@@ -1,7 +1,4 @@
-"""What is known of response lengths, and what racing does to them.
-
-Nothing here decides about a round.
-"""
+"""Statistics of response lengths, and the effect of racing on them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from rollpacker.core.groups import intraclass_correlation
 from rollpacker.core.types import PromptId, RoundKind
 
 FINISHED, TRUNCATED, CENSORED = 0, 1, 2
-"""How an attempt ended: by itself, at the length cap, or aborted while still running."""
+"""An attempt ended by itself, at the length cap, or by an abort."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +28,7 @@ class Observations:
 
     @classmethod
     def of(cls, lengths: ArrayLike, ends: ArrayLike | None = None) -> Observations:
-        """From any sequences; ``ends`` defaults to all finished."""
+        """From any sequences. ``ends`` defaults to all finished."""
         values = np.asarray(lengths, np.int64)
         flags = np.zeros(values.shape, np.int8) if ends is None else np.asarray(ends, np.int8)
         return cls(values, flags)
@@ -55,7 +52,7 @@ class KaplanMeier:
     """The estimated distribution of lengths.
 
     Args:
-        survival: ``survival[t] = P(length > t)``, shape (longest + 1,); its last entry is 0.
+        survival: ``survival[t] = P(length > t)``, shape (longest + 1,), with a last entry of 0.
         truncated: estimated share of responses that reach the cap.
     """
 
@@ -66,10 +63,9 @@ class KaplanMeier:
     def fit(cls, fresh: Observations, rerun: Observations, cap: int | None = None) -> KaplanMeier:
         """Estimate from short, full and audited attempts (``fresh``) and long rounds (``rerun``).
 
-        Long rounds hold the losers of short ones, so they are a biased sample: their hazards
-        are used only where too few fresh attempts are still at risk. Where nothing is known of
-        the tail it is taken as exponential, up to ``cap`` tokens (Brown, Hollander and Korwar,
-        1974). Raises ``ValueError`` without observations.
+        Long rounds hold the losers of short ones, a biased sample. Their hazards count only if too
+        few fresh attempts are still at risk. An unknown tail is taken as exponential, up to ``cap``
+        tokens (Brown, Hollander and Korwar, 1974). Raises ``ValueError`` without observations.
         """
         if not len(fresh) and not len(rerun):
             raise ValueError("no lengths observed yet")
@@ -104,7 +100,7 @@ class KaplanMeier:
 
 
 def _completed(survival: NDArray[np.float64], cap: int | None) -> NDArray[np.float64]:
-    """The curve with an exponential tail if it does not reach 0; ends at the first 0."""
+    """The curve with an exponential tail if it does not reach 0, up to the first 0."""
     left, known = float(survival[-1]), survival.size
     if left >= 1.0:
         longest = cap or known
@@ -133,16 +129,16 @@ _LEAST_SHARE = 0.005
 
 
 Source = RoundKind | Literal["audit"]
-"""Where a length was seen: a round's kind, or an audit (a prompt of a raced round that runs
-without aborts)."""
+"""The kind of a length's round, or an audit (a prompt of a raced round that runs without
+aborts)."""
 
 ENOUGH_GROUPS = 16
-"""Prompts from which a correlation is worth something."""
+"""Prompts needed for a useful correlation."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """Attempts of one step and source, by prompt; ``ends`` as in ``censoring``."""
+    """Attempts of one step and source, by prompt."""
 
     step: int
     source: str
@@ -154,12 +150,7 @@ class _Round:
 
 
 class LengthHistory:
-    """Response lengths of the last ``window`` steps.
-
-    Args:
-        cap: longest response in tokens; None where unknown.
-        window: steps that the estimates are made from.
-    """
+    """Response lengths of the last ``window`` steps, at most ``cap`` tokens (None if unknown)."""
 
     def __init__(self, cap: int | None = None, window: int = 20) -> None:
         self._cap = cap
@@ -215,24 +206,22 @@ class LengthHistory:
         return self._cache["distribution"]
 
     def icc(self) -> float:
-        """Intraclass correlation of length within a prompt, 0 to 1; 0 where not known."""
+        """Intraclass correlation of length within a prompt, 0 to 1. 0 if not known."""
         if "icc" not in self._cache:
             self._cache["icc"] = known_correlation(self.complete_groups())
         return self._cache["icc"]
 
     def complete_groups(self) -> list[NDArray[np.float64]]:
-        """Lengths of each unraced prompt of the window whose attempts all ended.
-
-        Long rounds hold losers only, which correlates them less: they are left out where there
-        are enough others (``ENOUGH_GROUPS``).
-        """
+        """Lengths of each unraced prompt of the window whose attempts all ended. Long rounds hold
+        only losers, which lowers their correlation. They are left out if there are enough others
+        (``ENOUGH_GROUPS``)."""
         groups = self.unselected_groups()
         if len(groups) >= ENOUGH_GROUPS:
             return groups
         return [*groups, *self._groups(RoundKind.LONG)]
 
     def unselected_groups(self) -> list[NDArray[np.float64]]:
-        """The same from full rounds and audits alone."""
+        """``complete_groups`` from full rounds and audits alone."""
         return [*self._groups(RoundKind.FULL), *self._groups("audit")]
 
     def _groups(self, kind: Source) -> Iterator[NDArray[np.float64]]:
@@ -269,10 +258,8 @@ def shrunk_mean(own: float, count: int, grand: float, icc: float) -> float:
 
 
 def known_correlation(groups: Sequence[NDArray[np.float64]]) -> float:
-    """Intraclass correlation over groups of two or more, clipped to 0..1.
-
-    0 with fewer than two groups or without any variance.
-    """
+    """Intraclass correlation over groups of two or more, clipped to 0..1. 0 with fewer than two
+    groups or without any variance."""
     if len(groups) < 2:
         return 0.0
     numbers = np.repeat(np.arange(len(groups)), [group.size for group in groups])
@@ -282,8 +269,7 @@ def known_correlation(groups: Sequence[NDArray[np.float64]]) -> float:
 
 _FIRST_AUDITS, _FIRST_LIMIT = 6, 0.85
 _LATER_AUDITS, _LATER_LIMIT = 20, 0.95
-_WINDOW = 20
-"""Steps that a measurement pools: several cycles of short and long rounds."""
+_WINDOW = 20  # steps that a measurement pools: several cycles of short and long rounds
 _ADVICE = {
     "race": "lower rollout.tail_batching.eta_responses",
     "prompts": "lower rollout.tail_batching.eta_prompts",
@@ -296,13 +282,12 @@ class Bias:
     """Kept against estimated true lengths, over the last steps.
 
     Args:
-        censored: whether any attempt was aborted; without, the rest is 1 by construction.
+        censored: whether any attempt was aborted. Otherwise the ratios are 1 by construction.
         kept_vs_true_len: mean kept length over estimated true mean length.
-        audited: kept over true on audited prompts, of what is known: ``len``, and an environment's
-            ``turns`` and ``wait``, where it has any: a race is lost by those that it lets wait,
-            however few tokens they sample.
+        audited: kept over true on audited prompts: ``len``, and an environment's ``turns`` and
+            ``wait``. A long wait loses a race however few tokens a response has.
         audits: audits in these ratios, the last twenty at most.
-        alarms: what is wrong and the key to change.
+        alarms: each problem, and the key to change.
     """
 
     censored: bool = False
@@ -313,7 +298,7 @@ class Bias:
 
 
 class Response(NamedTuple):
-    """Tokens of an audited response, the turns of its environment, and seconds that it waited."""
+    """Tokens of an audited response, its environment's turns, and seconds that it waited."""
 
     len: float
     turns: float = 0.0
@@ -326,7 +311,7 @@ class Audited:
 
     Args:
         ended: all its attempts.
-        kept: those that the race would have kept; None if the prompt would have lost.
+        kept: those that the race would have kept. None if the prompt would have lost.
     """
 
     ended: tuple[Response, ...]
@@ -334,25 +319,23 @@ class Audited:
 
 
 class _Audit(NamedTuple):
-    """Sums of the means of one audit's prompts."""
-
     kept: float
     true: float
 
 
 def is_audit_step(step: int, every: int) -> bool:
-    """Whether the short round of ``step`` is audited; ``every`` 0 is never."""
+    """Whether the short round of ``step`` is audited. ``every`` 0 is never."""
     return every > 0 and step > 0 and step % every == 0
 
 
 class BiasMeter:
-    """Measures bias every step, from what was kept and from the history of all attempts.
+    """Measures bias every step, from the kept lengths and from the history of all attempts.
 
     Args:
-        mode: of tail batching; says which knob an alarm names.
-        history: has observed every attempt of a step before the step is measured.
-        limit: lowest ratio over twenty audits without an alarm; mode ``auto`` gives its
-            ``bias_limit`` where that is lower.
+        mode: of tail batching, for the key that an alarm names.
+        history: must have every attempt of a step before the step is measured.
+        limit: lowest ratio over twenty audits without an alarm. Mode ``auto`` passes its
+            ``bias_limit`` if that is lower.
     """
 
     def __init__(self, mode: str, history: LengthHistory, limit: float = _LATER_LIMIT) -> None:
@@ -363,7 +346,7 @@ class BiasMeter:
         self._audits = {name: deque[_Audit](maxlen=_LATER_AUDITS) for name in Response._fields}
 
     def measure(self, kept: ArrayLike, audited: Sequence[Audited] = ()) -> Bias:
-        """Measure a step: the lengths that it trains on, and its audit if there was one."""
+        """Measure a step from the lengths that it trains on, and its audit if there was one."""
         self._kept.append(np.asarray(kept, np.int64))
         heard = [prompt for prompt in audited if prompt.ended]
         if heard:
@@ -399,7 +382,7 @@ class BiasMeter:
             audits.append(_Audit(math.fsum(kept), math.fsum(means)))
 
     def _alarms(self, found: Mapping[str, float]) -> list[str]:
-        """Not of waiting: how slow a tool was is no part of what is learned."""
+        """Alarms do not cover waiting, as a tool's slowness is not part of learning."""
         audits, limit, ratios = _LATER_AUDITS, self._limit, found
         length = self._audits["len"]
         if len(length) < _LATER_AUDITS:
@@ -414,7 +397,7 @@ class BiasMeter:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The measurements so far, as JSON; the history is saved on its own."""
+        """The measurements so far, as JSON, without the history."""
         return {
             "kept": [lengths.tolist() for lengths in self._kept],
             "audits": {name: [*audits] for name, audits in self._audits.items()},

@@ -1,7 +1,7 @@
-"""Engines of several devices: their size in a round, and where its tail goes.
+"""Engines of several devices: their size in a round, and the engines of its tail.
 
-Joins the planner and the scaling rule to a round's events. What an attempt has generated is not
-reported while it runs; it is at least what finished attempts of its engine needed.
+Joins the planner and the scaling rule to a round's events. A running attempt does not report its
+tokens, so it counts at least those of finished attempts on its engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollpacker.policy.settings import RolloutSettings
 
 
 class Regrouping:
-    """Puts engines together into larger ones; ``settings`` have a machine."""
+    """Forms larger engines. ``settings`` must have a machine."""
 
     def __init__(self, settings: RolloutSettings, history: LengthHistory, ledger: Ledger) -> None:
         assert settings.machine is not None
@@ -40,8 +40,7 @@ class Regrouping:
         frees = settings.rules.stream and settings.rules.layout == "colocated"
         self._scaling = self._build_scaling() if frees else None
         self._tp = machine.engine_devices
-        self.regroups: list[do.FormEngine] = []
-        """How the engines of the round that was laid out are formed."""
+        self.regroups: list[do.FormEngine] = []  # of the last laid out round
         self._retired: tuple[EngineId, ...] = ()
         self._prompt_tokens: dict[PromptId, int] = {}
         self._replicas: frozenset[ReplicaId] = frozenset()
@@ -75,7 +74,7 @@ class Regrouping:
             self._tp = self._planner.plan(kind)
         fleet = self._machine.fleet(engines, self._tp)
         while not fleet.engines and self._tp > self._machine.engine_devices:
-            # What has died leaves no neighbours for it.
+            # Lost devices have left no complete neighbours for this size.
             self._tp = max(size for size in self._machine.sizes if size < self._tp)
             fleet = self._machine.fleet(engines, self._tp)
         size = self._tp // self._machine.engine_devices
@@ -101,7 +100,7 @@ class Regrouping:
         self._prompt_tokens.pop(decision.prompt, None)
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
-        """A response is there; its tokens of earlier steps are none of this engine's."""
+        """Count an engine's steps by a finished response, without the tokens of earlier steps."""
         earlier = 0 if of.id in self._moved else event.carried
         steps = event.tokens - earlier - self._base[of.id]
         self._progress[of.bound] = max(self._progress.get(of.bound, 0), steps)
@@ -142,7 +141,7 @@ class Regrouping:
         ]
 
     def retired(self) -> tuple[EngineId, ...]:
-        """Engines that are left or part of another now, since the last call."""
+        """Engines that no longer exist on their own, since the last call."""
         retired, self._retired = self._retired, ()
         return retired
 

@@ -20,10 +20,8 @@ from rollpacker.policy.streaming import Streaming
 
 
 class RolloutPolicy:
-    """Tail batching, streaming and what they know of lengths, as one policy.
-
-    It alone writes the ledger that the parts read. ``settings`` are what it was told.
-    """
+    """Tail batching, streaming and length statistics as one policy. It is the only writer of the
+    ledger that the parts read."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         self.settings = settings
@@ -45,7 +43,7 @@ class RolloutPolicy:
         return self._running
 
     def _wire(self) -> None:
-        """Who hears of what, besides the tail batching, which hears of every event."""
+        """Events and decisions for each part. The tail batching gets every event."""
         streaming, measure, engines = self._streaming, self._measure, self._engines
         self._hears: dict[type, list[Callable[[Any], None]]] = {
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],
@@ -75,7 +73,7 @@ class RolloutPolicy:
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
         made: list[do.Decision] = []
         if isinstance(event, ev.WeightsPublished):
-            return made  # known for the record: nothing depends on it
+            return made  # only for the record
         of = self._ledger.take(event)
         if isinstance(event, ev.StepStarted):
             self._streaming.start(event)
@@ -131,7 +129,7 @@ class RolloutPolicy:
         return self._measure.bias
 
     def journal_head(self) -> dict[str, Any]:
-        """What ``from_journal`` makes the same policy of: a journal's ``meta`` line."""
+        """A journal's ``meta`` line, from which ``from_journal`` rebuilds this policy."""
         return {"settings": self.settings.to_json(), "state": self.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +144,7 @@ class RolloutPolicy:
         self._tail.load_state_dict(state["tail"])
         self._measure.load_state_dict(state["measure"])
         self._speculating.load_state_dict(state["speculating"])
-        if self._engines is not None and "engines" in state:  # of another layout it has none
+        if self._engines is not None and "engines" in state:  # absent under another layout
             self._engines.load_state_dict(state["engines"])
 
 

@@ -1,4 +1,4 @@
-"""What a job's policy is told once, before its first event."""
+"""The fixed inputs of a job's policy."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ USUAL_MICRO_BATCH = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingRules:
-    """What streaming may do in this run.
+    """Streaming's limits in this run.
 
     Args:
         stream: gradients may start before the rollout ends.
-        ordered: gradients are summed in the order in which prompts were started, so that the sum is
-            the same to the bit in every run.
-        updates: of a step; more than one needs all groups first.
-        train_all: groups whose rewards are alike have a gradient too (a KL term's, or that of
-            advantages which are not zero for them).
-        prompts: groups of an update, where a round may have several updates' worth of them.
-        task_tokens: tokens of a gradient task while the rollout lasts.
+        ordered: gradients are summed in the order of the prompts, so that the sum is the same to
+            the bit in every run.
+        updates: of a step. More than one needs all groups first.
+        train_all: groups of equal rewards have a gradient too (a KL term, or advantages other than
+            0).
+        prompts: groups of an update, if a round has several updates.
+        task_tokens: tokens of a gradient task during the rollout.
         turns: engines sleep while replicas on their devices compute gradients.
-        tail_engines: engines that keep decoding the tail after RollMux lends the other nodes to
-            another job; 0: never lend.
-        replica_engines: engines on a colocated replica's devices; 0: those up to the next
-            replica's, as it was when a replica was lost with its engines.
+        tail_engines: engines that decode the tail after RollMux lends the other nodes, 0 to never
+            lend.
+        replica_engines: engines on a colocated replica's devices. 0: those up to the next
+            replica's.
     """
 
     stream: bool
@@ -50,15 +50,15 @@ class StreamingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """Everything that the policy depends on besides events; written at a journal's head.
+    """All inputs of the policy besides events, written at a journal's head.
 
     Args:
         sizes: prompts of each domain in the data.
         cap: longest response, tokens.
         latency: seconds of a decode step of one engine by batch size.
         asynchronous_grading: grade each response when it finishes.
-        machine: devices, for the planner and the rule that frees them; None where neither asks.
-        rows: what rows of a decode step cost; None where engines cannot decode ahead.
+        machine: devices, for the planner and the rule that frees them. None if neither is used.
+        rows: costs of a decode step's rows. None if engines cannot decode ahead.
     """
 
     rollout: RolloutConfig
@@ -95,19 +95,19 @@ class RolloutSettings:
         micro_batch_tokens: int = USUAL_MICRO_BATCH,
         turns: bool = False,
     ) -> RolloutSettings:
-        """From a run's configuration, and what else is known of it.
+        """From a run's configuration and further facts.
 
         Args:
-            engines: how many there are.
+            engines: their number.
             whole_batch: the update needs all groups before its first gradient.
-            asynchronous: how responses are graded; None leaves it to the mode.
-            shared: other jobs may be given the nodes of a tail.
-            permits: nodes are the job's for a phase at a time, so replicas that have some of their
-                own wait for the rollout's end.
-            layout: where replicas are; separate ones have no use for the engines of a tail.
+            asynchronous: grade each response when it finishes. None leaves it to the mode.
+            shared: other jobs may get the nodes of a tail.
+            permits: the job holds nodes for one phase at a time, so separate replicas wait for the
+                rollout's end.
+            layout: place of the replicas. Separate ones cannot use the engines of a tail.
             micro_batch_tokens: of one forward and backward.
         """
-        # The paper's rules know nothing of a tail that leaves its nodes.
+        # The paper's rules do not support a tail that leaves its nodes.
         ours = rollout.planner == "off" and rollout.streaming.scaling in ("consolidate", "off")
         off = rollout.tail_batching.mode == "off" or (permits and layout == "separate")
         stream = rollout.streaming.enabled and not (off or whole_batch)
@@ -147,5 +147,5 @@ _ADAPTER = TypeAdapter(RolloutSettings)
 
 
 def asynchronous_grading(rollout: RolloutConfig, chosen: bool | None) -> bool:
-    """Whether responses are graded while others still decode, unless it was ``chosen``."""
+    """Whether responses are graded while others decode, unless ``chosen``."""
     return rollout.tail_batching.mode != "off" if chosen is None else chosen

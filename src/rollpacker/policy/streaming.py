@@ -1,9 +1,8 @@
-"""When gradients start, where, when the update is made and its weights published, and who gets the
-nodes of a rollout that is nearly over.
+"""When and where gradients start, when updates are made and published, and who gets a tail's nodes.
 
-In ``exact`` nothing is discarded, so a group that is complete is final and its gradients may be
-summed while the tail still decodes (RollPacker, section 5). The sum is divided once, at the end, so
-the update does not change.
+``exact`` discards nothing, so a complete group is final and its gradients may be summed while the
+tail still decodes (RollPacker, section 5). The sum is divided once, at the end, so the update does
+not change.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.settings import RolloutSettings
 
 TAIL_AT = 0.8
-"""Share of the responses that are there when the nodes are offered."""
+"""Share of finished responses at which the nodes are offered."""
 
 
 class TailRelease:
-    """Offers the nodes once a round, and clears them when somebody takes them: RollMux's long-tail
-    migration, at about 80% of the responses, to a quarter of the engines. The tail keeps ``keep``
-    engines; 0 offers nothing."""
+    """Offers the nodes once per round, and clears them when another job takes them. This is
+    RollMux's long-tail migration, at about 80% of the responses, to a quarter of the engines. The
+    tail keeps ``keep`` engines. 0 offers nothing."""
 
     def __init__(self, keep: int, ledger: Ledger) -> None:
         self._keep = keep
@@ -37,8 +36,7 @@ class TailRelease:
 
     def start(self) -> None:
         self._offered = False
-        self.released = False
-        """Whether the freed engines have no node to compute on until the rollout is over."""
+        self.released = False  # True: freed engines have no node until the rollout is over
 
     def release(self) -> None:
         self.released = self._keep > 0
@@ -57,7 +55,6 @@ class TailRelease:
     def _moves(
         self, decoding: Mapping[EngineId, tuple[AttemptId, ...]]
     ) -> Iterator[do.MigrateAttempts]:
-        """Off the emptiest engines, to whichever of the kept ones has least."""
         fullest = sorted(decoding, key=lambda engine: (-len(decoding[engine]), engine))
         load = {engine: len(decoding[engine]) for engine in fullest[: self._keep]}
         for source in fullest[self._keep :]:
@@ -66,26 +63,23 @@ class TailRelease:
             yield do.MigrateAttempts(attempts=decoding[source], source=source, target=target)
 
 
-_SMALLEST_TASK = 512
-"""Tokens below which cutting a task costs more than it balances."""
+_SMALLEST_TASK = 512  # tokens below which cutting a task costs more than it balances
 
 _LARGER = 8
-"""By so much tasks may be larger once no device waits to be freed: each ends with a micro-batch
-that is not full. Without a bound, a worker would not hear for minutes that it is to stop."""
+"""Factor for tasks once no device waits to be freed, as each ends with a micro-batch that is not
+full. The bound lets a worker stop within seconds."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The gradient sum of one replica."""
+    """The gradient sum of one replica: tasks in flight, and parts in the sum or on their way."""
 
     tasks: int = 0
-    """Gradient tasks in flight."""
     parts: list[GroupPart] = field(default_factory=list[GroupPart])
-    """What is in the sum or on its way into it."""
 
 
 _Ready = tuple[int, int, int, int, PromptId]
-"""Rank, place of the prompt, start, stop and prompt of a part whose gradients nobody has begun."""
+"""Rank, place of the prompt, start, stop and prompt of a part that no task has."""
 
 
 def _part(ready: _Ready) -> GroupPart:
@@ -111,21 +105,18 @@ class Streaming:
         self._fleet = by_number(rules.layout, engines, replicas, rules.replica_engines)
         self._sums = {replica: _Sum() for replica in replicas}
         self._tasks = 0
-        self._free: list[tuple[int, ReplicaId]] = []
-        """Tasks of each replica that may be free now: a heap."""
+        self._free: list[tuple[int, ReplicaId]] = []  # heap of possibly free replicas by tasks
         self._looked = 0
         self._look_at_all()
         beside = self._fleet.beside if rules.turns else {}
+        # Engines on a replica's devices that use its memory.
         self._awake = {replica: {*beside.get(replica, ())} for replica in replicas}
-        """Engines on a replica's devices that have its memory."""
         self._lying_down: set[EngineId] = set()
-        self._tired: list[EngineId] = []
-        """Engines that are to sleep, and have not been told."""
+        self._tired: list[EngineId] = []  # engines that get a decision to sleep
+        # Tokens with a gradient of a kept group's first 0, 1, ... samples.
         self._reach: dict[PromptId, list[int]] = {}
-        """Tokens with a gradient of a kept group's first 0, 1, ... samples."""
         self._ready: list[_Ready] = []
-        self.waiting = 0
-        """Tokens of complete groups whose gradients nobody has begun."""
+        self.waiting = 0  # tokens of complete groups that no gradient task has
         self._later: list[list[GroupPart]] = []
         self._next: list[GroupPart] = []
         self._update = 0
@@ -158,13 +149,12 @@ class Streaming:
                     heappush(self._free, (self._sums[replica].tasks, replica))
 
     def woke(self, event: ev.EngineFormed) -> None:
-        """An engine that slept has its memory again, as no other is left to decode."""
+        """Mark an engine as awake when it decodes for a lost one."""
         if self._rules.turns:
             for replica in self._fleet.on.get(event.engine, ()):
                 self._awake[replica].add(event.engine)
 
     def applied(self, _event: ev.UpdateApplied) -> None:
-        """An update is over; the next one begins if there is one."""
         for replica in self._sums.values():
             replica.parts.clear()
         self._update += 1
@@ -175,8 +165,8 @@ class Streaming:
             self._updated = self._over = True
 
     def lose(self, event: ev.DevicesLost) -> None:
-        """Gradient sums are gone: others must repeat their groups, before an update that has been
-        decided and has changed no weight yet; there is no going on from one that has."""
+        """Repeat the groups in lost gradient sums on other replicas, if the update has changed no
+        weight yet."""
         for engine in event.engines:
             self._asleep(engine)
         if any(one in self._sums for one in event.replicas):
@@ -245,7 +235,7 @@ class Streaming:
         while self._ready:
             if not self.waiting and not self._rollout_over:
                 return
-            # The last tasks go to replicas that have none, or one would end late.
+            # The last tasks go to idle replicas only, so that none ends late.
             scarce = self.waiting < 2 * _SMALLEST_TASK * len(self._sums)
             replica = self._idlest(1 if scarce else self._config.lookahead)
             if replica is None:
@@ -265,10 +255,8 @@ class Streaming:
         self._free = sorted((known.tasks, replica) for replica, known in self._sums.items())
 
     def _idlest(self, most: int) -> ReplicaId | None:
-        """Of those that may train, the one with the fewest tasks if these are fewer than ``most``.
-
-        Looks only at those whose engines have run out of attempts since.
-        """
+        """The replica that may train with the fewest tasks, if these are fewer than ``most``. Looks
+        only at replicas whose engines have run out of attempts since."""
         idled = self._ledger.idled
         while self._looked < len(idled):
             for replica in self._fleet.on.get(idled[self._looked], ()):
@@ -286,7 +274,6 @@ class Streaming:
         return None
 
     def _rest(self, replica: ReplicaId) -> None:
-        """Its engines are to sleep: it is free when they do."""
         tired = sorted(self._awake[replica] - self._lying_down)
         self._lying_down.update(tired)
         self._tired += tired
@@ -321,13 +308,12 @@ class Streaming:
         self.waiting = sum(map(self._cost, parts))
 
     def _add(self, part: GroupPart) -> None:
-        """The largest go first; in order, whoever came first."""
+        """The largest go first. In order, the earliest."""
         place = self._place(part)[0]
         rank = len(self._ready) if self._rules.ordered else -self._cost(part)
         heappush(self._ready, (rank, place, part.start, part.stop, part.prompt))
 
     def _cost(self, part: GroupPart) -> int:
-        """Tokens that have a gradient."""
         reach = self._reach[part.prompt]
         return reach[part.stop] - reach[part.start]
 
@@ -335,11 +321,8 @@ class Streaming:
         return self._ledger.groups[part.prompt][0].place, part.start
 
     def _take(self) -> tuple[GroupPart, ...]:
-        """The next task: small groups together, large ones cut; the largest go first.
-
-        Tasks shrink with what is left, so that all replicas end together (guided
-        self-scheduling).
-        """
+        """The next task: small groups together, large ones cut, the largest first. Tasks shrink
+        with the waiting work, so that all replicas end together (guided self-scheduling)."""
         share = max(_SMALLEST_TASK, self.waiting // (2 * len(self._sums)))
         most = self._rules.task_tokens * (_LARGER if self._rollout_over else 1)
         budget = min(most, share)
@@ -353,7 +336,7 @@ class Streaming:
         return tuple(taken)
 
     def _cut(self, part: GroupPart, budget: int) -> GroupPart:
-        """The start of a part that reaches ``budget`` tokens, between samples; the rest waits."""
+        """The start of a part up to ``budget`` tokens, between samples. The rest waits."""
         reach = self._reach[part.prompt]
         stop = bisect_left(reach, reach[part.start] + budget, part.start + 1, part.stop)
         if stop == part.stop:

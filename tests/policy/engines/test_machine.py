@@ -61,7 +61,7 @@ def test_heads_of_keys_and_values_are_split_up_or_repeated():
         ),
         (
             lambda: measured({2: profile(1), 3: profile(1)}, devices=6, node_size=6),
-            "engines of 3 devices: they are not put together from engines of 2",
+            "engines of 3 devices: they are no multiple of engines of 2",
         ),
         (
             lambda: measured({3: profile(1)}, devices=3, node_size=3, heads=12, kv_heads=2),

@@ -169,7 +169,7 @@ VLLM, FSDP = {"kind": "vllm", "tensor_parallel": 2}, {"kind": "fsdp", "shard": 1
         ({"rollout__planner": "paper"}, r"^rollout\.planner=paper is for engines that can span"),
         (
             {"rollout__planner": "paper", "engine": {"kind": "vllm"}},
-            r"^rollout\.planner=paper has no choice: engines of 2 do not divide 1 devices",
+            r"^rollout\.planner=paper has no choice, as engines of 2 do not divide 1 devices",
         ),
     ],
 )

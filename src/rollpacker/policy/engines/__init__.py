@@ -1,4 +1,1 @@
-"""Which engines the devices make, at which size, and where a tail goes.
-
-Nothing here knows prompts or rewards.
-"""
+"""Which engines the devices form, at which size, and the engines of a tail."""

@@ -1,4 +1,4 @@
-"""How a run's devices are divided among engines and training replicas."""
+"""Divides a run's devices among engines and training replicas."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What so many devices become: ``training`` are those that decode where both are colocated,
-    ``replica`` those of a training replica. ``sizes``: the tensor-parallel sizes of engines,
-    ascending; each has processes of its own on all devices that decode. ``apart``: engines and
-    replicas have processes of their own."""
+    """A division of devices.
+
+    Args:
+        decoding: devices that decode.
+        training: devices that train, the same ones if both are colocated.
+        replica: devices of a training replica.
+        sizes: tensor-parallel sizes of engines, ascending. Each has its own processes on all
+            decoding devices.
+        apart: engines and replicas have separate processes.
+    """
 
     decoding: int
     training: int
@@ -33,10 +39,8 @@ class Division:
 
 
 def divide(config: RunConfig, devices: int, heads: int, kv_heads: int, nodes: int = 1) -> Division:
-    """The division of so many devices on so many nodes, for a model with such heads.
-
-    Raises ``ValueError`` where they do not divide.
-    """
+    """The division of devices on ``nodes`` nodes, for a model with these heads. Raises
+    ``ValueError`` if they do not divide."""
     seats = [node for node in range(nodes) for _ in range(devices // nodes)]
     decoding, training = split(config, seats)
     per_node = [*Counter(decoding).values()]
@@ -52,18 +56,14 @@ def divide(config: RunConfig, devices: int, heads: int, kv_heads: int, nodes: in
 
 
 def apart(config: RunConfig) -> bool:
-    """Whether engines and replicas have processes of their own.
-
-    Where an engine can share the replica's weights it shares its process too.
-    """
+    """Whether engines and replicas have separate processes. An engine that can share the replica's
+    weights also shares its process."""
     return config.devices.layout == "separate" or config.engine.kind == "vllm"
 
 
 def turns(config: RunConfig, *, gpus: bool) -> Literal["off", "engine", "both"]:
-    """What leaves a device while the other works on it (``devices.turns``).
-
-    A planner's engines sleep by themselves, and so do those of a job that RollMux schedules.
-    """
+    """The side that leaves a device while the other works on it (``devices.turns``). Engines of a
+    planner, and of a job under RollMux, sleep by other means."""
     asked, devices = config.devices.turns, config.devices
     if asked != "auto":
         return asked
@@ -86,7 +86,7 @@ def split(config: RunConfig, places: Sequence[T]) -> tuple[Sequence[T], Sequence
 
 
 def check_engines(config: RunConfig, decoding: Sequence[int]) -> None:
-    """Raise ``ValueError`` where so many devices that decode, by node, are no whole engines."""
+    """Raise ``ValueError`` unless the decoding devices of each node are whole engines."""
     size = config.engine.tensor_parallel
     _check_shared("engine.tensor_parallel", size, config)
     for devices in decoding:
@@ -103,16 +103,14 @@ def _check_shared(key: str, size: int, config: RunConfig) -> None:
     shared = config.devices.per_gpu
     if size > 1 and shared > 1:
         raise ValueError(
-            f"{key}={size}: processes that talk all the time cannot share a GPU, and "
-            f"devices.per_gpu={shared}: set one of them to 1"
+            f"{key}={size}: its processes cannot share a GPU, and devices.per_gpu={shared}: set "
+            "one of them to 1"
         )
 
 
 def replica_size(config: RunConfig, training: int) -> int:
-    """Devices of a replica, of so many that train. Raises ``ValueError`` where they do not divide.
-
-    A colocated one holds whole engines.
-    """
+    """Devices of a replica, of which a colocated one holds whole engines. Raises ``ValueError`` if
+    they do not divide."""
     size, engine = config.trainer.members(training), config.engine.tensor_parallel
     _check_shared("trainer.shard", size, config)
     if training % size:
@@ -131,11 +129,9 @@ def replica_size(config: RunConfig, training: int) -> int:
 def engine_sizes(
     config: RunConfig, decoding: Sequence[int], heads: int, kv_heads: int
 ) -> tuple[int, ...]:
-    """Tensor-parallel sizes that engines may have, ascending: more than one for a planner.
-
-    ``decoding``: devices of each node that decode; no engine leaves its node. Raises ``ValueError``
-    where heads do not divide, or the planner has no choice.
-    """
+    """Tensor-parallel sizes that engines may have, ascending. Only a planner has more than one.
+    ``decoding`` are decoding devices by node, as no engine leaves its node. Raises ``ValueError``
+    if heads do not divide, or the planner has no choice."""
     size = config.engine.tensor_parallel
     if why := unsplit(heads, kv_heads, size):
         raise ValueError(f"engine.tensor_parallel={size} cannot split this model: {why}")
@@ -146,7 +142,7 @@ def engine_sizes(
         sizes.append(2 * sizes[-1])
     if len(sizes) == 1:
         raise ValueError(
-            f"rollout.planner={config.rollout.planner} has no choice: engines of {2 * size} do not "
-            f"divide {devices} devices of a node, or {heads} attention heads; leave it at 'off'"
+            f"rollout.planner={config.rollout.planner} has no choice, as engines of {2 * size} do "
+            f"not divide {devices} devices of a node, or {heads} attention heads: set it to 'off'"
         )
     return tuple(sizes)

@@ -1,4 +1,4 @@
-"""Which engines and training replicas a job's devices make, and which of them can be freed."""
+"""The engines and training replicas of a job's devices, and which of them can be freed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from typing import Literal
 from rollpacker.core.types import Device, EngineId, ReplicaId
 
 Layout = Literal["colocated", "separate"]
-"""Whether engines and replicas cover the same devices, or have devices of their own."""
+"""Whether engines and replicas cover the same devices, or have their own."""
 
 TAIL_ENGINES = 0.25
-"""Share of the engines that a tail goes on with."""
+"""Share of the engines that decode a tail."""
 
 
 def tail_engines(engines: int) -> int:
-    """How many a tail keeps; 0 where that frees none."""
+    """Engines that a tail keeps. 0 if that frees none."""
     kept = math.ceil(TAIL_ENGINES * engines)
     return kept if kept < engines else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Engines and replicas by the devices that they cover; engines on a replica's devices may be
-    gone.
-
-    Raises ``ValueError`` when an engine leaves its node, two of a kind share a device, or an engine
-    and a replica that are separate do.
-    """
+    """Engines and replicas by the devices that they cover. Engines on a replica's devices may be
+    gone. Raises ``ValueError`` if an engine spans nodes, two of a kind share a device, or a
+    separate engine and replica do."""
 
     layout: Layout
     engines: Mapping[EngineId, tuple[Device, ...]]
@@ -45,7 +42,7 @@ class Fleet:
         decoding, training = _all(self.engines.values()), _all(self.replicas.values())
         if self.layout == "separate" and decoding & training:
             shared = min(decoding & training)
-            raise ValueError(f"{shared} is of an engine and of a replica: devices are separate")
+            raise ValueError(f"{shared} is in an engine and in a replica: devices are separate")
 
     @property
     def tp(self) -> int:
@@ -61,7 +58,7 @@ class Fleet:
 
     @cached_property
     def on(self) -> dict[EngineId, tuple[ReplicaId, ...]]:
-        """Replicas on each engine's devices, ascending; none where they are separate."""
+        """Replicas on each engine's devices, ascending. None if they are separate."""
         return {
             engine: tuple(sorted({self.at[device] for device in devices if device in self.at}))
             for engine, devices in self.engines.items()
@@ -69,7 +66,7 @@ class Fleet:
 
     @cached_property
     def beside(self) -> dict[ReplicaId, tuple[EngineId, ...]]:
-        """Engines on each replica's devices, ascending; none where they are separate."""
+        """Engines on each replica's devices, ascending. None if they are separate."""
         found: dict[ReplicaId, list[EngineId]] = {replica: [] for replica in self.replicas}
         for engine in sorted(self.engines):
             for replica in self.on[engine]:
@@ -94,14 +91,14 @@ class Fleet:
         return sorted(tuple(sorted(members)) for _, members in found)
 
     def without(self, engine: EngineId) -> Fleet | None:
-        """What is left when an engine dies, with the replicas on its devices; None if it was the
+        """The fleet without a dead engine and the replicas on its devices. None if it was the
         last."""
         engines = {one: devices for one, devices in self.engines.items() if one != engine}
         left = self.training(self.replicas.keys() - self.on.get(engine, ()))
         return replace(left, engines=engines) if engines else None
 
     def training(self, replicas: Collection[ReplicaId]) -> Fleet:
-        """With no other replicas than these: freed devices of others have nothing to do."""
+        """The fleet with only these replicas."""
         left = {one: devices for one, devices in self.replicas.items() if one in replicas}
         return replace(self, replicas=left)
 
@@ -114,11 +111,8 @@ def _all(parts: Iterable[tuple[Device, ...]]) -> set[Device]:
 
 
 def cheapest_half(fleet: Fleet, load: Mapping[EngineId, int]) -> tuple[EngineId, ...] | None:
-    """Engines with exactly half of the devices, all of them of replicas that lie in this half.
-
-    Of all such halves, one with the least ``load`` to move, later engines first. None where
-    there is none.
-    """
+    """Engines with exactly half of the devices, all of them of replicas within this half. Chooses
+    the half with the least ``load`` to move, later engines first. None if there is no half."""
     half, odd = divmod(len(fleet.devices), 2)
     if odd:
         return None
@@ -136,15 +130,13 @@ def cheapest_half(fleet: Fleet, load: Mapping[EngineId, int]) -> tuple[EngineId,
 
 
 def grid(count: int, per_node: int) -> tuple[Device, ...]:
-    """So many devices, node after node."""
+    """``count`` devices, node after node."""
     return tuple(Device(*divmod(number, per_node)) for number in range(count))
 
 
 def colocated(devices: Sequence[Device], *, tensor_parallel: int, replica: int) -> Fleet:
-    """Engines of ``tensor_parallel`` and replicas of ``replica`` neighbouring devices.
-
-    A replica has the number of its first engine. Raises ``ValueError`` where they do not divide.
-    """
+    """Engines of ``tensor_parallel`` and replicas of ``replica`` neighbouring devices. A replica
+    has the number of its first engine. Raises ``ValueError`` if sizes do not divide."""
     if replica % tensor_parallel:
         raise ValueError(
             f"a replica of {replica} devices holds no whole engines of {tensor_parallel}"
@@ -162,10 +154,8 @@ def colocated(devices: Sequence[Device], *, tensor_parallel: int, replica: int) 
 def separate(
     rollout: Sequence[Device], training: Sequence[Device], *, tensor_parallel: int, replica: int
 ) -> Fleet:
-    """Engines on the rollout devices and replicas on the training devices.
-
-    Raises ``ValueError`` where they do not divide or share a device.
-    """
+    """Engines on the rollout devices and replicas on the training devices. Raises ``ValueError`` if
+    sizes do not divide or devices are shared."""
     return Fleet(
         layout="separate",
         engines={EngineId(n): part for n, part in enumerate(_cut(rollout, tensor_parallel))},
@@ -174,7 +164,6 @@ def separate(
 
 
 def _cut(devices: Sequence[Device], size: int) -> list[tuple[Device, ...]]:
-    """Neighbours in parts of one size."""
     if size < 1 or not devices or len(devices) % size:
         raise ValueError(f"{len(devices)} devices do not divide into parts of {size}")
     return [tuple(devices[start : start + size]) for start in range(0, len(devices), size)]
@@ -186,10 +175,10 @@ def by_number(
     replicas: tuple[ReplicaId, ...],
     replica_engines: int = 0,
 ) -> Fleet:
-    """Of these alone, ascending, as if each engine were one device.
+    """A fleet of these ids, ascending, as if each engine were one device.
 
     A colocated replica has the number of its first engine, and lies on ``replica_engines`` from
-    there (0: those up to the next replica's); on its own device where none of them is left.
+    there (0: those up to the next replica's). If none of them is left, it is on its own device.
     """
     own: dict[ReplicaId, tuple[Device, ...]] = {one: (Device(1, one),) for one in replicas}
     if layout == "colocated":

@@ -1,8 +1,6 @@
-"""What a policy may know of machines whose engines span several devices: an offline profile.
-
-Engines are numbered at the smallest size; neighbours can be put together into one engine of a
-larger tensor-parallel size, and a training replica may need the devices of several.
-"""
+"""Offline profiles of machines whose engines span several devices. Engines are numbered at the
+smallest size. Neighbours can form one engine of a larger tensor-parallel size, and a training
+replica may need the devices of several."""
 
 from __future__ import annotations
 
@@ -24,49 +22,49 @@ Tokens = NDArray[np.int64]
 
 
 MOST_ROWS = 128
-"""Rows of a step up to which one more costs about as much as the last."""
+"""Rows of a step up to which each further one costs about the same."""
 _CHEAPEST = 1e-4
-"""Row cost where none was seen: on a large GPU a row is a few thousandths of a step."""
+"""Row cost if none was measured. On a large GPU a row is a few thousandths of a step."""
 
 
-_FREE = 1.15
-"""Of a step's least time: what it takes with as many rows as are said to be free."""
+_FREE = 1.15  # time of a step with all free rows, relative to its least time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCosts:
-    """Rows of a decode step, one for each token that it runs: ``free`` take about as long as one,
-    since a step reads all weights anyway; ``each`` more takes so much of a step that has few."""
+    """Costs of a decode step's rows, one for each token that it runs.
+
+    Args:
+        free: rows that take about as long as one, as a step reads all weights anyway.
+        each: cost of each further row, as a share of a small step.
+    """
 
     free: int
     each: float
 
     def seconds(self, rows: int) -> float:
-        """Of a step, over those of one that has few. The free ones are not quite free."""
+        """Time of a step relative to a small one. Free rows cost a little too."""
         share = min(1.0, (rows - 1) / (self.free - 1)) if self.free > 1 else 0.0
         return 1.0 + (_FREE - 1.0) * share + self.each * max(0, rows - self.free)
 
 
 class LatencyCurve:
-    """Seconds of one decode step of one engine, by batch size.
-
-    Piecewise linear through the measured ``points``, made non-decreasing; flat below the first,
-    the last slope continued above the last. Raises ``ValueError`` without a positive point.
-    """
+    """Seconds of one decode step of one engine, by batch size. Piecewise linear through the
+    measured ``points``, made non-decreasing. Flat below the first, with the last slope above the
+    last. Raises ``ValueError`` without a positive point."""
 
     def __init__(self, points: Mapping[int, float]) -> None:
         if not points or min(points) < 1 or min(points.values()) <= 0.0:
             raise ValueError("a latency curve needs batch sizes >= 1 with times > 0")
         self.points = points
         self.largest = max(points)
-        """Largest batch measured."""
         self._batch: Floats = np.array(sorted(points), np.float64)
         self._seconds: Floats = np.maximum.accumulate([points[size] for size in sorted(points)])
         rise = np.diff(self._seconds[-2:]) / np.diff(self._batch[-2:])
         self._slope = float(rise[0]) if rise.size else 0.0
 
     def rows(self) -> RowCosts:
-        """What rows of a step cost, by the line nearest to the points up to ``MOST_ROWS``."""
+        """Row costs, by the line nearest to the points up to ``MOST_ROWS``."""
         near = self._batch <= max(MOST_ROWS, float(self._batch[0]))
         batch = self._batch[near]
         seconds = np.array([self.points[int(size)] for size in batch])
@@ -79,14 +77,14 @@ class LatencyCurve:
         return RowCosts(free=int(free), each=max(slope / least, _CHEAPEST))
 
     def at(self, batch: float) -> float:
-        """Seconds of a step with ``batch`` sequences; 0 with none."""
+        """Seconds of a step with ``batch`` sequences, 0 with none."""
         if batch <= 0.0:
             return 0.0
         beyond = max(0.0, batch - float(self._batch[-1]))
         return float(np.interp(batch, self._batch, self._seconds)) + self._slope * beyond
 
     def within(self, batch: Floats) -> Floats:
-        """Seconds of steps with 1 to ``largest`` sequences each; no more are reckoned with."""
+        """Seconds of steps with 1 to ``largest`` sequences each."""
         return np.interp(batch, self._batch, self._seconds)
 
 
@@ -95,9 +93,9 @@ def consolidation_threshold(
 ) -> int:
     """Most running attempts that one engine decodes nearly as fast as all ``engines`` would.
 
-    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / engines))``:
-    below it, moving the tail to one engine frees the others at ``slack`` of the tail's speed.
-    0 with a single engine.
+    The largest ``n <= largest`` with ``latency(n) <= (1 + slack) * latency(ceil(n / engines))``.
+    Below it, moving the tail to one engine frees the others at ``slack`` of the tail's speed. 0
+    with a single engine.
     """
     if engines < 2:
         return 0
@@ -113,8 +111,13 @@ def consolidation_threshold(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What decides which sizes are possible: ``device_bytes`` for weights and KV, ``weight_bytes``
-    sharded over a group, which never leaves its node; ``heads`` is 0 where they do not matter."""
+    """Limits of the possible engine sizes.
+
+    Args:
+        device_bytes: for weights and KV.
+        weight_bytes: of the model, sharded over a group within a node.
+        heads: of attention, 0 if they do not matter.
+    """
 
     node_size: int
     device_bytes: float
@@ -139,9 +142,9 @@ class Devices:
 
 
 _GROWTH = 1.05
-"""Preemptions over those of the previous like round from which the paper doubles the size."""
-_CALM_ROUNDS = 4
-"""Like rounds in a row without a preemption after which it halves it."""
+"""Growth of preemptions over the previous round of the kind from which the paper doubles the
+size."""
+_CALM_ROUNDS = 4  # rounds of one kind in a row without a preemption before the paper halves it
 
 
 @dataclass(slots=True)
@@ -152,11 +155,11 @@ class _Pressure:
 
 
 class PaperPlanner:
-    """Which tensor-parallel size a round's engines run at (RollPacker, section 4.2): doubled when
-    preemptions grow, halved when there are none for a while.
+    """The tensor-parallel size of a round's engines (RollPacker, section 4.2). It doubles when
+    preemptions grow, and halves after a while without any.
 
-    Each kind of round has its own state, and begins at the least of ``sizes``. The paper's initial
-    size is the best one without tail batching.
+    Each kind of round has its own state, and begins at the least of ``sizes``. The paper starts at
+    the best size without tail batching.
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
@@ -179,14 +182,14 @@ class PaperPlanner:
             seen.tp = size
 
     def plan(self, kind: RoundKind) -> int:
-        """Size of the next round of this kind. Changes nothing: asked twice, it says the same."""
+        """Size of the next round of this kind. Changes nothing."""
         return self._kinds[kind].tp if kind in self._kinds else self._sizes[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {str(kind): asdict(seen) for kind, seen in self._kinds.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``; of a size that is not possible any more, nothing."""
+        """Restore ``state_dict``, except for sizes that are no longer possible."""
         kinds = {RoundKind(kind): _Pressure(**seen) for kind, seen in state.items()}
         self._kinds = {kind: seen for kind, seen in kinds.items() if seen.tp in self._sizes}
 
@@ -199,8 +202,8 @@ class EngineProfile:
         kv_tokens: KV budget.
         latency: seconds of a decode step by batch size, without context, up to the most sequences
             that it decodes together.
-        context_token_s: seconds that each context token adds to a step; 0 where that is unknown.
-        prefill_token_s: seconds to prefill a token; 0 where that is unknown.
+        context_token_s: seconds that each context token adds to a step, 0 if unknown.
+        prefill_token_s: seconds to prefill a token, 0 if unknown.
     """
 
     kv_tokens: float
@@ -213,10 +216,8 @@ class EngineProfile:
         return LatencyCurve(self.latency)
 
     def step_s(self, batch: Floats, context: Floats) -> Floats:
-        """Seconds of decode steps of ``batch`` sequences with ``context`` tokens in all.
-
-        More than it decodes together take turns, so their steps take longer in proportion.
-        """
+        """Seconds of decode steps of ``batch`` sequences with ``context`` tokens in all. Sequences
+        beyond the largest batch take turns, so their steps take longer in proportion."""
         turns = np.maximum(1.0, batch / self._curve.largest)
         return self._curve.within(batch) * turns + self.context_token_s * context
 
@@ -226,7 +227,7 @@ class EngineProfile:
         ends = remaining[order]
         steps = np.diff(ends, prepend=0)
         batch = np.arange(ends.size, 0, -1, dtype=np.float64)
-        # Sequences that end first leave first: what is left of their contexts, and their growth.
+        # Contexts of the sequences that still run, and their growth.
         held = np.cumsum(contexts[order][::-1])[::-1] + batch * (ends - steps / 2.0)
         return float(np.sum(steps * self.step_s(batch, held)))
 
@@ -254,8 +255,8 @@ class Hardware:
         return tuple(sorted(self.profiles))
 
     def fleet(self, engines: tuple[EngineId, ...], tp: int) -> Fleet:
-        """Engines of ``tp`` devices, made of these, and the replicas that lie on them; the lowest
-        part of an engine runs it."""
+        """Engines of ``tp`` devices, made of these, and the replicas on them. An engine's lowest
+        part runs it."""
         base, size = self.engine_devices, tp // self.engine_devices
         live = set(engines)
         formed = {
@@ -285,16 +286,16 @@ def measured(
     heads: int = 0,
     kv_heads: int = 0,
 ) -> Hardware:
-    """Devices with engines that were measured.
+    """Devices with measured engines.
 
-    A gradient token costs three times a prefilled one: a backward pass is two forward passes.
+    A gradient token costs three times a prefilled one, as a backward pass is two forward passes.
 
     Args:
-        profiles: engines by tensor-parallel size; no other size is possible.
-        devices: how many decode.
+        profiles: engines by each possible tensor-parallel size.
+        devices: number that decode.
         node_size: devices of a node.
-        replica_devices: of a training replica; None where it has devices of its own.
-        heads, kv_heads: of the model; 0 where they do not matter.
+        replica_devices: of a training replica. None if it has its own.
+        heads, kv_heads: of the model, 0 if they do not matter.
 
     Raises ``ValueError`` for sizes that the model or the devices cannot have.
     """
@@ -302,7 +303,7 @@ def measured(
     for size in sorted(profiles):
         problem = unsplit(heads, kv_heads, size)
         if size % smallest:
-            problem = f"they are not put together from engines of {smallest}"
+            problem = f"they are no multiple of engines of {smallest}"
         if node_size % size or devices % size:
             problem = f"they do not divide {devices} devices in nodes of {node_size}"
         if problem:
@@ -310,8 +311,8 @@ def measured(
     replica = smallest if replica_devices is None else replica_devices
     if replica < smallest or replica % smallest:
         raise ValueError(
-            f"a replica of {replica} devices holds no whole engines of {smallest}: a colocated "
-            "replica spans the devices of one engine or of several"
+            f"a replica of {replica} devices holds no whole engines of {smallest}, as a colocated "
+            "replica must"
         )
     return Hardware(
         node_size=node_size,
@@ -323,7 +324,7 @@ def measured(
 
 
 def unsplit(heads: int, kv_heads: int, size: int) -> str | None:
-    """Why a model cannot be split into so many parts, as vLLM does it; None where it can."""
+    """Why vLLM cannot split a model into ``size`` parts. None if it can."""
     if heads % size:
         return f"{size} does not divide its {heads} attention heads{_parts(heads, kv_heads)}"
     if not _even(kv_heads, size):
@@ -335,11 +336,10 @@ def unsplit(heads: int, kv_heads: int, size: int) -> str | None:
 
 
 def _even(kv_heads: int, size: int) -> bool:
-    """Heads of keys and values are split up, or each is kept on several devices."""
+    """Whether key-value heads are split up, or each is repeated on several devices."""
     return kv_heads % size == 0 or size % max(1, kv_heads) == 0
 
 
 def _parts(heads: int, kv_heads: int) -> str:
-    """Into how many parts the model can be split, in words."""
     sizes = [n for n in range(2, heads + 1) if heads % n == 0 and _even(kv_heads, n)]
     return f" (1, {', '.join(map(str, sizes))} would do)" if sizes else " (only 1 would do)"

@@ -1,8 +1,8 @@
 """When a part of the rollout's devices is freed for gradients, and where its requests go.
 
 ``Halving`` is the paper's rule (RollPacker, section 4.4, Algorithm 1), which checks that the
-remaining devices can hold what is coming, and the fixed one of its artifact, which does not. Ours
-is ``Consolidation``. None takes devices back within a round.
+remaining devices can hold the requests. It is also the fixed rule of the artifact, which does not.
+Ours is ``Consolidation``. None takes devices back within a round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollpacker.policy.lengths import KaplanMeier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAttempt:
-    """A response that is not finished; ``engine``: where it runs, or will when it has moved."""
+    """A response that is not finished. ``engine`` is where it runs, or will after a move."""
 
     attempt: AttemptId
     prompt_tokens: int
@@ -30,7 +30,7 @@ class ActiveAttempt:
 
     @property
     def context(self) -> int:
-        """Tokens that it holds KV for, and that a move computes again."""
+        """Tokens with KV, which a move computes again."""
         return self.prompt_tokens + self.generated
 
 
@@ -39,12 +39,12 @@ class ScaleDecision:
     """Fewer devices decode from now on.
 
     Args:
-        freed: engines that stop decoding; ``Fleet.trainable`` says which replicas can train.
-        moves: new engine of every attempt that moves. An attempt may move to its own engine,
-            when that one's group changes: its KV must be computed again.
+        freed: engines that stop decoding. ``Fleet.trainable`` gives the replicas that can train.
+        moves: new engine of every attempt that moves. It may be its own engine, if that one's group
+            changes, so that its KV must be computed again.
         tp: devices of each group that goes on decoding.
-        groups: engines whose devices become one group, by the engine that runs it; empty when
-            the groups that go on are as before.
+        groups: engines whose devices become one group, by the engine that runs it. Empty if groups
+            stay as before.
     """
 
     freed: tuple[EngineId, ...]
@@ -56,13 +56,13 @@ class ScaleDecision:
 
 
 class Scaling(ABC):
-    """Decides within one round at a time."""
+    """A rule that frees devices within one round at a time."""
 
     _fleet: Fleet | None = None
     _lengths: KaplanMeier | None = None
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``; ``lengths`` is what is known of responses."""
+        """A round starts on all of ``fleet``, with the known distribution of ``lengths``."""
         self._fleet, self._lengths = fleet, lengths
 
     def observe(
@@ -77,8 +77,8 @@ class Scaling(ABC):
 
         Args:
             finished: share of the round's requests that have finished, 0 to 1.
-            running: how many have not.
-            active: describes these; called only when a rule looks at them and not just counts.
+            running: number of unfinished requests.
+            active: describes these. Called only by a rule that needs more than counts.
             gradient_tokens: tokens of finished groups whose gradients wait for devices.
             now: seconds.
         """
@@ -89,14 +89,12 @@ class Scaling(ABC):
         return self._decide(self._fleet, active(), gradient_tokens, now)
 
     @abstractmethod
-    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool:
-        """Whether to look at the attempts now."""
+    def _due(self, finished: float, running: int, gradient_tokens: int, now: float) -> bool: ...
 
     @abstractmethod
     def _decide(
         self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
-    ) -> ScaleDecision | None:
-        """What to free now, if anything."""
+    ) -> ScaleDecision | None: ...
 
     def lose(self, engine: EngineId) -> None:
         self._fleet = self._fleet and self._fleet.without(engine)
@@ -107,11 +105,11 @@ class Scaling(ABC):
 
 
 def remaining_tokens(lengths: KaplanMeier, active: Sequence[ActiveAttempt]) -> Tokens:
-    """A likely number of tokens that each attempt still has to go, at least 1, shape (N,).
+    """A likely number of remaining tokens of each attempt, at least 1, shape (N,).
 
-    The attempts are spread evenly over the quantiles of what is left of the distribution (van
-    der Corput's sequence), so that their longest is as long as that of a random draw, which
-    means would hide.
+    The attempts are spread evenly over the quantiles of the remaining distribution (van der
+    Corput's sequence). So their longest is as long as that of a random draw, which means would
+    hide.
     """
     generated = np.array([one.generated for one in active], np.int64)
     place = np.argsort(np.argsort(np.array([one.attempt for one in active], np.int64)))
@@ -147,10 +145,10 @@ def spread(
 
 
 def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None:
-    """Free the cheapest half; its requests go to the others. None if no half can be freed."""
+    """Free the cheapest half, and move its requests to the others. None if no half can be freed."""
     by_engine: dict[EngineId, list[ActiveAttempt]] = {engine: [] for engine in fleet.engines}
     for one in active:
-        if one.engine in by_engine:  # a dead one's are left out
+        if one.engine in by_engine:  # without those of dead engines
             by_engine[one.engine].append(one)
     loads = {engine: sum(one.context for one in mine) for engine, mine in by_engine.items()}
     freed = cheapest_half(fleet, loads)
@@ -161,20 +159,15 @@ def halve(fleet: Fleet, active: Sequence[ActiveAttempt]) -> ScaleDecision | None
     return ScaleDecision(freed=freed, moves=spread(moved, kept), tp=fleet.tp)
 
 
-_EVERY = 0.05
-"""Shares of finished requests between two looks."""
-_HEADROOM = 0.95
-"""Share of the KV that the projected peak may take after a move."""
+_EVERY = 0.05  # share of finished requests between two checks
+_HEADROOM = 0.95  # share of the KV that the predicted peak may take after a move
 _ROUNDING = 1e-9
 
 
 class Halving(Scaling):
-    """Frees half of the devices, once a round, between the shares ``first`` and ``last`` of
-    finished requests.
-
-    With ``kv_tokens``, which a group of so many devices holds, as soon as the other half can hold
-    the rest, which takes what is known of lengths; else whether or not it can.
-    """
+    """Frees half of the devices, once per round, between the shares ``first`` and ``last`` of
+    finished requests. With ``kv_tokens`` (of a group by its devices) it waits until the other half
+    can hold the rest, which needs known lengths. Without it, it does not check."""
 
     def __init__(
         self,
@@ -225,17 +218,15 @@ class Halving(Scaling):
 
 
 _BELOW = 128
-"""Running attempts from which moves are looked for. Thresholds above about 64 gave the same times
-in simulation, 32 and fewer were too late."""
-_MARGIN = 0.05
-"""Share of the rest of the step that a move must save."""
-_RECHECK = 0.75
-"""Share of the attempts of the last look that must be left for the next one."""
+"""Running attempts below which moves are considered. In simulations, thresholds above about 64 gave
+the same times, and 32 or fewer were too late."""
+_MARGIN = 0.05  # share of the rest of the step that a move must save
+_RECHECK = 0.75  # share of the last check's attempts that must be left for the next one
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices that decode together, and the engines whose they were when the round began."""
+    """Devices that decode together, and the engines that had them at the round's start."""
 
     devices: tuple[Device, ...]
     members: tuple[EngineId, ...]
@@ -246,20 +237,24 @@ _Groups = dict[EngineId, _Group]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One way to run the rest; ``merged``: its groups differ from the present ones."""
+    """One way to run the rest.
+
+    Args:
+        merged: its groups differ from the present ones.
+        seconds: predicted, until the step's last gradient is summed.
+        moving: the part of it before the first token after the move.
+    """
 
     tp: int
     groups: _Groups
     moves: dict[AttemptId, EngineId]
     merged: bool
     seconds: float
-    """Until the step's last gradient is summed, as far as is known now."""
     moving: float
-    """Of it, until the first token after the move."""
 
 
 class Consolidation(Scaling):
-    """Compares what is left of the step on the present groups and on fewer or larger ones.
+    """Compares the rest of the step on the present groups and on fewer or larger ones.
 
     Groups that a round has left are never taken back, so moves cannot go back and forth.
 
@@ -280,7 +275,6 @@ class Consolidation(Scaling):
         self._until = -np.inf
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``; without ``lengths`` nothing moves in it."""
         super().begin(fleet, lengths)
         groups = {
             engine: _Group(tuple(sorted(fleet.engines[engine])), (engine,))
@@ -292,7 +286,7 @@ class Consolidation(Scaling):
         self, fleet: Fleet, active: Sequence[ActiveAttempt], gradient_tokens: int, now: float
     ) -> ScaleDecision | None:
         assert self._lengths is not None
-        # What a dead group ran will come back under new ids.
+        # Attempts of a dead group come back under new ids.
         present = (one for one in active if one.engine in self._groups)
         ordered = sorted(present, key=lambda one: one.attempt)
         if not ordered:
@@ -305,7 +299,7 @@ class Consolidation(Scaling):
             work=gradient_tokens * self._train_token_s,
         )
         stay = view.stay(self._groups, self._tp)
-        # Engines of one size decode no faster for being fewer: what can be saved is the work.
+        # Fewer engines of the same size decode no faster, so only gradient work can be saved.
         least = _MARGIN * stay.seconds * len(fleet.devices)
         if view.work <= least and not self._grows:
             return None
@@ -344,7 +338,6 @@ class Consolidation(Scaling):
         )
 
     def lose(self, engine: EngineId) -> None:
-        """An engine has died, and with it the group that it was in."""
         super().lose(engine)
         self._groups = {
             lead: group for lead, group in self._groups.items() if engine not in group.members
@@ -353,10 +346,8 @@ class Consolidation(Scaling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """A moment of a round, and what could be done with it.
-
-    ``remaining`` belongs to ``active``; ``work``: device-seconds of gradients that wait.
-    """
+    """A moment of a round, and its possible plans. ``remaining`` belongs to ``active``. ``work``
+    are device-seconds of waiting gradients."""
 
     profiles: Mapping[int, EngineProfile]
     fleet: Fleet
@@ -383,7 +374,8 @@ class _View:
                     yield plan
 
     def _ranked(self, blocks: _Groups) -> list[tuple[EngineId, _Group]]:
-        """The fullest first, those of one training replica together: others become free."""
+        """The fullest first, those of one training replica together, so that other replicas become
+        free."""
         at: dict[EngineId, int] = {}
         for one in self.active:
             at[one.engine] = at.get(one.engine, 0) + one.context
@@ -402,7 +394,7 @@ class _View:
         )
 
     def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, EngineId]:
-        """Those of groups that go on as they are stay where they are."""
+        """Attempts of unchanged groups stay."""
         stays = {lead for lead, group in chosen.items() if groups.get(lead) == group}
         loads = dict.fromkeys(chosen, 0)
         moved: list[ActiveAttempt] = []
@@ -416,7 +408,6 @@ class _View:
     def _plan(
         self, before: _Groups, groups: _Groups, tp: int, moves: dict[AttemptId, EngineId]
     ) -> _Plan | None:
-        """The cost of a choice; None if its KV does not fit."""
         targets = [moves.get(one.attempt, one.engine) for one in self.active]
         places: dict[EngineId, list[int]] = {}
         for place, target in enumerate(targets):
@@ -452,7 +443,7 @@ class _View:
         )
 
     def _slowest(self, places: Mapping[EngineId, list[int]], contexts: Tokens) -> set[EngineId]:
-        """The groups that can be last: the one of the longest response and the fullest one."""
+        """The groups that can be last: that of the longest response and the fullest one."""
         longest = max(places, key=lambda lead: int(self.remaining[places[lead]].max()))
         fullest = max(places, key=lambda lead: int(contexts[places[lead]].sum()))
         return {longest, fullest}
@@ -468,10 +459,8 @@ class _View:
 
 
 def _merged(groups: _Groups, size: int) -> _Groups:
-    """Groups of ``size`` neighbouring devices of a node, made of whole present groups.
-
-    Only devices that still decode; the lowest of the engines runs the group.
-    """
+    """Groups of ``size`` neighbouring devices of a node, made of whole present groups that still
+    decode. The lowest engine runs the group."""
     owner = {device: lead for lead, group in groups.items() for device in group.devices}
     blocks: dict[tuple[int, int], list[Device]] = {}
     for device in sorted(owner):

@@ -1,10 +1,9 @@
-"""Whether engines decode ahead: only what nothing races, and as far as rows are cheap.
+"""Decides whether engines decode ahead, and from which batch size on.
 
-A draft's token is worth a row where it is reached often enough (``engine.base.Speculation``). The
-engine knows how likely each one is; the policy tells it what a row costs, and from how few
-sequences on drafting is worth the looking up, by what was accepted lately. Responses that are easy
-to predict would win races, so rounds that race decode a token at a time, and so does mode ``off``,
-with which others are compared.
+A drafted token is worth its row if it is reached often enough (``engine.base.Speculation``). The
+engine knows each token's probability. The policy gives it the cost of a row, and the batch size
+from which drafting pays, by the acceptance of recent drafts. Predictable responses would win races,
+so rounds that race decode one token at a time. So does mode ``off``, the baseline.
 """
 
 from __future__ import annotations
@@ -22,33 +21,27 @@ from rollpacker.policy.ledger import Attempt, Ledger
 
 MOST = 16
 """Tokens of the longest draft: experiments/LOG.md."""
-_FORGET = 0.5
-"""What last step's acceptance counts in this one."""
-_PRIOR = (22.0, 10.0)
-"""Drafted tokens that are taken to have been accepted, and refused."""
-_GAIN = 1.15
-"""A step with drafts must give so much more for its time: looking them up takes some of it too."""
-_MOST_SEQUENCES = 256
-"""From which drafting may begin."""
-_SPREAD = 8
-"""Between the fewest and the most rows that were timed, before they say what a row costs."""
-_CHANGE = 1.5
-"""An engine is told anew when the batch from which it drafts has changed by this factor."""
+_FORGET = 0.5  # weight of the last step's acceptance in this one
+_PRIOR = (22.0, 10.0)  # drafted tokens counted as accepted, and as refused, in advance
+_GAIN = 1.15  # least gain of a step with drafts, as looking them up takes time too
+_MOST_SEQUENCES = 256  # largest batch from which drafting may begin
+_SPREAD = 8  # least ratio of the most to the fewest timed rows for a new row cost
+_CHANGE = 1.5  # factor by which the batch for drafting must change before an engine gets a new one
 
 
 def worth(batch: int, free: int, row_cost: float) -> tuple[int, float]:
-    """Tokens of each draft that cost nothing, and how likely a further one must be reached.
+    """Tokens of each draft that cost nothing, and the least probability for a further one.
 
-    A row takes ``row_cost`` of a step, and with ``batch`` sequences a step gives one token for each
-    ``(1 + row_cost * batch) / batch`` of it: a draft's token must not be dearer than that.
+    A row takes ``row_cost`` of a step. With ``batch`` sequences, a step gives one token for each
+    ``(1 + row_cost * batch) / batch`` of it. A draft's token must not cost more.
     """
     rows = row_cost * batch
     return free // batch - 1, rows / (1.0 + rows)
 
 
 def drafted(accepted: float, worth: tuple[int, float], most: int) -> int:
-    """Tokens of a draft, each of which is right with probability ``accepted``, as far as they are
-    ``worth`` it."""
+    """Tokens of a draft that are ``worth`` their rows, if each is right with probability
+    ``accepted``."""
     spare, least = worth
     count, reached = 0, accepted
     while count < most and reached > 0.0 and (count < spare or reached >= least):
@@ -57,29 +50,26 @@ def drafted(accepted: float, worth: tuple[int, float], most: int) -> int:
 
 
 def tokens(accepted: float, count: int) -> float:
-    """Of a verification: the draft's as long as they are right, and one more."""
+    """Mean tokens per verification: the accepted ones of the draft, and one more."""
     return sum(accepted**n for n in range(count + 1))
 
 
 def gain(batch: int, accepted: float, rows: RowCosts) -> float:
-    """Tokens for the time of a step with drafts over those of one without."""
+    """Tokens per time of a step with drafts over those of one without."""
     count = drafted(accepted, worth(batch, rows.free, rows.each), MOST)
     return tokens(accepted, count) * rows.seconds(batch) / rows.seconds(batch * (1 + count))
 
 
 class Speculating:
-    """Tells the engines of a round how to decode ahead.
-
-    ``rows``: what they cost the engines, larger ones too: devices share what a row costs and what a
-    step costs alike. None: engines cannot decode ahead.
-    """
+    """Sets how a round's engines decode ahead. ``rows`` are their row costs, for larger engines
+    too, as a step's devices share all costs. None if engines cannot decode ahead."""
 
     def __init__(self, config: RolloutConfig, rows: RowCosts | None, ledger: Ledger) -> None:
         plain = config.tail_batching.mode == "off" or config.speculation.mode == "off"
         self._first = self._rows = None if plain else rows
         self._ledger = ledger
+        # Drafted tokens. A verification refuses at most one, and skips those behind it.
         self._refused = self._accepted = 0.0
-        """Guessed tokens: a verification refuses one at most, those behind it are not looked at."""
         self._learnt = False
         self._told: dict[EngineId, int] = {}
 
@@ -105,7 +95,7 @@ class Speculating:
         self._learnt |= event.verifications > 0
 
     def timed(self, event: ev.DecodeTimed) -> None:
-        """What rows cost while the run is at work, instead of what was measured at its start."""
+        """Replace the row costs measured at the start by those of the running engines."""
         seconds = {rows: each for rows, each in event.rows if rows <= MOST_ROWS}
         if self._rows is not None and seconds and max(seconds) >= _SPREAD * min(seconds):
             self._rows = LatencyCurve(seconds).rows()
@@ -137,7 +127,7 @@ class Speculating:
         self._accepted = state["accepted"]
         if (costs := state["rows"]) is not None:
             first, timed = (RowCosts(**each) for each in costs)
-            # What another process measured, maybe elsewhere, says nothing of this one's engines.
+            # Only if the same engines were measured, as row costs of others do not apply.
             if first == self._first:
                 self._rows = timed
 
@@ -148,7 +138,7 @@ class Speculating:
         )
 
     def _below(self, rows: RowCosts) -> int:
-        """Most sequences of which drafts are worth their looking up."""
+        """Most sequences for which drafts are worth their looking up."""
         right, wrong = _PRIOR
         accepted = (self._accepted + right) / (self._accepted + right + self._refused + wrong)
         few, many = 1, _MOST_SEQUENCES  # the gain falls with the batch

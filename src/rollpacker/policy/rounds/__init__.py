@@ -1,4 +1,1 @@
-"""Tail batching: what a round starts, which responses count, what waits for a long round.
-
-Nothing here knows how engines are laid out.
-"""
+"""Tail batching: which prompts a round starts, which responses count, and which prompts wait."""

@@ -1,4 +1,4 @@
-"""What a job learns from its own rounds: lengths, bias and, in mode ``auto``, how far to race."""
+"""A job's statistics of its rounds: lengths, bias and, in mode ``auto``, how far to race."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Lengths = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """What a step costs: ``prompts`` of ``responses`` each, decoded by so many ``engines``.
+    """Costs of a step: ``prompts`` of ``responses`` each, decoded by ``engines``.
 
     Args:
-        latency: seconds of a decode step by batch on one of them.
+        latency: seconds of a decode step by batch on one engine.
         train_seconds_per_token: device-seconds of gradient per response token.
         streaming: engines that the tail has freed start gradients.
     """
@@ -125,11 +125,9 @@ class SyntheticRounds:
 
 
 def copula_correlation(by_score: Lengths, icc: float) -> float:
-    """Normal correlation that gives lengths the correlation ``icc``.
-
-    ``by_score`` are lengths at the grid of normal scores. The correlation of two lengths is a
-    power series in that of their scores, by Hermite polynomials (Mehler's formula).
-    """
+    """Normal correlation that gives lengths the correlation ``icc``. ``by_score`` are lengths at
+    the grid of normal scores. The correlation of two lengths is a power series in that of their
+    scores, by Hermite polynomials (Mehler's formula)."""
     weighted = by_score * np.diff(_PROBABILITIES, prepend=0.0)
     power = np.empty(_TERMS)
     lower, current = np.ones_like(_SCORES), _SCORES.copy()
@@ -146,7 +144,7 @@ def copula_correlation(by_score: Lengths, icc: float) -> float:
 def predict(
     choice: Choice, rounds: SyntheticRounds, work: RoundCosts, time: StepTime
 ) -> Prediction:
-    """What ``choice`` would do in the long run, its long rounds included."""
+    """The long-run effect of ``choice``, its long rounds included."""
     P0, R0 = work.prompts, work.responses
     exact = rounds.first[:, :P0, :R0]
     base = time.mean(exact.reshape(len(exact), -1), exact.sum(axis=(1, 2)))
@@ -169,22 +167,19 @@ def predict(
 
 
 def _ratio(part: float, whole: float) -> float:
-    """1 where all responses are empty: nothing takes time, nothing is biased."""
+    """1 if all responses are empty, as nothing takes time or is biased."""
     return part / whole if whole else 1.0
 
 
 def _long_rounds(losers: Lengths, prompts: int) -> Lengths:
-    """Losers (prompts, responses) in rounds of ``prompts``, shape (rounds, attempts)."""
     count = max(1, len(losers) // prompts)
     return np.resize(losers, (count, prompts * losers.shape[1]))
 
 
 class AutoMode:
-    """Chooses mode and over-provisioning of mode ``auto``; the same inputs, the same choice.
-
-    It stays ``exact`` until enough is known, where the gain is small, and for ``_HOLD`` steps after
-    an alarm; a choice is left only for a clearly better one.
-    """
+    """Chooses mode and over-provisioning for mode ``auto``. The same inputs give the same choice.
+    It stays ``exact`` until enough is known, while the gain is small, and for ``_HOLD`` steps after
+    an alarm. Only a clearly better choice replaces the present one."""
 
     def __init__(self, config: TailBatchingConfig) -> None:
         self._config = config
@@ -202,7 +197,7 @@ class AutoMode:
         rng: np.random.Generator,
         measured: Bias | None = None,
     ) -> Choice:
-        """The choice for ``step``; ``rng`` is drawn from only where a decision is due."""
+        """The choice for ``step``. Draws from ``rng`` only if a decision is due."""
         if measured is not None and measured.alarms:
             self._stay_exact(step + _HOLD)
         if step < self._next:
@@ -223,7 +218,8 @@ class AutoMode:
             self._prediction = Prediction(gain=1.0, kept_vs_true=1.0)
 
     def _learn(self, measured: Bias) -> None:
-        """Audits worse than predicted make predictions harsher, the more of them the more."""
+        """Scale predicted losses up if audits are worse than predicted, with more weight for more
+        audits."""
         if self._choice == Choice() or "len" not in measured.audited:
             return
         predicted = max((1.0 - self._prediction.kept_vs_true) / self._harsher, _LEAST_LOSS)
@@ -264,7 +260,7 @@ class AutoMode:
         now = self._choice
         best, gain = Choice(), 1.0
         for choice, found in predictions.items():
-            # To enter takes more than to stay, so that noise does not make it flap.
+            # Entering needs more than staying, so that noise does not make it flap.
             needed = limit if choice == now else limit + _BIAS_MARGIN * (1.0 - limit)
             least = _LEAVE if choice == now else _ENTER
             worth = found.gain * (_STAY_BONUS if choice == now else 1.0)
@@ -290,54 +286,43 @@ class AutoMode:
 
 
 def _etas(kept: int, largest: float) -> list[float]:
-    """Over-provisioning factors up to ``largest`` that start different numbers."""
     by_count = {over_provision(kept, eta): eta for eta in (*_ETAS, largest) if 1.0 < eta <= largest}
     return [eta for count, eta in by_count.items() if count > kept]
 
 
 _SCORES: NDArray[np.float64] = np.linspace(-6.0, 6.0, 2401)
 _PROBABILITIES: NDArray[np.float64] = np.array([NormalDist().cdf(float(z)) for z in _SCORES])
-_TERMS = 24
-"""Of the power series: with twice as many the 8k fit's correlation moves by 0.0002."""
+_TERMS = 24  # Terms of the power series. Twice as many move the 8k fit's correlation by 0.0002.
 _ETAS = (1.03125, 1.0625, 1.125, 1.1875, 1.25, 1.5, 2.0)
-"""Over-provisioning that is tried, beside the configured most."""
+"""Factors that are tried, beside the configured maximum."""
 
-# Noise of a prediction, 8k fit, 64 prompts of 8, eta 1.125: over seeds of the synthetic rounds the
-# gain of 1.21 has a standard deviation of 0.014 and the kept length of 0.93 one of 0.004; over
-# histories of 10 steps 0.029 and 0.003. Over 15 such histories the choice changed twice with the
-# rules below, five times without them (``test_it_does_not_flap``).
-_ENTER = 1.05
-"""Gain from which racing begins: some three deviations above none."""
-_LEAVE = 1.03
-"""Gain below which it ends."""
-_STAY_BONUS = 1.1
-"""What the present choice's gain counts for against others: three deviations over histories."""
+# Noise of a prediction (8k fit, 64 prompts of 8, eta 1.125): over seeds of the synthetic rounds the
+# gain of 1.21 has a standard deviation of 0.014, the kept length of 0.93 one of 0.004. Over
+# histories of 10 steps they are 0.029 and 0.003. Over 15 such histories the choice changed twice
+# with the rules below, five times without them (``test_it_does_not_flap``).
+_ENTER = 1.05  # gain from which racing begins: about three deviations above none
+_LEAVE = 1.03  # gain below which it ends
+_STAY_BONUS = 1.1  # factor for the present choice's gain: three deviations over histories
 _BIAS_MARGIN = 0.1
 """Share of the allowed loss of length that an entry leaves free: 0.01 at a limit of 0.9, two to
 three deviations."""
 _DRAWS = 30_000
-"""Lengths drawn for a prediction: ten times as many take ten times the 20 ms and give a third of
-the noise."""
-_MOST_ROUNDS, _LEAST_ROUNDS = 128, 4
-"""Rounds that they are cut into, however large a round is."""
+"""Lengths drawn for a prediction. Ten times as many take 200 ms and have a third of the noise."""
+_MOST_ROUNDS, _LEAST_ROUNDS = 128, 4  # into which the draws are cut
 
-# Chosen with care, not by an experiment.
-_EVERY = 10
-"""Steps between decisions."""
+# Chosen without an experiment.
+_EVERY = 10  # steps between decisions
 _ENOUGH_ATTEMPTS = 200
 """Lengths seen before the first choice: two of a distribution's last hundredth."""
-_HOLD = 100
-"""Steps without racing after an alarm: some 14 audits at the default ``audit_every``."""
+_HOLD = 100  # steps without racing after an alarm: about 14 audits at the default ``audit_every``
 _AUDITS_HALF_TRUSTED = 6
-"""Audits that count as much as the prediction: as many as the first alarm takes (``bias``)."""
-_LEAST_LOSS = 0.005
-"""Predicted loss of length below which the audits' ratio to it would be noise."""
-_HARSHEST = 10.0
-"""Most that audits can multiply a predicted loss by."""
+"""Audits that weigh as much as the prediction, and as many as the first alarm takes."""
+_LEAST_LOSS = 0.005  # predicted loss of length below which the audits' ratio to it would be noise
+_HARSHEST = 10.0  # largest factor of audits on a predicted loss
 
 
 class Measurements:
-    """Follows a job's events and decisions; ``audited``: prompts of this round that run without
+    """Follows a job's events and decisions. ``audited`` are prompts of this round without
     aborts."""
 
     def __init__(
@@ -363,7 +348,7 @@ class Measurements:
         self._train_tokens = 0
 
     def start(self, event: ev.StepStarted) -> tuple[Racing, int]:
-        """How far this step's short round over-provisions, and how many prompts it audits."""
+        """The racing of this step's short round, and the number of prompts that it audits."""
         tail = self._settings.rollout.tail_batching
         audits = tail.audit_prompts if is_audit_step(event.step, tail.audit_every) else 0
         return self._racing(event), 0 if self._carries else audits
@@ -400,7 +385,7 @@ class Measurements:
         )
 
     def finished(self, event: ev.AttemptFinished, of: Attempt) -> None:
-        """A response is there; one that was there in an earlier round is known."""
+        """Record a response, unless an earlier round completed it."""
         if event.carried and event.carried == event.tokens:
             return
         ledger = self._ledger
@@ -409,7 +394,7 @@ class Measurements:
         self.history.observe(of.prompt, event.tokens, False, source, ledger.step, truncated)
 
     def aborted(self, event: ev.AttemptAborted, of: Attempt) -> None:
-        """An attempt has stopped; it may have finished before, or go on in the next round."""
+        """Record an aborted attempt, unless it had finished or continues in the next round."""
         ledger = self._ledger
         if of.finish_reason is None and not self._carries:
             self.history.observe(of.prompt, event.tokens, True, ledger.kind, ledger.step)

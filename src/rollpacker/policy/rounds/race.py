@@ -1,4 +1,4 @@
-"""What kind of round a step runs, how many prompts of each domain, and which responses count."""
+"""The kind of a step's round, its prompts of each domain, and which responses count."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Racing:
-    """How far a short round over-provisions; 1 and 1 is no race, unless the round ``stops``."""
+    """How far a short round over-provisions. 1 and 1 is no race, unless the round ``stops``."""
 
     eta_prompts: float = 1.0
     eta_responses: float = 1.0
     stops: bool = False
-    """Whether a rule may end the round before all of its groups are there."""
+    """Whether a rule may end the round before all of its groups are complete."""
 
     @property
     def on(self) -> bool:
-        """Whether anything is started that may be thrown away."""
+        """Whether any started attempt may be thrown away."""
         return self.stops or self.eta_prompts > 1.0 or self.eta_responses > 1.0
 
 
@@ -35,12 +35,11 @@ class RoundPlan:
     """One step's round.
 
     Args:
-        kind: full, short or long.
         quotas: groups to accept of each domain.
         draws: fresh prompts to start of each domain.
         queued: prompts to take from the long-prompt queue, first in first out.
         responses: attempts started per prompt.
-        updates: updates that the round's prompts are for.
+        updates: updates of the round's prompts.
     """
 
     kind: RoundKind
@@ -52,10 +51,8 @@ class RoundPlan:
 
 
 def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Split ``total`` in proportion to ``weights`` by largest remainder; the parts sum to it.
-
-    Ties go to the earlier key. Raises ``ValueError`` on a negative, infinite or all-zero weight.
-    """
+    """Split ``total`` in proportion to ``weights`` by largest remainder. Ties go to the earlier
+    key. Raises ``ValueError`` on a negative, infinite or all-zero weight."""
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0.0):
             raise ValueError(f"weight of domain {name!r} must be finite and >= 0, got {weight}")
@@ -65,7 +62,7 @@ def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
     shares = {name: total * (weight / whole) for name, weight in weights.items()}
     parts = {name: math.floor(share + _ROUNDING) for name, share in shares.items()}
     left = total - sum(parts.values())
-    # Remainders are rounded so that equal weights tie whatever the last bit says.
+    # Rounded remainders, so that equal weights tie despite rounding errors.
     order = sorted(shares, key=lambda name: -round(shares[name] - parts[name], 9))
     for name in order[:left]:
         parts[name] += 1
@@ -75,7 +72,7 @@ def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 def domain_quotas(
     total: int, sizes: Mapping[str, int], available: Mapping[str, int]
 ) -> dict[str, int]:
-    """Split ``total`` prompts by domain size; what a domain cannot give goes to the others."""
+    """Split ``total`` prompts by domain size. Other domains fill the shortfall of a domain."""
     quotas = {name: 0 for name in sizes}
     left = min(total, sum(available.values()))
     while left > 0:
@@ -98,15 +95,15 @@ def plan_round(
 ) -> RoundPlan:
     """Choose the round (RollPacker, section 3).
 
-    A long round runs when the queue holds the prompts of ``long_steps`` steps, or at the end of
-    data; what is left of the data then fills it up. Without racing and without a queue every round
+    A long round runs when the queue holds the prompts of ``long_steps`` steps (1 in the paper), or
+    at the end of the data, whose rest fills it up. Without racing and without a queue every round
     is full.
 
-    ``racing`` over-provisions short rounds, ``sizes`` are prompts of each domain in the whole data,
-    ``remaining`` fresh ones left in this epoch, ``long_steps`` is 1 in the paper.
+    ``racing`` over-provisions short rounds. ``sizes`` are prompts of each domain in the whole data,
+    ``remaining`` the fresh ones left in this epoch.
     """
     fresh = sum(remaining.values())
-    assert queued + fresh > 0, "a step was started on an epoch that is over"
+    assert queued + fresh > 0, "a step was started after its epoch's end"
     race = racing.on and fresh >= prompts
     if queued and (not race or queued >= long_steps * prompts):
         updates = long_steps if race else 1
@@ -136,14 +133,13 @@ def plan_round(
 
 @dataclass(slots=True)
 class Race:
-    """One prompt in one round: ``wanted`` graded attempts complete its group; one of an ``audit``
-    is never aborted, so that its lengths are an unbiased sample."""
+    """One prompt in one round. ``wanted`` graded attempts complete its group. An ``audit`` is never
+    aborted, so that its lengths are an unbiased sample."""
 
     prompt: Prompt
     wanted: int
     audit: bool = False
     graded: list[Attempt] = field(default_factory=list[Attempt])
-    """Attempts that came in time, in order of grading."""
     next_index: int = 0
     failures: int = 0
     done: bool = False
@@ -163,8 +159,7 @@ class Race:
 
 @dataclass(slots=True)
 class RoundState:
-    """The round in progress; ``due``: undecided prompts that it waits for: their places are
-    kept."""
+    """The round in progress. ``due`` are undecided prompts for which it keeps places."""
 
     step: int
     plan: RoundPlan
@@ -179,7 +174,7 @@ class RoundState:
     longest: int = 0
     """Tokens of the longest response that has ended."""
     ready: list[Race] = field(default_factory=list[Race])
-    """Complete, while all places that are left are kept for others."""
+    """Complete, but all remaining places are kept for others."""
     waiting_for_prompts: bool = False
     draws: int = 0
     stopped: bool = False
@@ -200,7 +195,7 @@ class RoundState:
 
 
 class Continued(NamedTuple):
-    """A round, the prompts of the queue that begin in it, and those of them that it waits for."""
+    """A round, the queued prompts that begin in it, and those of them that it waits for."""
 
     plan: RoundPlan
     queued: tuple[Prompt, ...]
@@ -208,9 +203,9 @@ class Continued(NamedTuple):
 
 
 class Carrying:
-    """Partial rollouts: who loses a round keeps its tokens and goes on in the next, first in line.
-    Which prompts go on, since when, and which of them a round has to wait for: a prompt is trained
-    on within ``max_staleness`` steps after its first, at least 1."""
+    """Partial rollouts: a prompt that loses a round keeps its tokens and continues in the next,
+    first in line. It is trained on within ``max_staleness`` steps (at least 1) after its first, so
+    some rounds must wait for it."""
 
     def __init__(self, max_staleness: int) -> None:
         self._most = max_staleness
@@ -226,10 +221,8 @@ class Carrying:
         self._begun.clear()
 
     def due(self, queue: Sequence[Prompt], quotas: Mapping[str, int], step: int) -> set[PromptId]:
-        """Prompts of the queue, the oldest of each domain, that the round of ``step`` waits for.
-
-        Of those that have only ``k`` steps left after it no more may stay than ``k`` rounds take.
-        """
+        """Prompts of the queue, the oldest of each domain, that the round of ``step`` waits for. At
+        most as many prompts with ``k`` steps left may stay as ``k`` rounds take."""
         found: set[PromptId] = set()
         for domain in {prompt.domain: None for prompt in queue}:
             each = max(1, quotas.get(domain, 0))
@@ -251,14 +244,14 @@ class Carrying:
         sizes: Mapping[str, int],
         remaining: Mapping[str, int],
     ) -> Continued:
-        """A round that begins the queue, and fresh prompts up to ``eta_prompts`` of its quotas, but
-        no more than later rounds can take in time."""
+        """A round that begins the queue, and fresh prompts up to ``eta_prompts`` of its quotas that
+        later rounds can take in time."""
         queued = Counter(prompt.domain for prompt in queue)
         available = {domain: queued[domain] + remaining.get(domain, 0) for domain in sizes}
         quotas = domain_quotas(prompts, sizes, available)
         due = self.due(queue, quotas, step)
         quotas = _with_room(quotas, Counter(p.domain for p in queue if p.id in due), prompts)
-        # Shares of what is left change: a domain may have none where one of its prompts waits.
+        # Shares change with the remaining prompts, so a domain with a waiting prompt may have none.
         begun = tuple(prompt for prompt in queue if prompt.domain in quotas)
         draws: dict[str, int] = {}
         for domain, quota in quotas.items():
@@ -266,7 +259,7 @@ class Carrying:
             count = min(most - queued[domain], remaining.get(domain, 0))
             draws |= {domain: count} if count > 0 else {}
         begins = len(begun) + sum(draws.values())
-        assert begins > 0, "a step was started on an epoch that is over"
+        assert begins > 0, "a step was started after its epoch's end"
         unraced = RoundKind.LONG if begun else RoundKind.FULL
         plan = RoundPlan(
             kind=RoundKind.SHORT if begins > sum(quotas.values()) else unraced,
@@ -285,7 +278,7 @@ class Carrying:
 
 
 def _with_room(quotas: Mapping[str, int], due: Mapping[str, int], total: int) -> dict[str, int]:
-    """Quotas that have room for what is due, at the cost of others."""
+    """Quotas that have room for due prompts, at the cost of other domains."""
     found = {d: max(quotas.get(d, 0), due.get(d, 0)) for d in (*quotas, *due)}
     while sum(found.values()) > total:
         spare = {domain: quota - due.get(domain, 0) for domain, quota in found.items()}

@@ -1,4 +1,4 @@
-"""A mode of tail batching of one's own: ``rollout.tail_batching.mode: path/to/file.py:Name``."""
+"""Your own mode of tail batching: ``rollout.tail_batching.mode: path/to/file.py:Name``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RoundView:
 
     Args:
         step: number of the step, from 0.
-        accepted: groups that the step trains on so far: those that are graded.
+        accepted: groups for training so far, all graded.
         wanted: groups of a whole step (``rollout.prompts_per_step``).
         decoding: attempts that engines decode.
         longest: tokens of the longest response that has ended in this round.
@@ -35,80 +35,70 @@ class RoundView:
 
 
 class TailRule:
-    """Decides how far a round over-provisions, and when it ends; the base of modes of one's own.
+    """Decides how far a round over-provisions, and when it ends. The base of your own modes.
 
-    The same object drives runs, the simulator and ``estimate``. A rule has no clock and no
-    randomness but of the step's number, so that a journal replays.
-
-    Args:
-        tail: the section ``rollout.tail_batching``.
+    The same object drives runs, the simulator and ``estimate``. A rule has no clock, and no
+    randomness except from the step's number, so that a journal replays. ``tail`` is the section
+    ``rollout.tail_batching``.
     """
 
     def __init__(self, tail: TailBatchingConfig) -> None:
         self.tail = tail
 
     def start(self, step: int, lengths: LengthHistory) -> Racing:
-        """How far the step's round over-provisions; ``lengths`` are those of earlier steps."""
+        """How far the step's round over-provisions. ``lengths`` are those of earlier steps."""
         del step, lengths
         return Racing()
 
     def ends(self, round: RoundView) -> bool:
-        """Whether a short round ends now, once a group is accepted.
-
-        It is asked after each event of an attempt. Prompts that still decode wait for a long
-        round. Groups whose responses have all ended are graded and trained on.
-        """
+        """Whether a short round ends now, asked after each event of an attempt once a group is
+        accepted. Prompts that still decode wait for a long round. Groups whose responses have all
+        ended are graded and trained on."""
         del round
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule remembers from step to step, as JSON."""
+        """The rule's memory from step to step, as JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
+        """Restore a ``state_dict``."""
 
 
 _KEY = "rollout.tail_batching.mode"
 
 
 class OwnRule:
-    """The rule that the mode names. Its mistakes are ``ValueError``s that name the key.
-
-    Args:
-        tail: the section ``rollout.tail_batching``, whose mode is a path.
-    """
+    """The rule that the mode names. Its mistakes raise ``ValueError`` with the key's name."""
 
     def __init__(self, tail: TailBatchingConfig) -> None:
         self._mode = tail.mode
         made = find(tail.mode, _KEY)
         if not (isinstance(made, type) and issubclass(made, TailRule)):
             raise ValueError(
-                f"{_KEY}: '{tail.mode}' is no subclass of rollpacker.policy.rounds.rule.TailRule"
+                f"{_KEY}: '{tail.mode}' must be a subclass of "
+                "rollpacker.policy.rounds.rule.TailRule"
             )
         self._rule: Any = self._asked("__init__", lambda: made(tail))
 
     def start(self, step: int, lengths: LengthHistory) -> Racing:
-        """See ``TailRule``. A round that starts fewer responses than a group has would wait for
-        that group for ever, so other answers are refused."""
+        """See ``TailRule``. Factors below 1 are refused, as a round would wait for incomplete
+        groups for ever."""
         racing = self._asked("start", lambda: self._rule.start(step, lengths))
         if not isinstance(racing, Racing):
-            self._refuse("start", f"returns a {type(racing).__name__}, no Racing")
+            self._refuse("start", f"returns a {type(racing).__name__} instead of a Racing")
         if not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
             self._refuse("start", f"returns {racing}: both factors must be at least 1")
         return racing
 
     def ends(self, round: RoundView) -> bool:
-        """See ``TailRule``."""
         return bool(self._asked("ends", lambda: self._rule.ends(round)))
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy: the rule goes on while the state waits, and a dropped step is kept as it
-        began."""
+        """A copy, as the rule goes on before the state is saved."""
         return self._asked("state_dict", lambda: json.loads(json.dumps(self._rule.state_dict())))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``TailRule``."""
         self._asked("load_state_dict", lambda: self._rule.load_state_dict(state))
 
     def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
@@ -122,5 +112,5 @@ class OwnRule:
 
 
 def own_rule(tail: TailBatchingConfig) -> OwnRule | None:
-    """The rule that the mode names; None for a mode of ours. Raises ``ValueError``."""
+    """The rule that the mode names. None for a built-in mode. Raises ``ValueError``."""
     return OwnRule(tail) if tail.own else None

@@ -1,7 +1,5 @@
-"""Tail batching: short rounds race, losers wait for a long round (RollPacker, section 3).
-
-The same machine runs plain synchronous rounds: a full round is one in which nothing races.
-"""
+"""Tail batching: short rounds race, and losers wait for a long round (RollPacker, section 3). The
+same machine runs plain synchronous rounds: in a full round nothing races."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from rollpacker.policy.settings import RolloutSettings
 
 
 class EnginePlacement:
-    """Which engine an attempt runs on: all are evenly loaded, by running attempts; ties go to the
-    lowest id."""
+    """Starts each attempt on the engine with the fewest running attempts. Ties go to the lowest
+    id."""
 
     def __init__(self, ledger: Ledger, engines: Sequence[EngineId]) -> None:
         self._ledger = ledger
@@ -42,18 +40,16 @@ class EnginePlacement:
         return [engine for engine in self._engines if engine in self._ledger.loads]
 
     def retire(self, engine: EngineId) -> None:
-        """Start nothing there any more; what it runs is moving, but may die with it."""
+        """Start nothing there any more. Its attempts are moving, but may die with it."""
         self._retired.add(engine)
 
     def choose(self) -> Iterator[EngineId]:
-        """The least loaded engine of each moment, a retired one only when there is no other.
-
-        Good for as long as attempts are only started. Raises ``RuntimeError`` when none is left.
-        """
+        """The least loaded engine at each moment. A retired one only if there is no other. Valid
+        while attempts are only started. Raises ``RuntimeError`` when none is left."""
         loads = self._ledger.loads
         order = [(engine in self._retired, loads[engine], engine) for engine in self.engines]
         if not order:
-            raise RuntimeError("every worker has died; the run cannot go on")
+            raise RuntimeError("every worker has died: the run cannot continue")
         heapify(order)
         while True:
             retired, load, engine = order[0]
@@ -64,16 +60,16 @@ class EnginePlacement:
 
 
 NO_VARIANCE = "no reward variance"
-"""Why dynamic sampling drops a group."""
+"""The reason for which dynamic sampling drops a group."""
 
 
 Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
-"""Which of the live engines run in a round of this kind."""
+"""The live engines that run in a round of this kind."""
 
 
 class TailBatching:
-    """Which prompts and attempts a step runs, which it keeps, and which wait; ``engines`` says
-    which of the live ones run in a round, ``rule`` is a mode of the user's."""
+    """Chooses the prompts and attempts of a step, those that it keeps, and those that wait.
+    ``engines`` chooses among the live ones for a round, and ``rule`` is a user's mode."""
 
     def __init__(
         self,
@@ -119,7 +115,7 @@ class TailBatching:
     def start(
         self, event: ev.StepStarted, racing: Racing, audits: int = 0
     ) -> Iterable[do.Decision]:
-        """Begin a step; ``audits`` prompts of a short round run without aborts."""
+        """Begin a step. ``audits`` prompts of a short round run without aborts."""
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
         plan, due = self._plan(event, racing)
@@ -159,7 +155,7 @@ class TailBatching:
         return plan, set()
 
     def handle(self, event: ev.Event, of: Attempt | None) -> Iterable[do.Decision]:
-        """Take one event of the round in progress, and the attempt that it happened to, if any."""
+        """Take an event of the round in progress, and the attempt that it changes, if any."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
             if self._carrying is not None:
@@ -214,7 +210,7 @@ class TailBatching:
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
 
     def _ended_early(self, current: RoundState) -> bool:
-        """Whether the user's rule ends a round that has groups, but not all of them."""
+        """Whether the user's rule ends a round that has some but not all groups."""
         if self._rule is None or current.plan.kind is not RoundKind.SHORT:
             return False
         if current.waiting_for_prompts or not (current.undecided and current.accepted):
@@ -229,7 +225,6 @@ class TailBatching:
         return self._rule.ends(seen)
 
     def _over(self, current: RoundState) -> bool:
-        """Every race is decided and every told-to-stop attempt has stopped."""
         ledger = self._ledger
         return not (
             current.undecided
@@ -303,14 +298,13 @@ class TailBatching:
             yield from self._admit(current)
 
     def _admit(self, current: RoundState) -> Iterable[do.Decision]:
-        """Groups that are complete take seats that were kept for others."""
         for race in list(current.ready):
             if not race.done and current.free(*self._seats(current, race)):
                 current.ready.remove(race)
                 yield from self._accept(current, race)
 
     def _seats(self, current: RoundState, race: Race) -> tuple[str | None, int | None]:
-        """Whom a prompt races with, a domain or all, and how many groups of them are wanted."""
+        """The domain in which a prompt races, None for all, and the groups wanted of it."""
         if self._config.dynamic_sampling.enabled:
             return None, self._config.prompts_per_step
         return race.prompt.domain, current.plan.quotas.get(race.prompt.domain)
@@ -326,7 +320,6 @@ class TailBatching:
             self._carrying.forget(race.prompt.id)
 
     def _close(self, current: RoundState, races: Sequence[Race]) -> Iterable[do.Decision]:
-        """All groups are there: the prompts that are not done have lost."""
         for race in races:
             if race.done:
                 continue
@@ -344,7 +337,6 @@ class TailBatching:
         return len(race.graded) + ended < race.wanted
 
     def _live(self, race: Race) -> Iterator[Attempt]:
-        """Attempts of a race in progress that may still count, oldest first."""
         return (of for of in self._ledger.groups[race.prompt.id] if of.stage in _LIVE)
 
     def _abort(self, current: RoundState, race: Race) -> Iterable[do.AbortAttempt]:
@@ -359,7 +351,7 @@ class TailBatching:
         of: Attempt,
         event: ev.AttemptFailed | ev.GradingFailed | ev.EpisodeFailed,
     ) -> Iterable[do.Decision]:
-        """Replace an attempt: the same sample if its engine failed, another if its reward or its
+        """Replace an attempt: the same sample if its engine failed, another if its reward or
         environment did."""
         if isinstance(event, ev.EpisodeFailed) and event.blameless:
             yield self._start(race, of.index)
@@ -374,7 +366,8 @@ class TailBatching:
         yield from self._shrink(current, race, event.error)
 
     def _shrink(self, current: RoundState, race: Race, error: str) -> Iterable[do.Decision]:
-        """A response cannot be had: the group goes on with fewer, and ends when too few remain."""
+        """Continue a group with fewer responses after too many failures, or drop it with too
+        few."""
         race.wanted = min(race.wanted, len(race.graded) + sum(1 for _ in self._live(race)))
         if race.wanted < min(2, self._config.num_generations):
             self._decide(current, race)

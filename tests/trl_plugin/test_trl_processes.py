@@ -42,7 +42,7 @@ def test_two_processes_race_through_every_epoch_together(tmp_path: Path) -> None
     assert len({line["ours"] for line in said}) == 1
     for line in said:
         assert "6 responses on each device" in line["refused"]
-        assert "no multiple of num_generations=4" in line["refused"]
+        assert "must be a multiple of num_generations=4" in line["refused"]
     # 25 prompts, four a step: one is left out, as by TRL's own sampler.
     for epoch in range(2):
         half = [line["prompts"][epoch * 48 : (epoch + 1) * 48] for line in said]

@@ -56,10 +56,10 @@ _NOWHERE = "no/such-model"
     ("options", "said"),
     [
         ({"peft_config": PromptTuningConfig(num_virtual_tokens=3)}, "kind PROMPT_TUNING: its virt"),
-        ({"peft_config": PveraConfig()}, "kind PVERA: it is random while it is trained"),
+        ({"peft_config": PveraConfig()}, "kind PVERA: it is random during training"),
         (
             {"peft_config": LoraConfig(layer_replication=[(0, 1), (0, 1)])},
-            "kind LORA: layer_replication: it changes the number of layers; leave it out",
+            "kind LORA: layer_replication: it changes the number of layers: leave it out",
         ),
     ],
 )
@@ -90,10 +90,10 @@ def test_what_the_model_says_of_sampling_is_not_dropped(tmp_path: Path, saved: b
 def test_tied_embeddings_are_not_parted(tmp_path: Path) -> None:
     """The engine, and a checkpoint, have one matrix for both."""
     config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
-    with pytest.raises(ValueError, match="modules_to_save would part"):
+    with pytest.raises(ValueError, match="modules_to_save would split"):
         jobs.trainer(GRPOTrainer, tmp_path, peft_config=config)
     pattern = LoraConfig(target_modules=r".*embed_tokens", task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="it would part"):
+    with pytest.raises(ValueError, match="it would split"):
         jobs.trainer(GRPOTrainer, tmp_path, peft_config=pattern)
 
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_plain_trl_cannot_go_on_racing(tmp_path: Path) -> None:
     for file in tmp_path.glob("checkpoint-*/rollpacker-0.json"):
         file.unlink()
     racing = jobs.trainer(GRPOTrainer, tmp_path, tail_batching="race", **options)
-    with pytest.raises(ValueError, match="is missing: the checkpoint is not of a run"):
+    with pytest.raises(ValueError, match="is missing, so the prompts that a run"):
         racing.train(resume_from_checkpoint=True)
 
 
@@ -150,7 +150,7 @@ def test_prompts_are_drawn_by_who_has_drawn_them(tmp_path: Path, before: str, af
     options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     jobs.trainer(GRPOTrainer, tmp_path, tail_batching=before, **options).train()
     ours = jobs.trainer(GRPOTrainer, tmp_path, tail_batching=after, **options)
-    with pytest.raises(ValueError, match=f"'{before}'.*'{after}' cannot go on with it"):
+    with pytest.raises(ValueError, match=f"'{before}'.*'{after}' cannot continue it"):
         ours.train(resume_from_checkpoint=True)
 
 

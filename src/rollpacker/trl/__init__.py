@@ -1,4 +1,4 @@
-"""Tail batching inside TRL: ``from rollpacker.trl import GRPOTrainer`` instead of TRL's own."""
+"""Tail batching inside TRL: ``from rollpacker.trl import GRPOTrainer`` replaces TRL's own."""
 
 try:
     from rollpacker.trl.trainer import GRPOTrainer

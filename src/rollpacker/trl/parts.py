@@ -1,4 +1,4 @@
-"""What a run takes from a trainer of TRL's: model, prompts, reward functions."""
+"""The parts of a TRL trainer that a run uses: model, prompts, reward functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from rollpacker.trl.prompts import Examples, Given, LazilyEncoded, ShardedPrompt
 from rollpacker.trl.rewards import TrainerReward
 from rollpacker.trl.settings import reward_names
 
-# An event loop in a thread of its own: trainers wait for it, wherever they run themselves.
-
 _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for a thread that may have a running event loop itself, as in a notebook."""
+    """An event loop in its own thread, for a thread that may run a loop itself, as in a
+    notebook."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -35,7 +34,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for what a coroutine returns or raises; an interrupt cancels it."""
+        """Wait for a coroutine's result. An interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -60,26 +59,26 @@ _PARSED = ("response_schema", "response_template")
 
 
 def model_of(trainer: Any) -> Any:
-    """The model that is trained, out of its wrappers; adapters are layers in it."""
+    """The trained model without its wrappers. Adapters are layers in it."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def decoded_model(trainer: Any) -> Any:
-    """The model that the built-in engine reads: the trained one, or where it has adapters one
-    for ``weights_of``, which shares what they do not change."""
+    """The model that the built-in engine reads: the trained one, or with adapters a copy for
+    ``weights_of``, which shares the unchanged weights."""
     model = model_of(trainer)
     return bare_copy(model) if has_adapters(model) else model
 
 
 def weights_of(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Its weights in place by the checkpoint's names, adapters merged into copies."""
+    """The current weights by the checkpoint's names, adapters merged into copies."""
     model = model_of(trainer)
     return CheckpointNames(model, bare_weights(model)).converted(merged_weights(model))
 
 
 def problems_of(trainer: Any, races: bool) -> TrainerProblems:
-    """Its prompts: where they race drawn by ourselves, else those that its sampler draws."""
+    """The trainer's prompts. Racing rounds draw their own, others use those of its sampler."""
     accelerator, dataset, args = trainer.accelerator, trainer.train_dataset, trainer.args
     source: Given | ShardedPrompts
     if races:
@@ -100,10 +99,8 @@ def problems_of(trainer: Any, races: bool) -> TrainerProblems:
 
 
 def early_functions(trainer: Any) -> list[TrainerReward]:
-    """Reward functions that are called while others decode; none where TRL must call them all.
-
-    That is where one is a model, and where completions are parsed to messages, which TRL does.
-    """
+    """Reward functions to call while others decode. None if TRL must call them all. TRL must if one
+    is a model, or if it parses completions to messages."""
     calls, weights = trainer.reward_funcs, trainer.reward_weights.tolist()
     if any(isinstance(call, torch.nn.Module) for call in calls):
         return []

@@ -1,4 +1,4 @@
-"""A trainer's examples as prompts: those that its sampler drew, or drawn by ourselves."""
+"""A trainer's examples as prompts, drawn by its sampler or by ourselves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ _DOMAIN = "default"
 Example = dict[str, Any]
 """A row of the trainer's data set."""
 Encode = Callable[[Sequence[Any]], Sequence[Sequence[int]]]
-"""The trainer's way from prompts to token ids."""
+"""The trainer's function from prompts to token ids."""
 
 
 class Given:
-    """Prompts that the trainer's own sampler has drawn: a round has all that it was given.
-
-    Args:
-        size: prompts of an epoch; 0 where that is not known.
-    """
+    """Prompts that the trainer's sampler has drawn, all for one round. ``size`` is the number of
+    prompts of an epoch, 0 if unknown."""
 
     def __init__(self, size: int) -> None:
         self.epoch, self.passed = 0, 0.0
@@ -37,7 +34,7 @@ class Given:
         self._left: list[Prompt] = []
 
     def offer(self, prompts: Sequence[Prompt], passed: float) -> None:
-        """Those of the next round, and the trainer's passes over its data so far."""
+        """Set the next round's prompts, and the trainer's passes over its data so far."""
         self._left = list(prompts)
         self.epoch, self.passed = int(passed), passed
 
@@ -54,18 +51,18 @@ class Given:
         return tuple(drawn)
 
     def next_epoch(self) -> None:
-        """Epochs are the trainer's."""
+        """Nothing to do: the trainer counts epochs."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The trainer's sampler has the position."""
+        """Nothing to do: the trainer's sampler has the position."""
 
 
 class ShardedPrompts(PromptSource):
-    """This process's share of each epoch's order, as long as those of all others; positions in the
-    data set are the prompts' ids. ``seed``: of the order, the same in all processes."""
+    """This process's share of each epoch's order, as long as all others. Ids are positions in the
+    data set. All processes must have the same ``seed``."""
 
     def __init__(self, count: int, seed: int, shuffle: bool, rank: int, world: int) -> None:
         self._share = slice(rank, count // world * world, world)
@@ -74,7 +71,6 @@ class ShardedPrompts(PromptSource):
 
     @property
     def quotas(self) -> dict[str, int]:
-        """Prompts of the share in an epoch."""
         return {domain: len(order) for domain, order in self._order.items()}
 
     def _shuffled(self, prompts: list[Prompt]) -> list[Prompt]:
@@ -82,7 +78,7 @@ class ShardedPrompts(PromptSource):
 
 
 class Examples(dict[PromptId, Row]):
-    """Rows by position in a data set, read when they are asked for."""
+    """Rows by position in a data set, read on demand."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -94,7 +90,7 @@ class Examples(dict[PromptId, Row]):
 
 
 class LazilyEncoded(dict[PromptId, NDArray[np.int32]]):
-    """Token ids of rows, encoded when they are asked for."""
+    """Token ids of rows, encoded on demand."""
 
     def __init__(self, rows: Mapping[PromptId, Row], encode: Encode) -> None:
         super().__init__()
@@ -107,7 +103,7 @@ class LazilyEncoded(dict[PromptId, NDArray[np.int32]]):
 
 
 class TrainerProblems(Problems):
-    """The trainer's prompts; how long they are is known when they are drawn."""
+    """The trainer's prompts, whose lengths are known when they are drawn."""
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
         drawn = self.source.draw(counts)
@@ -120,16 +116,13 @@ class TrainerProblems(Problems):
 
 
 def as_row(id_: PromptId, example: Example) -> Row:
-    """An example as a row: its columns are all that reward functions ask for."""
+    """An example as a row. Its columns hold all that reward functions need."""
     return Row(id=id_, prompt=example["prompt"], answer=None, domain=_DOMAIN, columns=example)
 
 
 def given_rows(examples: Sequence[Example], size: int) -> list[Row]:
-    """One row for each group of ``size`` equal examples, in order.
-
-    A prompt's id is a hash of it, the same in every epoch; of equal ones in one round the later
-    ones are numbered.
-    """
+    """One row for each group of ``size`` equal examples, in order. A prompt's id is its hash, the
+    same in every epoch. Later equal ones in a round are numbered."""
     rows: dict[PromptId, Row] = {}
     for example in examples[::size]:
         text = json.dumps(example["prompt"], sort_keys=True, default=str)

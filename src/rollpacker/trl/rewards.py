@@ -22,7 +22,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
 @dataclass(frozen=True, slots=True)
 class TrainerReward:
-    """A reward function of the trainer's."""
+    """A reward function of the trainer."""
 
     name: str
     call: Callable[..., Any]
@@ -38,7 +38,7 @@ class TrainerReward:
 
 @dataclass(slots=True)
 class Logged:
-    """What one response was given, and what functions logged with it."""
+    """One response's scores, and what functions logged with it."""
 
     prompt: PromptId
     since: float
@@ -50,15 +50,15 @@ class Logged:
 class TrainerRewards:
     """Calls functions as TRL does, with the responses that have finished (``Graders``).
 
-    Functions that are not coroutines are called one after the other in ``threads`` threads, with
-    all that has finished meanwhile; coroutines at once, on the trainer's own loop. What a function
-    raises ends the round.
+    Plain functions run one after the other in ``threads`` threads, with all responses that have
+    finished meanwhile. Coroutines run at once, on the trainer's own loop. A function's error ends
+    the round.
 
     Args:
-        functions: those that are called early; none where the trainer calls all of them itself.
-        decode: token ids to what functions are given as completions.
+        functions: those that are called early. Empty if the trainer calls all of them.
+        decode: token ids to the functions' completions.
         state: the trainer's state, for functions that ask for it.
-        loop: of the trainer's coroutines; None where there are none.
+        loop: of the trainer's coroutines, if there are any.
     """
 
     needs_group = False
@@ -83,8 +83,7 @@ class TrainerRewards:
         self._of: dict[AttemptId, Logged] = {}
         self._open: set[AttemptId] = set()
         self._take: Callable[[Sequence[Grade]], None] = lambda _grades: None
-        self.error: Exception | None = None
-        """What a function has raised."""
+        self.error: Exception | None = None  # of a function
 
     @property
     def broken(self) -> str | None:
@@ -99,7 +98,7 @@ class TrainerRewards:
             self._take = lambda _grades: None
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """A round begins: what the last one was given is forgotten."""
+        """A round begins: forget the last one's results."""
         del step, epoch
         self._of.clear()
         self._open.clear()
@@ -133,7 +132,7 @@ class TrainerRewards:
         task.add_done_callback(self._tasks.discard)
 
     async def _call_waiting(self) -> None:
-        """With all that has finished meanwhile; a fair part of it where there are more threads."""
+        """Call functions with all waiting responses, or with a fair share for each thread."""
         try:
             while self._waiting:
                 count = -(-len(self._waiting) // (self._most - self._calling))
@@ -148,7 +147,7 @@ class TrainerRewards:
     async def _call(
         self, number: int, batch: Sequence[tuple[Trajectory, Row]], *, threaded: bool
     ) -> None:
-        """One function on some responses; what it raises is told to who listens."""
+        """Call one function on some responses, and pass its error on."""
         notes = TrainerLog(len(batch))
         arguments = self._arguments(batch, notes)
         function = self._functions[number]
@@ -171,7 +170,7 @@ class TrainerRewards:
     def _arguments(
         self, batch: Sequence[tuple[Trajectory, Row]], notes: TrainerLog
     ) -> dict[str, Any]:
-        """TRL's: lists of equal length by column."""
+        """TRL's arguments: lists of equal length by column."""
         rows = [row for _, row in batch]
         ids = [attempt.output.tokens.tolist() for attempt, _ in batch if attempt.output is not None]
         prompts = [row.prompt for row in rows]
@@ -213,7 +212,7 @@ class TrainerRewards:
         except (TypeError, ValueError):
             name = self._functions[number].name
             raise ValueError(
-                f"the reward function '{name}' returned {score!r:.100}, which is no number"
+                f"the reward function '{name}' returned {score!r:.100}, which is not a number"
             ) from None
 
     def _finish(self, batch: Sequence[tuple[Trajectory, Row]]) -> None:
@@ -242,20 +241,20 @@ class TrainerRewards:
         )
 
     def logged(self, attempt: AttemptId) -> Logged:
-        """Of a response of this round that is graded."""
+        """Results of a graded response of this round."""
         return self._of[attempt]
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:
-        """No round is interrupted and gone on with."""
-        raise AssertionError(f"prompt {prompt} has a grade from before: {grade}")
+        """Rounds here are never interrupted and continued."""
+        raise AssertionError(f"prompt {prompt} has a grade of an earlier round: {grade}")
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt; a call that is under way goes on."""
+        """Forget an attempt. A running call goes on."""
         self._open.discard(attempt)
         self._waiting = [each for each in self._waiting if each[0].id != attempt]
 
     def pending(self) -> dict[AttemptId, float]:
-        """What is being waited for, and for how many seconds."""
+        """Waiting attempts, with their seconds so far."""
         now = time.monotonic()
         return {attempt: now - self._of[attempt].since for attempt in self._open}
 
@@ -263,12 +262,12 @@ class TrainerRewards:
         return []
 
     def close(self) -> None:
-        """End the threads; a call that is under way is waited for."""
+        """End the threads after their running calls."""
         self._threads.shutdown(cancel_futures=True)
 
 
 class TrainerLog:
-    """What one call logs: TRL's ``log_extra`` and ``log_metric``."""
+    """Holds one call's log: TRL's ``log_extra`` and ``log_metric``."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -276,7 +275,8 @@ class TrainerLog:
         self.metrics: dict[str, float] = {}
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """A column of the completions table. Raises ``ValueError`` unless there is one for each."""
+        """A column of the completions table. Raises ``ValueError`` unless it has one value for
+        each."""
         if len(values) != self._count:
             raise ValueError(
                 f"log_extra('{column}'): {len(values)} values for {self._count} completions"

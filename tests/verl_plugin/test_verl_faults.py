@@ -114,7 +114,7 @@ def test_another_release_is_refused_by_what_has_changed() -> None:
     seams = {(Worker, "_run_prompt"): ("prompt trace",), (Worker, "_compute_score"): ("outputs",)}
     changed = host.changes(seams)
     assert changed == [
-        "Worker._run_prompt(prompt, how) took other parameters",
+        "Worker._run_prompt(prompt, how) has other parameters",
         "Worker has no _compute_score",
     ]
     with pytest.raises(ImportError, match="has no _compute_score"):

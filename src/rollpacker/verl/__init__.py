@@ -1,13 +1,12 @@
-"""Tail batching inside verl: its synchronous trainer, with rounds of ours.
+"""Tail batching inside verl: its synchronous trainer, with rollpacker's rounds.
 
-``VERL_USE_EXTERNAL_MODULES=rollpacker.verl`` makes the trainer known by name, and two settings
-choose it::
+``VERL_USE_EXTERNAL_MODULES=rollpacker.verl`` registers the trainer, and two settings choose it::
 
     trainer.v1.trainer_mode=rollpacker
     +actor_rollout_ref.rollout.agent.agent_loop_manager_class=rollpacker.verl.AgentLoopManager
 
-Options are in a section of their own, ``+rollpacker.tail_batching.mode=race`` for one. What runs
-with which of verl's classes, and what has never run, is in ``docs/verl.md``.
+Options have their own section, such as ``+rollpacker.tail_batching.mode=race``. ``docs/verl.md``
+lists the tested combinations with verl's classes.
 """
 
 from rollpacker.verl.manager import AgentLoopManager

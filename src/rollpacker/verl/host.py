@@ -1,8 +1,6 @@
-"""What of verl is used besides its documentation: the one place, checked when it is imported.
-
-Whatever else this room imports of verl is public. A release with other parameters than these is
-refused, since a run with it would go wrong silently, or hang.
-"""
+"""The undocumented parts of verl that are used, checked at import. All other imports of this
+package from verl are public. A release with other parameters is refused, as a run with it would
+silently go wrong, or hang."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ from verl.workers.rollout.llm_server import (  # pyright: ignore[reportMissingIm
 )
 
 TESTED = ("0.9.1", "0.10.0.dev0")
-"""Oldest and newest version of verl: the release that the tests run with, and a commit of its main
-branch that was tried by hand (docs/verl.md)."""
+"""Oldest and newest version of verl: the release in the tests, and a commit of its main branch that
+was tried by hand (docs/verl.md)."""
 
 
 def _undecorated(actor: Any) -> type:
-    """The class below ``@ray.remote``, which cannot be subclassed itself."""
+    """The class below ``@ray.remote``, which itself cannot be subclassed."""
     return actor.__ray_metadata__.modified_class.__ray_actor_class__
 
 
@@ -37,8 +35,7 @@ PlainManager: Any = AgentLoopManagerTQ
 PlainTrainer: Any = PPOTrainerSync
 PlainClient: Any = LLMServerClient
 
-_LEFT_OUT = ("self", "_ray_trace_ctx")
-"""Parameters that Python and Ray put there."""
+_LEFT_OUT = ("self", "_ray_trace_ctx")  # parameters that Python and Ray add
 
 Seams = Mapping[tuple[Any, str], tuple[str, ...]]
 
@@ -59,16 +56,16 @@ SEAMS: Seams = {
     (PlainTrainer, "prepare_step"): ("",),
     (PlainTrainer, "on_sample_begin"): ("",),
     (PlainTrainer, "on_step_end"): ("",),
-    # Of 0.10.0.dev, and of 0.9.1, whose balancers may ask for more.
+    # Parameters of 0.10.0.dev, and of 0.9.1, whose balancers may take more.
     (PlainClient, "_acquire_server"): ("request_id", "request_id extra"),
     (LLMServerManager, "get_client"): ("client_cls kwargs",),
 }
-"""Methods that are overridden or called, with the parameters that they may have; those with ``_``
-are private."""
+"""Methods that are overridden or called, with their allowed parameters. Those with ``_`` are
+private."""
 
 
 def changes(seams: Seams) -> list[str]:
-    """What of these methods is not as it was, one text each."""
+    """Differences from these methods, one text each."""
     found: list[str] = []
     for (owner, name), expected in seams.items():
         method = getattr(owner, name, None)
@@ -77,17 +74,17 @@ def changes(seams: Seams) -> list[str]:
             continue
         names = [n for n in inspect.signature(method).parameters if n not in _LEFT_OUT]
         if " ".join(names) not in expected:
-            found.append(f"{owner.__name__}.{name}({', '.join(names)}) took other parameters")
+            found.append(f"{owner.__name__}.{name}({', '.join(names)}) has other parameters")
     return found
 
 
 def check_release(version: str, changed: list[str]) -> None:
-    """Raise ``ImportError`` for a version of verl that is not the one that is extended here."""
+    """Raise ``ImportError`` for a verl version that these classes cannot extend."""
     oldest, newest = map(Version, TESTED)
     given = Version(version)
     if oldest <= given <= newest and not changed:
         return
-    lacks = f": {'; '.join(changed)}" if changed else ""
+    lacks = f": {', '.join(changed)}" if changed else ""
     raise ImportError(
         f"rollpacker.verl works with verl {TESTED[0]} to {TESTED[1]}, not with {version}{lacks}"
     )

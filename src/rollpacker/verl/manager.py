@@ -21,7 +21,7 @@ from rollpacker.verl.worker import Worker
 
 
 class PolicyActor:
-    """A ``RoundDriver`` that workers and trainer call; what goes wrong is raised by ``rollout``."""
+    """A ``RoundDriver`` that workers and trainer call. ``rollout`` raises its errors."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._workers = workers
@@ -34,7 +34,7 @@ class PolicyActor:
     async def begin(
         self, settings: dict[str, Any], folder: str, state: Mapping[str, Any] | None
     ) -> None:
-        """As ``RoundDriver``; settings are ``RolloutSettings.to_json``."""
+        """Build the ``RoundDriver``. Settings are ``RolloutSettings.to_json``."""
         told = RolloutSettings.from_json(settings)
         self._driver = RoundDriver(told, Path(folder), state, self._send)
         for worker in self._workers:
@@ -53,7 +53,7 @@ class PolicyActor:
         self._driver.place(workers)
 
     async def report(self, worker: int, number: int, reports: Sequence[Report]) -> None:
-        """Batch ``number`` of what a worker has to say."""
+        """Take batch ``number`` of a worker's reports."""
         try:
             for batch in self._inboxes[worker].take(number, reports):
                 self._driver.take(batch)
@@ -64,16 +64,14 @@ class PolicyActor:
             self._round.set_result(None)
 
     async def rollout(self) -> HostedRound:
-        """Wait until the round is over and what it keeps is in the transfer queue.
-
-        Raises what went wrong: ``RoundError``, or what a worker that died leaves.
-        """
+        """Wait until the round is over and its kept responses are in the transfer queue. Raises
+        ``RoundError``, or the error of a worker that died."""
         assert self._round is not None
         await self._round
         return self._driver.round
 
     async def trained(self, seconds: float) -> tuple[dict[str, float], tuple[str, ...]]:
-        """As ``RoundDriver.trained``; with the bias meter's alarms."""
+        """``RoundDriver.trained``, with the bias meter's alarms."""
         return self._driver.trained(seconds), self._driver.alarms
 
     async def published(self, step: int) -> None:
@@ -107,7 +105,7 @@ class PolicyActor:
             self._fail(error)
 
     async def _watch(self, worker: Any) -> None:
-        """Hear of a worker that dies while nothing is asked of it."""
+        """Notice a worker's death while no call runs on it."""
         try:
             await worker.live.remote()
         except Exception as error:
@@ -121,7 +119,7 @@ class PolicyActor:
 
 
 class AgentLoopManager(PlainManager):
-    """verl's ``AgentLoopManagerTQ`` with workers that run what a policy decides."""
+    """verl's ``AgentLoopManagerTQ`` with workers that run the policy's decisions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,7 +128,7 @@ class AgentLoopManager(PlainManager):
     async def _init_agent_loop_workers(self) -> None:
         await super()._init_agent_loop_workers()
         workers = self.agent_loop_workers
-        # On the trainer's node, where the journal is to be.
+        # On the trainer's node, for the journal.
         here = NodeAffinitySchedulingStrategy(
             node_id=ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -141,12 +139,12 @@ class AgentLoopManager(PlainManager):
         )
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Give rows to workers; those to train on begin when the policy knows where they are."""
+        """Give rows to workers. Training rows begin when the policy knows their workers."""
         training = "validate" not in prompts
         workers = len(self.agent_loop_workers)
         super().generate_sequences(prompts)
         if training:
-            # The same cut as the one by which rows were given out.
+            # Cut like the rows above.
             chunks = enumerate(prompts.chunk(workers))
             placed = {PromptId(uid): n for n, chunk in chunks for uid in chunk["uid"]}
             ray.get(self.policy.place.remote(placed))

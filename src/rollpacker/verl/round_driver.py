@@ -1,7 +1,5 @@
-"""The driver of the policy inside verl: reports of workers become events, decisions go to workers.
-
-It knows nothing of Ray; the actor that holds it gives it a way to send.
-"""
+"""Drives the policy inside verl: workers' reports become events, and decisions go to workers. It
+does not know Ray. The actor that holds it gives it a way to send."""
 
 from __future__ import annotations
 
@@ -31,14 +29,12 @@ from rollpacker.policy.settings import RolloutSettings
 from rollpacker.runtime.ipc.clock import Clock
 from rollpacker.verl.settings import DOMAIN
 
-# Reports of workers to the policy, besides events; all of them arrive in order.
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFinished:
-    """A response is complete after ``seconds``; ``tokens`` of it were generated."""
+    """A response with ``tokens`` generated tokens is complete after ``seconds``."""
 
     attempt: AttemptId
     tokens: int
@@ -48,8 +44,8 @@ class ResponseFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStopped:
-    """An attempt that was told to stop ``seconds`` after it was begun has stopped. verl's servers
-    don't say how many tokens they had: ``tokens`` is None where it still decoded."""
+    """A stopped attempt, with the ``seconds`` from its start to the decision to stop. ``tokens`` is
+    None if it still decoded, as verl's servers do not report them."""
 
     attempt: AttemptId
     tokens: int | None
@@ -65,7 +61,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A worker cannot go on; ``error`` says why."""
+    """A worker cannot continue."""
 
     error: str
 
@@ -82,25 +78,25 @@ Report = (
 
 
 class InOrder(Generic[T]):
-    """Batches as they were sent: calls of an actor's coroutines may overtake each other."""
+    """Batches in the order of sending, as calls of an actor's coroutines may overtake each
+    other."""
 
     def __init__(self) -> None:
         self._next = 0
         self._early: dict[int, T] = {}
 
     def take(self, number: int, batch: T) -> Iterator[T]:
-        """Batch ``number``, counted from 0, has come: those whose turn it is now."""
+        """Take batch ``number``, counted from 0. Yields the batches whose turn it is now."""
         self._early[number] = batch
         while self._next in self._early:
             self._next += 1
             yield self._early.pop(self._next - 1)
 
 
+# verl places requests and gradients itself, so its servers are one engine to the policy.
 _ENGINE, _REPLICA = EngineId(0), ReplicaId(0)
-"""verl places requests and gradients itself: the policy sees all of its servers as one engine."""
 _KINDS = {RoundKind.FULL: 0.0, RoundKind.SHORT: 1.0, RoundKind.LONG: 2.0}
-_SPEEDS = 512
-"""Responses whose speed is known to be that of now."""
+_SPEEDS = 512  # latest responses that give the current speed
 
 _FOR_WORKERS = (
     do.StartAttempt,
@@ -111,7 +107,7 @@ _FOR_WORKERS = (
 )
 
 Send = Callable[[int, Sequence[do.Decision]], None]
-"""Gives a worker, by number, its decisions; never waits."""
+"""Gives a worker, by number, its decisions without waiting."""
 
 
 class RoundError(RuntimeError):
@@ -120,7 +116,7 @@ class RoundError(RuntimeError):
 
 @dataclass(slots=True)
 class HostedRound:
-    """What came of a round, and what is still owed.
+    """A round's results, and its open work.
 
     Args:
         step: verl's global step.
@@ -128,9 +124,9 @@ class HostedRound:
         accepted: prompts to train on.
         deferred: prompts that wait for a later round.
         dropped: prompts that are done without being trained on.
-        tokens: generated, of each response that has finished or was stopped.
-        kept: of them, those of the responses to train on.
-        estimated: of them, those that nobody counted.
+        tokens: generated, of each finished or stopped response.
+        kept: tokens of the responses to train on.
+        estimated: tokens of stopped responses that nobody counted.
         over: nothing decodes and every prompt is decided.
     """
 
@@ -152,10 +148,8 @@ class HostedRound:
 
 
 class Speed:
-    """How many tokens a response has after so many seconds, by those that finished last.
-
-    A line through them: what comes before the first token and after the last takes its time too.
-    """
+    """Estimates a response's tokens by its seconds, from a line through the latest responses. The
+    line has an offset, as time before the first and after the last token counts too."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=_SPEEDS)
@@ -164,7 +158,7 @@ class Speed:
         self._last.append((tokens, seconds))
 
     def tokens(self, seconds: float) -> int:
-        """Generated in so long; 0 before any response has finished."""
+        """Tokens generated in ``seconds``, 0 before any response has finished."""
         if not self._last:
             return 0
         tokens, took = np.array(self._last, np.float64).T
@@ -177,12 +171,9 @@ class Speed:
 
 
 class RoundDriver:
-    """Performs the policy's decisions through workers, and tells it what they report. A step is:
-    ``start``, ``drawn``, ``place``, reports until ``done``, ``trained``, ``published``.
-
-    ``folder`` is that of ``journal.jsonl``; ``state`` what ``state_dict`` gave, of a run that goes
-    on.
-    """
+    """Performs the policy's decisions through workers, and passes their reports to it. A step is:
+    ``start``, ``drawn``, ``place``, reports until ``done``, ``trained``, ``published``. ``folder``
+    holds ``journal.jsonl``. ``state`` is the ``state_dict`` of a resumed run."""
 
     def __init__(
         self,
@@ -214,8 +205,8 @@ class RoundDriver:
     # The step ---------------------------------------------------------------------------------
 
     def start(self, step: int, remaining: int) -> int:
-        """Begin a round, where so many fresh rows are left of the epoch; returns how many to draw,
-        which ``drawn`` must be given."""
+        """Begin a round with ``remaining`` fresh rows in the epoch. Returns how many to pass to
+        ``drawn``."""
         self._draws, self._update = {}, None
         self._prompts.clear()
         self._placed.clear()
@@ -231,13 +222,13 @@ class RoundDriver:
         return self._draws.get(DOMAIN, 0)
 
     def drawn(self, prompts: Sequence[Prompt]) -> tuple[PromptId, ...]:
-        """Fresh prompts; returns all that this round runs, in order, which ``place`` must hear."""
+        """Take fresh prompts. Returns all prompts of this round, in order, for ``place``."""
         if self._draws:
             self._pump.post(ev.PromptsDrawn(prompts=tuple(prompts)))
         return tuple(self.round.started)
 
     def place(self, workers: Mapping[PromptId, int]) -> None:
-        """These workers have the prompts: let them begin."""
+        """Set the prompts' workers, and let them begin."""
         self._placed.update(workers)
         self._flush()
 
@@ -246,7 +237,7 @@ class RoundDriver:
         return self.round.over and not self._unstored
 
     def take(self, reports: Sequence[Report]) -> None:
-        """Workers report. Raises ``RoundError`` when one of them cannot go on."""
+        """Take reports of workers. Raises ``RoundError`` if one of them cannot continue."""
         for report in reports:
             match report:
                 case ResponseFinished():
@@ -262,7 +253,7 @@ class RoundDriver:
         self._flush()
 
     def trained(self, seconds: float) -> dict[str, float]:
-        """verl has updated its weights in so many seconds; returns the round's metrics."""
+        """verl has updated its weights in ``seconds``. Returns the round's metrics."""
         assert self.done
         while self._parts:
             given = self._parts.pop(0)
@@ -283,7 +274,7 @@ class RoundDriver:
         self._journal.flush()
 
     def end_epoch(self, epoch: int) -> None:
-        """Fewer rows are left than a step needs: the next epoch begins."""
+        """The epoch has fewer rows left than a step needs."""
         self._pump.post(ev.EpochEnded(epoch=epoch))
 
     @property
@@ -307,7 +298,7 @@ class RoundDriver:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two rounds: what a resumed run needs, as JSON."""
+        """The state between two rounds, as JSON."""
         return {"policy": self._policy.state_dict(), "clock_s": self._clock()}
 
     def close(self) -> None:
@@ -346,11 +337,11 @@ class RoundDriver:
             case do.ApplyUpdate():
                 self._update = decision
             case _:
-                # verl publishes weights, and tells when it has.
+                # verl publishes weights itself, and reports it by ``published``.
                 assert isinstance(decision, (*_FOR_WORKERS, do.PublishWeights)), decision
 
     def _flush(self) -> None:
-        """Send what was decided, one message for each worker."""
+        """Send decisions, one message for each worker."""
         by_worker: dict[int, list[do.Decision]] = defaultdict(list)
         for decision in self._outbox:
             match decision:

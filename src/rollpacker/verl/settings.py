@@ -1,4 +1,4 @@
-"""Our options in verl's configuration, and what of that is not supported."""
+"""Our options in verl's configuration, and unsupported settings."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ DOMAIN = "default"
 
 class VerlConfig(Config):
     """The section ``rollpacker`` of verl's configuration: ``+rollpacker.tail_batching.mode=race``.
-
-    Everything else is verl's: prompts and responses of a step, lengths, sampling, data, rewards.
-    """
+    All other settings are verl's: prompts and responses of a step, lengths, sampling, data,
+    rewards."""
 
     tail_batching: TailBatchingConfig = TailBatchingConfig()
-    """What happens to the long tail of a round; modes ``exact``, ``off``, ``race``, ``prompts``."""
+    """How a round treats its long tail: mode ``exact``, ``off``, ``race`` or ``prompts``."""
     output: str | None = None
-    """The folder of ``journal.jsonl``; default: ``rollpacker`` in ``trainer.default_local_dir``."""
+    """The folder of ``journal.jsonl``. Default: ``rollpacker`` in ``trainer.default_local_dir``."""
     max_retries: int = Field(default=2, ge=0)
-    """Replacement attempts for a response that a server or its reward failed on."""
+    """Replacement attempts for a response whose server or reward failed."""
 
 
 Check = Callable[[Any], bool]
@@ -53,11 +52,11 @@ _UNSUPPORTED: dict[str, Check] = {
         c, "actor_rollout_ref", "rollout.full_determinism"
     ),
 }
-"""What a run would silently do otherwise, by the setting that asks for it."""
+"""Settings that a run would silently ignore."""
 
 
 def _set(config: Any, section: str, path: str) -> bool:
-    """Whether a key is there and true."""
+    """Whether a key exists and is true."""
     node = config.get(section)
     for key in path.split("."):
         node = None if node is None else node.get(key)
@@ -65,13 +64,13 @@ def _set(config: Any, section: str, path: str) -> bool:
 
 
 def read(given: Any) -> VerlConfig:
-    """Our options from plain values, None where there are none. Raises ``ValueError``, one line."""
+    """Our options from plain values, None for none. Raises ``ValueError``, one line."""
     config = parse_as(VerlConfig, given or {}, MODE)
     tail = config.tail_batching
     if tail.mode == "auto":
         raise ValueError(
-            f"{MODE}.tail_batching.mode: 'auto' goes by measured decode latencies, which verl's "
-            "servers do not tell; take 'exact', 'off', 'race' or 'prompts'"
+            f"{MODE}.tail_batching.mode: 'auto' needs measured decode latencies, which verl's "
+            "servers do not report: use 'exact', 'off', 'race' or 'prompts'"
         )
     if tail.own:
         raise ValueError(
@@ -81,7 +80,7 @@ def read(given: Any) -> VerlConfig:
     if tail.carries:
         raise ValueError(
             f"{MODE}.tail_batching.mode: 'partial' trains on tokens of earlier weights, which only "
-            "rollpacker train keeps; take 'exact', 'off', 'race' or 'prompts'"
+            "rollpacker train keeps: use 'exact', 'off', 'race' or 'prompts'"
         )
     if tail.long_round_steps > 1:
         raise ValueError(
@@ -97,7 +96,7 @@ def read(given: Any) -> VerlConfig:
 
 
 def check_supported(config: Any) -> None:
-    """Raise ``ValueError`` in one line for settings of verl's that rounds of ours do not know."""
+    """Raise ``ValueError`` in one line for unsupported settings of verl."""
     found = [name for name, asks in _UNSUPPORTED.items() if asks(config)]
     if found:
         raise ValueError(
@@ -107,7 +106,7 @@ def check_supported(config: Any) -> None:
 
 
 def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSettings:
-    """What the policy is told, from verl's configuration."""
+    """The policy's settings, from verl's configuration."""
     rollout = config.actor_rollout_ref.rollout
     section = RolloutConfig(
         prompts_per_step=config.data.train_batch_size,
@@ -118,7 +117,7 @@ def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSett
         top_k=max(0, rollout.top_k),
         tail_batching=ours.tail_batching,
         max_retries=ours.max_retries,
-        # verl trains when it has the whole batch, and its servers stay as they are.
+        # verl trains when it has the whole batch, and never changes its servers.
         streaming=StreamingConfig(enabled=False),
         speculation=SpeculationConfig(mode="off"),
     )
@@ -127,7 +126,7 @@ def rollout_settings(ours: VerlConfig, config: Any, prompts: int) -> RolloutSett
         seed=config.data.get("seed") or 0,
         sizes={DOMAIN: prompts},
         cap=rollout.response_length,
-        # Unknown, and used by ``auto`` and streaming only.
+        # Unknown, but only ``auto`` and streaming use it.
         latency={1: 1.0},
         engines=1,
         whole_batch=True,

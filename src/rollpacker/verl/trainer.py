@@ -1,4 +1,4 @@
-"""verl's synchronous trainer with rounds of ours."""
+"""verl's synchronous trainer with rollpacker's rounds."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ from rollpacker.verl.host import PlainTrainer
 from rollpacker.verl.settings import DOMAIN, MODE, check_supported, read, rollout_settings
 from rollpacker.verl.worker import CancellingClient
 
-_IDENTITY = ("raw_prompt", "data_source", "reward_model")
-"""Columns by which rows are told apart."""
+_IDENTITY = ("raw_prompt", "data_source", "reward_model")  # columns that identify a row
 
 
 class RowQueue:
     """Draws rows, and keeps them until they are trained on.
 
-    A row's ``uid`` is its prompt's id: a hash of the row, the same in every epoch and after a
-    resume, where verl has a new one for each draw. It groups responses as verl's does.
+    A row's ``uid`` is its prompt's id, a hash of the row. It is the same in every epoch and after a
+    resume, unlike verl's own. It groups responses as verl's does.
 
     Args:
-        fetch: the next row of the data loader, which begins anew after the last one: a TensorDict
-            of one row.
+        fetch: the next row of the data loader, a TensorDict. It begins anew after the last one.
         size: rows of an epoch.
     """
 
@@ -46,8 +44,7 @@ class RowQueue:
         self._fetch = fetch
         self._size = size
         self._drawn = 0
-        self.epoch = 0
-        """Epochs begun before this one."""
+        self.epoch = 0  # epochs begun before this one
         self._rows: dict[PromptId, Any] = {}
 
     @property
@@ -55,7 +52,7 @@ class RowQueue:
         return self._size - self._drawn
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next rows; no more than ``remaining``."""
+        """The next rows, at most ``remaining``."""
         assert count <= self.remaining
         prompts: list[Prompt] = []
         for _ in range(count):
@@ -72,13 +69,13 @@ class RowQueue:
         text = json.dumps(found, sort_keys=True, default=_plain)
         digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
         id_, number = PromptId(digest), 1
-        while id_ in self._rows:  # an equal row, which waits
+        while id_ in self._rows:  # an equal row waits
             number += 1
             id_ = PromptId(f"{digest}-{number}")
         return id_
 
     def batch(self, prompts: Sequence[PromptId]) -> Any:
-        """These rows, in order: a TensorDict."""
+        """These rows, in order, as a TensorDict."""
         rows = [self._rows[prompt] for prompt in prompts]
         return rows[0].clone() if len(rows) == 1 else tu.concat_tensordict(rows)
 
@@ -87,7 +84,7 @@ class RowQueue:
             del self._rows[prompt]
 
     def next_epoch(self) -> None:
-        """Pass over what is left of this one; nothing waits any more."""
+        """Skip the rest of this epoch, with no row waiting."""
         for _ in range(self.remaining):
             self._fetch()
         self._rows.clear()
@@ -102,25 +99,20 @@ class RowQueue:
 
 
 def _plain(value: object) -> Any:
-    """Of what a row may hold, what JSON lacks."""
+    """A row's value that JSON lacks."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 _LOG = logging.getLogger(__name__)
-_POLL_S = 0.05
-"""verl looks every 2 s for responses that are there when a round of ours is over."""
-_STATE = "rollpacker.pt"
-"""In a checkpoint: what tail batching needs to go on."""
+_POLL_S = 0.05  # verl itself looks for finished responses only every 2 s
+_STATE = "rollpacker.pt"  # the file in a checkpoint with the state of tail batching
 
 
 @register_trainer(MODE)
 class TailBatchingTrainer(PlainTrainer):
-    """``PPOTrainerSync`` whose steps train on what rounds with tail batching have kept.
-
-    Losses, updates, validation, checkpoints and logging stay verl's; metrics get ``tail/*``.
-
-    Raises ``ValueError`` in one line for settings that are not supported.
-    """
+    """``PPOTrainerSync`` whose steps train on the responses that rounds with tail batching kept.
+    Losses, updates, validation, checkpoints and logging stay verl's. Metrics get ``tail/*``. Raises
+    ``ValueError`` in one line for settings that are not supported."""
 
     def __init__(self, config: Any) -> None:
         section = config.get(MODE)
@@ -128,7 +120,7 @@ class TailBatchingTrainer(PlainTrainer):
         self._ours = read(plain)
         check_supported(config)
         with open_dict(config):
-            # verl compares the name where its asynchronous trainers differ.
+            # verl compares this name to tell its asynchronous trainers apart.
             config.trainer.v1.trainer_mode = "sync"
             # A round draws as many rows as it needs.
             config.data.gen_batch_size = 1
@@ -152,7 +144,7 @@ class TailBatchingTrainer(PlainTrainer):
         folder = self._ours.output or os.path.join(self.config.trainer.default_local_dir, MODE)
         settings = rollout_settings(self._ours, self.config, len(self.train_dataset))
         driver = None if state is None else state["driver"]
-        # Absolute, since actors have folders of their own.
+        # Absolute, as actors have another working folder.
         begun = self._policy.begin.remote(settings.to_json(), os.path.abspath(folder), driver)
         ray.get(begun)
         try:
@@ -174,10 +166,10 @@ class TailBatchingTrainer(PlainTrainer):
         return {}
 
     def on_sample_begin(self) -> None:
-        """Wait for the round; verl's replay buffer then finds what it kept, and nothing else."""
+        """Wait for the round. verl's replay buffer then finds exactly what the round kept."""
         super().on_sample_begin()
         done = ray.get(self._policy.rollout.remote())
-        # Of a group that cannot be had verl trains on what is there: nothing, here.
+        # verl trains on whatever a failed group has, which is nothing here.
         lacking = self.config.data.train_batch_size - len(done.accepted)
         lost = done.dropped[:lacking]
         others = [*done.deferred, *done.dropped[lacking:]]
@@ -190,7 +182,7 @@ class TailBatchingTrainer(PlainTrainer):
         self._rows.forget([*done.accepted, *done.dropped])
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """As verl's; the policy then knows that it was trained on."""
+        """Step as verl does, and report the training to the policy."""
         batch = super().step(metrics, timing_raw)
         seconds = timing_raw.get("update_actor", 0.0)
         found, alarms = ray.get(self._policy.trained.remote(seconds))
@@ -200,7 +192,7 @@ class TailBatchingTrainer(PlainTrainer):
         return batch
 
     def on_step_end(self) -> None:
-        """As verl's, which brings the weights to the servers."""
+        """verl's own sends the weights to the servers. Report it to the policy."""
         super().on_step_end()
         ray.get(self._policy.published.remote(self.global_steps + 1))
 
@@ -210,7 +202,7 @@ class TailBatchingTrainer(PlainTrainer):
         return buffer
 
     def _save_checkpoint(self) -> None:
-        """With the prompts that wait; before verl says that the checkpoint is whole."""
+        """Save the waiting prompts too, before verl marks the checkpoint as complete."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         driver = ray.get(self._policy.state_dict.remote())
@@ -224,8 +216,8 @@ class TailBatchingTrainer(PlainTrainer):
         path = self._checkpoint() / _STATE
         if not path.exists():
             raise ValueError(
-                f"{path.parent} was made without trainer.v1.trainer_mode={MODE}: which rows of the "
-                "epoch it has seen is not known; begin anew, or train with "
+                f"{path.parent} was made without trainer.v1.trainer_mode={MODE}, so the rows that "
+                "it has seen are unknown: start a new run, or train with "
                 "trainer.v1.trainer_mode=sync"
             )
         self._state = torch.load(path, weights_only=False)

@@ -1,4 +1,4 @@
-"""verl's worker of agent loops, which runs the attempts that the policy asks for."""
+"""verl's worker of agent loops, which runs the attempts that the policy decides."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rollpacker.verl.round_driver import (
 class Cancelling:
     """An actor's handle, whose calls are cancelled with the coroutine that waits for them.
 
-    Cancelling what waits for an actor's call leaves the call running, and verl's own way to abort a
-    request does not reach vLLM where that renames requests. ``ray.cancel`` raises in the actor's
-    coroutine, which every server answers by dropping the request.
+    Cancelling the wait for an actor's call leaves the call running. verl's own abort does not reach
+    vLLM if that renames requests. ``ray.cancel`` raises in the actor's coroutine, and every server
+    then drops the request.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -42,8 +42,6 @@ class Cancelling:
 
 
 class _Method:
-    """A method of such a handle."""
-
     def __init__(self, method: Any) -> None:
         self._method = method
 
@@ -52,7 +50,7 @@ class _Method:
 
 
 async def _result(reference: Any) -> Any:
-    """What a call returns or raises; a cancelled wait ends when the call has ended."""
+    """A call's result. A cancelled wait ends when the call has ended."""
     waiting = asyncio.ensure_future(_value(reference))
     try:
         return await asyncio.shield(waiting)
@@ -60,7 +58,7 @@ async def _result(reference: Any) -> Any:
         ray.cancel(reference)
         await asyncio.wait([waiting])
         if not waiting.cancelled():
-            waiting.exception()  # that it was cancelled is no news
+            waiting.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
@@ -69,7 +67,7 @@ async def _value(reference: Any) -> Any:
 
 
 class _Cancelled:
-    """The handle of an actor that is not to be called any more."""
+    """The handle of an actor after a cancelled request."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -79,14 +77,14 @@ class _Cancelled:
 
 
 class CancellingClient(PlainClient):
-    """verl's client of its servers; who stops waiting for a response stops its request."""
+    """verl's client of its servers. Cancelling the wait for a response stops its request."""
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **extra))
         try:
             name, server = await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            # The balancer has counted it, and verl releases only what it was given.
+            # The balancer has counted it, and verl releases only a server that it got.
             name, _ = await acquiring
             return name, _Cancelled()
         return name, Cancelling(server)
@@ -94,21 +92,17 @@ class CancellingClient(PlainClient):
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One response: verl's session, and what the policy has said of it."""
+    """One response: verl's session, and the policy's decisions about it."""
 
     id: AttemptId
     prompt: PromptId
     start_s: float
-    wanted: asyncio.Future[None]
-    """Its reward is asked for."""
-    kept: asyncio.Future[None]
-    """It is trained on."""
+    wanted: asyncio.Future[None]  # done when its reward is asked for
+    kept: asyncio.Future[None]  # done when it is trained on
     task: asyncio.Task[None]
     tokens: int | None = None
-    stop_s: float | None = None
-    """When it was told to stop."""
-    told: bool = False
-    """The policy knows how it ended."""
+    stop_s: float | None = None  # when it got the decision to stop
+    told: bool = False  # whether the policy knows how it ended
 
 
 @dataclass(slots=True, eq=False)
@@ -120,16 +114,14 @@ class _Hosted:
     trajectory: dict[str, Any]
     trace: bool
     attempts: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
-    """By sample index; of an index that is tried again, the latest."""
+    """By sample index, the latest attempt of each."""
     unstored: set[AttemptId] = field(default_factory=set[AttemptId])
-    """Kept, and not in the transfer queue yet."""
+    """Kept, but not in the transfer queue yet."""
 
 
 class Worker(PlainWorker):
-    """``AgentLoopWorkerTQ`` whose training prompts are run, attempt by attempt, as decided.
-
-    A response is put into the transfer queue when the policy has kept it. Validation is verl's.
-    """
+    """``AgentLoopWorkerTQ`` that runs each attempt of a training prompt as the policy decides. A
+    response enters the transfer queue once the policy has kept it. Validation is verl's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -155,11 +147,11 @@ class Worker(PlainWorker):
         self._policy, self._number = policy, number
 
     async def live(self) -> None:
-        """Never returns: who waits for it hears when this worker dies."""
+        """Never returns, so that waiting for it shows this worker's death."""
         await asyncio.get_running_loop().create_future()
 
     async def decide(self, number: int, decisions: Sequence[do.Decision]) -> None:
-        """Batch ``number`` of what the policy has decided for this worker; begins it all."""
+        """Begin batch ``number`` of the policy's decisions for this worker."""
         for batch in self._inbox.take(number, decisions):
             for decision in batch:
                 self._performers[type(decision)](decision)
@@ -167,11 +159,11 @@ class Worker(PlainWorker):
     async def _run_prompt(
         self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
     ) -> None:
-        """Keep a prompt for the attempts that will be asked for."""
+        """Keep a prompt for its later attempts."""
         if trajectory["validate"]:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace=trace)
             return
-        # No wait before this line: the prompt must be here when its first attempt is asked for.
+        # No await before this line, as the prompt must be here before its first attempt.
         self._hosted[PromptId(prompt["uid"])] = _Hosted(prompt, sampling_params, trajectory, trace)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
@@ -229,7 +221,7 @@ class Worker(PlainWorker):
 
     def _abort(self, decision: do.AbortAttempt) -> None:
         attempt = self._attempts.get(decision.attempt)
-        if attempt is not None:  # else its failure is on its way to the policy
+        if attempt is not None:  # otherwise its failure is on its way to the policy
             attempt.stop_s = time.monotonic()
             attempt.task.cancel()
 
@@ -244,12 +236,12 @@ class Worker(PlainWorker):
             self._attempts[attempt].kept.set_result(None)
 
     def _finish(self, _decision: do.FinishRollout) -> None:
-        """Nothing decodes any more: what was not kept ends, an audit's responses for one."""
+        """Nothing decodes any more: end what was not kept, such as an audit's responses."""
         for attempt in self._attempts.values():
             if not attempt.kept.done():
                 attempt.told = True
                 attempt.task.cancel()
-        # Not before: an audited response that ends after its group would be taken for validation's.
+        # Not earlier, or an audited response that ends after its group would count as validation.
         self._hosted = {prompt: each for prompt, each in self._hosted.items() if each.unstored}
 
     # What happened ----------------------------------------------------------------------------
@@ -288,7 +280,7 @@ class Worker(PlainWorker):
         self._tell(Stored(prompt=prompt))
 
     def _tell(self, report: Report) -> None:
-        """With all else that happens in this turn of the loop."""
+        """Send a report together with the others of this turn of the loop."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._report)
         self._outbox.append(report)
@@ -300,6 +292,6 @@ class Worker(PlainWorker):
 
 
 def _text(error: BaseException) -> str:
-    """The last line of what went wrong: Ray puts the actor's traceback before it."""
+    """The last line of an error, as Ray puts the actor's traceback before it."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -305,7 +305,6 @@ class StopWatcher:
         self.seen = 0
 
     def found(self, tokens: NDArray[np.int32]) -> bool:
-        """Whether a stop string ends within the tokens since the last call."""
         self.seen = len(tokens)
         window = self._tokenizer.decode(tokens[self._start :].tolist())
         if any(s in window for s in self._stop):
@@ -344,7 +343,6 @@ def _machine_free_bytes() -> int:
 
 
 def _elsewhere() -> int:
-    """Free memory on systems other than Linux. All memory if psutil is not installed."""
     with suppress(ImportError):
         import psutil
 

@@ -16,11 +16,9 @@ from rollpacker.core.types import PromptId
 from rollpacker.engine.base import NO_SPECULATION, Ints, Request, Speculation
 from rollpacker.policy.engines.speculation import MOST, worth
 
-LENGTHS = (1, 2, 3, 5, 8)
-"""Tokens of a context. More than eight find nothing that these do not."""
+LENGTHS = (1, 2, 3, 5, 8)  # Tokens of a context. More than eight find nothing that these do not.
 LONGEST = LENGTHS[-1]
-VOTES = 4
-"""Most times that count. A token that came more often is as likely."""
+VOTES = 4  # Most times that count. A token that came more often is as likely.
 _TRIED = 0.1  # probability from which on a token is drafted that costs nothing
 BUCKETS = 2 * len(LENGTHS) * VOTES
 """Kinds of entries, each with its own acceptance: scope, length of the context, votes."""
@@ -224,7 +222,6 @@ class Drafter:
         self._new += [(scope, text, 0) for text in texts]
 
     def turn_over(self) -> None:
-        """The weights change: all groups may learn from the round's responses."""
         self._past += self._round + [text for _, text, _ in self._new]
         self._round.clear()
         self._new.clear()
@@ -341,8 +338,7 @@ def _judge(buckets: Any, lengths: Any, right: Any, tried: Any, accepted: Any) ->
                 accepted[buckets[i, j]] += 1.0
 
 
-LONGEST_DRAFT = 63
-"""Tokens. Engines make as many uniforms ahead."""
+LONGEST_DRAFT = 63  # Tokens. Engines make as many uniforms ahead.
 _LONGEST_PAUSE = 32  # most steps without drafts after misses, so that noise costs little
 
 
@@ -382,7 +378,6 @@ class Speculator:
         self._misses = self._pause = 0
 
     def follow(self, how: Speculation) -> None:
-        """Draft in this way from now on. Raises ``ValueError`` for drafts that are too long."""
         if how.most > LONGEST_DRAFT:
             raise ValueError(f"drafts have at most {LONGEST_DRAFT} tokens, not {how.most}")
         self.how = how
@@ -480,7 +475,6 @@ class Rehearsal:
         return max(1, math.ceil(self.drafted / max(1, self.verified)))
 
     def step(self, groups: Mapping[PromptId, Sequence[Ints]]) -> None:
-        """Take the next training step: token ids of every response, by prompt."""
         lengths = sorted(len(text) for texts in groups.values() for text in texts)
         if lengths and lengths[-1]:
             last = max(groups, key=lambda prompt: max(map(len, groups[prompt]), default=0))

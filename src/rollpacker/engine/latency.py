@@ -187,7 +187,6 @@ def _least_s(engine: Engine, contexts: Contexts, clock: Callable[[], float]) -> 
 
 
 def _requests(ids: Sequence[AttemptId], context: int, steps: int) -> list[Request]:
-    """The same prompt for all, another for each batch size, so that no cache has a prefix."""
     params = SamplingParams(max_tokens=steps + 2, ignore_stop=True)
     prompt = _prompt(len(ids), context)
     return [
@@ -197,7 +196,7 @@ def _requests(ids: Sequence[AttemptId], context: int, steps: int) -> list[Reques
 
 
 def _prompt(number: int, tokens: int) -> NDArray[np.int32]:
-    """A number's bits, so that no two prompts begin alike."""
+    # The number's bits, so that no two prompts begin alike and no cache has a prefix.
     return np.array([number >> i & 1 for i in range(tokens)], np.int32)
 
 

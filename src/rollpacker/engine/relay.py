@@ -180,9 +180,8 @@ def meet(span: Span) -> list[Connection]:
 
 
 def _rank(end: socket.socket, span: Span) -> int | None:
-    """The rank of a member that connected, or None for a process of another user. Nothing is
-    unpickled before this check."""
     end.settimeout(_PATIENCE_S)
+    # Nothing is unpickled from a process of another user.
     pid_uid_gid = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", pid_uid_gid)[1]
     try:

@@ -148,7 +148,6 @@ class JudgeBudget:
         return tokens / seconds if seconds > 0.0 else math.inf
 
     def _layer_first(self, resident: int, tokens: int, longer: int) -> bool:
-        """Whether a layer uses the next bytes better than a sequence."""
         if longer == tokens:
             return True
         now = self._speed(resident, tokens)
@@ -161,8 +160,7 @@ class JudgeBudget:
 PROMPTS = 3
 """Prompts that must fail in the same way before the first answer, so that one bad row is not
 enough."""
-RESPONSES = 8
-"""Responses that must fail before the first answer, if there are too few prompts."""
+RESPONSES = 8  # responses that must fail before the first answer, if there are too few prompts
 IN_A_ROW = 32
 """Responses that must fail in a row after an answer. With a timeout of 10 s and one process this
 takes five to ten minutes, about as long as a service's restart."""
@@ -187,7 +185,6 @@ class RewardFaults:
         self._records = [_Record(answered=index in patient) for index in range(functions)]
 
     def answered(self, function: int) -> None:
-        """A call was answered, so earlier failures no longer count."""
         record = self._records[function]
         record.answered = True
         if record.ways:

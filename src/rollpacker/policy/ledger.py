@@ -15,18 +15,13 @@ from rollpacker.core.types import AttemptId, EngineId, FinishReason, PromptId, R
 class Stage(Enum):
     """The state of an attempt."""
 
-    RUNNING = auto()
-    """It decodes, waits for its environment, or moves to another engine."""
-    FINISHED = auto()
-    """Its response is complete, and nobody has asked for its reward."""
+    RUNNING = auto()  # it decodes, waits for its environment, or moves to another engine
+    FINISHED = auto()  # its response is complete, and nobody has asked for its reward
     GRADING = auto()
     GRADED = auto()
-    STOPPING = auto()
-    """It must stop and has not confirmed it."""
-    LOST = auto()
-    """Its engine died."""
-    OVER = auto()
-    """It has stopped, or has failed."""
+    STOPPING = auto()  # it must stop and has not confirmed it
+    LOST = auto()  # its engine died
+    OVER = auto()  # it has stopped, or has failed
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +217,6 @@ class LedgerWriter(Ledger):
         return attempt
 
     def _lost(self, event: ev.DevicesLost) -> None:
-        """Lose the attempts that ran there. Those on their way there are still where they were."""
         for attempt in list(self.running.values()):
             if attempt.engine in event.engines:
                 self._leave(attempt, Stage.LOST)

@@ -100,7 +100,6 @@ class KaplanMeier:
 
 
 def _completed(survival: NDArray[np.float64], cap: int | None) -> NDArray[np.float64]:
-    """The curve with an exponential tail if it does not reach 0, up to the first 0."""
     left, known = float(survival[-1]), survival.size
     if left >= 1.0:
         longest = cap or known
@@ -132,14 +131,11 @@ Source = RoundKind | Literal["audit"]
 """The kind of a length's round, or an audit (a prompt of a raced round that runs without
 aborts)."""
 
-ENOUGH_GROUPS = 16
-"""Prompts needed for a useful correlation."""
+ENOUGH_GROUPS = 16  # prompts needed for a useful correlation
 
 
 @dataclass(slots=True)
 class _Round:
-    """Attempts of one step and source, by prompt."""
-
     step: int
     source: str
     lengths: dict[PromptId, list[int]] = field(default_factory=dict[PromptId, list[int]])

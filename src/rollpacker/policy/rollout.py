@@ -43,7 +43,6 @@ class RolloutPolicy:
         return self._running
 
     def _wire(self) -> None:
-        """Events and decisions for each part. The tail batching gets every event."""
         streaming, measure, engines = self._streaming, self._measure, self._engines
         self._hears: dict[type, list[Callable[[Any], None]]] = {
             ev.GradientsAccumulated: [streaming.accumulated, measure.accumulated],

@@ -12,8 +12,7 @@ from rollpacker.config import RolloutConfig
 from rollpacker.policy.engines.fleet import Layout, tail_engines
 from rollpacker.policy.engines.hardware import Hardware, RowCosts
 
-USUAL_MICRO_BATCH = 8192
-"""Tokens that keep a GPU busy with models of 0.5 to 14 billion parameters."""
+USUAL_MICRO_BATCH = 8192  # tokens that keep a GPU busy with models of 0.5 to 14 billion parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ from rollpacker.policy.engines.fleet import by_number
 from rollpacker.policy.ledger import Ledger
 from rollpacker.policy.settings import RolloutSettings
 
-TAIL_AT = 0.8
-"""Share of finished responses at which the nodes are offered."""
+TAIL_AT = 0.8  # share of finished responses at which the nodes are offered
 
 
 class TailRelease:
@@ -72,8 +71,6 @@ full. The bound lets a worker stop within seconds."""
 
 @dataclass(slots=True)
 class _Sum:
-    """The gradient sum of one replica: tasks in flight, and parts in the sum or on their way."""
-
     tasks: int = 0
     parts: list[GroupPart] = field(default_factory=list[GroupPart])
 
@@ -279,7 +276,6 @@ class Streaming:
         self._tired += tired
 
     def _dispatch_in_order(self) -> Iterable[do.AccumulateGradients]:
-        """A fixed share for each replica: the k-th group goes to replica k modulo replicas."""
         parts = self._parts()
         self._set_ready([])
         replicas = sorted(self._sums)
@@ -308,7 +304,6 @@ class Streaming:
         self.waiting = sum(map(self._cost, parts))
 
     def _add(self, part: GroupPart) -> None:
-        """The largest go first. In order, the earliest."""
         place = self._place(part)[0]
         rank = len(self._ready) if self._rules.ordered else -self._cost(part)
         heappush(self._ready, (rank, place, part.start, part.stop, part.prompt))
@@ -336,7 +331,6 @@ class Streaming:
         return tuple(taken)
 
     def _cut(self, part: GroupPart, budget: int) -> GroupPart:
-        """The start of a part up to ``budget`` tokens, between samples. The rest waits."""
         reach = self._reach[part.prompt]
         stop = bisect_left(reach, reach[part.start] + budget, part.start + 1, part.stop)
         if stop == part.stop:

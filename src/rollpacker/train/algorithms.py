@@ -229,7 +229,6 @@ class RLOO(Algorithm):
         return super().advantages(rewards) * np.float32(count / max(count - 1, 1))
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """A response's loss is spread evenly over its tokens."""
         ratio = torch.exp(responses.sequence_sum(responses.logprobs - responses.old))
         epsilon = self.config.epsilon
         loss, bound = clipped(ratio, responses.advantages, epsilon, epsilon)
@@ -277,7 +276,6 @@ class GSPO(GroupScaled):
     config: configs.GSPOConfig
 
     def surrogate(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every token of a response has the response's loss."""
         low, high = self.config.epsilon, self.config.epsilon_high
         loss, bound = clipped(self._ratios(responses), responses.advantages, low, high)
         return loss[responses.owner], bound[responses.owner]

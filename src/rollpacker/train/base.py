@@ -13,8 +13,7 @@ RATIO = "sampler/ratio"
 are metrics."""
 
 
-SampleId = tuple[PromptId, int]
-"""A sample's prompt and its index in the group."""
+SampleId = tuple[PromptId, int]  # a sample's prompt and its index in the group
 
 
 @dataclass(frozen=True, kw_only=True)

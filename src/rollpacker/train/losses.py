@@ -98,8 +98,7 @@ def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
 
 SUMS = ("loss", "clip_low", "clip_high", "kl", *TRAINED, *AGREEMENT)
 """Sums over micro-batches, members and replicas."""
-NO_EXTREMES = (float("-inf"), float("-inf"))
-"""Extremes without a token (see ``Agreement``)."""
+NO_EXTREMES = (float("-inf"), float("-inf"))  # extremes without a token (see ``Agreement``)
 _RUN = "tokens_run"  # Sampled tokens that were run. Samples without a gradient are not.
 
 

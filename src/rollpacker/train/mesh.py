@@ -75,19 +75,16 @@ class Members:
         self.size = 1 if group is None else dist.get_world_size(group)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of ``values`` over the members, in place."""
         if self.group is not None:
             add_up(values, self.group)
         return values
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest of ``values`` over the members, entry by entry, in place."""
         if self.group is not None:
             dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
         return values
 
     def each(self, value: int) -> list[int]:
-        """Every member's value, by rank."""
         values = torch.zeros(self.size, dtype=torch.int64, device=self._device)
         values[self.rank] = value
         return self.sum(values).tolist()

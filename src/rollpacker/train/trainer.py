@@ -174,7 +174,6 @@ class Trainer:
         )
 
     def _shares(self, items: list[Item]) -> list[MicroBatchShare]:
-        """This process's micro-batches. Every member of the replica has the same number."""
         config, device = self._config, self._optimizer.sums.device
         plans, shared = packing.plan(items, config.micro_batch_tokens, self._packing, self._costs)
         return [
@@ -201,8 +200,6 @@ class Trainer:
     def _backward(
         self, batch: MicroBatch, reference: torch.Tensor | None, weight: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add one micro-batch's gradients, times ``weight``. Returns sums and extremes without the
-        graph."""
         logprobs, entropy = self._logprobs(batch)
         found = batch_loss(batch, logprobs, entropy, reference, self.algorithm, self._config)
         (found.loss * weight).backward()
@@ -269,12 +266,10 @@ class Trainer:
         yield from self._optimizer.tensors()
 
     def discard(self) -> None:
-        """Drop the accumulated gradients, to repeat a step."""
         self._optimizer.sums.zero_()
 
     @property
     def layout(self) -> Layout:
-        """Types and shapes of ``weights``."""
         return self._names.layout
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,8 +18,7 @@ from rollpacker.runtime.attempts.attempts import Problems
 
 _DOMAIN = "default"
 
-Example = dict[str, Any]
-"""A row of the trainer's data set."""
+Example = dict[str, Any]  # a row of the trainer's data set
 Encode = Callable[[Sequence[Any]], Sequence[Sequence[int]]]
 """The trainer's function from prompts to token ids."""
 

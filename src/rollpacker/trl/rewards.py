@@ -98,7 +98,6 @@ class TrainerRewards:
             self._take = lambda _grades: None
 
     def begin_step(self, step: int, epoch: float | None = None) -> None:
-        """A round begins: forget the last one's results."""
         del step, epoch
         self._of.clear()
         self._open.clear()
@@ -132,7 +131,6 @@ class TrainerRewards:
         task.add_done_callback(self._tasks.discard)
 
     async def _call_waiting(self) -> None:
-        """Call functions with all waiting responses, or with a fair share for each thread."""
         try:
             while self._waiting:
                 count = -(-len(self._waiting) // (self._most - self._calling))
@@ -147,7 +145,6 @@ class TrainerRewards:
     async def _call(
         self, number: int, batch: Sequence[tuple[Trajectory, Row]], *, threaded: bool
     ) -> None:
-        """Call one function on some responses, and pass its error on."""
         notes = TrainerLog(len(batch))
         arguments = self._arguments(batch, notes)
         function = self._functions[number]
@@ -170,7 +167,6 @@ class TrainerRewards:
     def _arguments(
         self, batch: Sequence[tuple[Trajectory, Row]], notes: TrainerLog
     ) -> dict[str, Any]:
-        """TRL's arguments: lists of equal length by column."""
         rows = [row for _, row in batch]
         ids = [attempt.output.tokens.tolist() for attempt, _ in batch if attempt.output is not None]
         prompts = [row.prompt for row in rows]
@@ -241,7 +237,6 @@ class TrainerRewards:
         )
 
     def logged(self, attempt: AttemptId) -> Logged:
-        """Results of a graded response of this round."""
         return self._of[attempt]
 
     def recall(self, prompt: PromptId, grade: Grade) -> None:

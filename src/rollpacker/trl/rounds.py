@@ -167,7 +167,6 @@ class Rounds:
             self._asleep = True
 
     def _open(self) -> LoopThread:
-        """Build everything, once the trainer's model is on its device."""
         if self._loop is not None:
             return self._loop
         trainer = self._trainer
@@ -197,11 +196,9 @@ class Rounds:
         return self._loop
 
     def _say(self, text: str) -> None:
-        """A line on the terminal, once for all processes."""
         self._trainer.accelerator.print(f"rollpacker: {visible(text)}")
 
     def _decoder(self) -> Engine:
-        """The engine, awake. It lives as long as the trainer."""
         if self._engine is None:
             trainer = self._trainer
             folder = str(self.folder)
@@ -223,7 +220,6 @@ class Rounds:
         return self._engine
 
     def _weights(self) -> Iterable[tuple[str, Any]] | None:
-        """The weights, or None if the engine reads the trainer's in place."""
         mini = isinstance(self._engine_config, MiniEngineConfig)
         shares = mini and not has_adapters(model_of(self._trainer))
         return None if shares else weights_of(self._trainer)
@@ -333,7 +329,6 @@ class Rounds:
             self._finish(logs)
 
     def _finish(self, logs: dict[str, float], *, used_up: bool = False) -> None:
-        """End the round if the trainer has used it up, or wants another one."""
         if self._loop is None or not self._job.open or not (used_up or self._timed.used_up):
             return
         self._loop.run(self._job.finish(self._update(logs)))

@@ -29,8 +29,7 @@ from rollpacker.engine.configured import GET_VLLM
 from rollpacker.train.model.adapters import check_active, check_adapted, check_config
 from rollpacker.train.model.loading import check_generation
 
-TESTED = ("1.0.0", "1.16.0")
-"""Oldest and newest release of TRL in the tests."""
+TESTED = ("1.0.0", "1.16.0")  # oldest and newest release of TRL in the tests
 SEAMS = (
     "_generate_and_score_completions",
     "_tokenize_prompts",
@@ -52,8 +51,7 @@ def check_release(trainer: type, version: str) -> None:
         )
 
 
-Given = Mapping[str, Any]
-"""Arguments of a trainer by their names."""
+Given = Mapping[str, Any]  # arguments of a trainer by their names
 
 _UNSUPPORTED: dict[str, Callable[[Given], bool]] = {
     "tools": lambda given: bool(given.get("tools")),
@@ -87,7 +85,6 @@ _OF_TRL = ("repetition_penalty",)  # keys that TRL's trainer always sets itself
 
 
 def _set(args: Any, name: str) -> bool:
-    """Whether an option is on that not all releases have."""
     return bool(getattr(args, name, False))
 
 
@@ -211,7 +208,6 @@ def tail_config(given: TailMode | TailBatchingConfig | Mapping[str, Any]) -> Tai
 def _tail_config(
     given: TailMode | TailBatchingConfig | Mapping[str, Any],
 ) -> tuple[TailBatchingConfig, Collection[str]]:
-    """The configuration, and the given options."""
     if isinstance(given, TailBatchingConfig):
         return given, given.model_fields_set
     if isinstance(given, Mapping):
@@ -227,7 +223,6 @@ def _tail_config(
 
 
 def _check_used(given: Collection[str], tail: TailBatchingConfig) -> None:
-    """Raise ``ValueError`` for an option that the mode ignores."""
     told, usual = "mode" in given, TailBatchingConfig()
     for key, all_modes in USED_IN.items():
         same = told and getattr(tail, key) == getattr(usual, key)

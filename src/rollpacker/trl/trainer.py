@@ -123,7 +123,6 @@ def _told(
 
 
 def _log(graded: Sequence[Logged], log_extra: Any, log_metric: Any) -> None:
-    """Log the functions' extra columns of the kept responses, and the means of their metrics."""
     for column in dict.fromkeys(name for each in graded for name in each.extra):
         log_extra(column, [each.extra.get(column) for each in graded])
     for name in dict.fromkeys(name for each in graded for name in each.metrics):
@@ -132,8 +131,6 @@ def _log(graded: Sequence[Logged], log_extra: Any, log_metric: Any) -> None:
 
 
 class _Told(TrainerCallback):
-    """Follows the trainer's steps for a round."""
-
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._learning_rate = 0.0

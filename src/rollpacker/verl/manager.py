@@ -105,7 +105,6 @@ class PolicyActor:
             self._fail(error)
 
     async def _watch(self, worker: Any) -> None:
-        """Notice a worker's death while no call runs on it."""
         try:
             await worker.live.remote()
         except Exception as error:

@@ -341,7 +341,6 @@ class RoundDriver:
                 assert isinstance(decision, (*_FOR_WORKERS, do.PublishWeights)), decision
 
     def _flush(self) -> None:
-        """Send decisions, one message for each worker."""
         by_worker: dict[int, list[do.Decision]] = defaultdict(list)
         for decision in self._outbox:
             match decision:

@@ -56,7 +56,6 @@ _UNSUPPORTED: dict[str, Check] = {
 
 
 def _set(config: Any, section: str, path: str) -> bool:
-    """Whether a key exists and is true."""
     node = config.get(section)
     for key in path.split("."):
         node = None if node is None else node.get(key)

@@ -99,7 +99,6 @@ class RowQueue:
 
 
 def _plain(value: object) -> Any:
-    """A row's value that JSON lacks."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
@@ -223,7 +222,6 @@ class TailBatchingTrainer(PlainTrainer):
         self._state = torch.load(path, weights_only=False)
 
     def _checkpoint(self) -> Path:
-        """The folder that verl has loaded from."""
         config = self.config.trainer
         if config.resume_mode == "resume_path":
             return Path(config.resume_from_path)

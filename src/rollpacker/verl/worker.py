@@ -50,7 +50,6 @@ class _Method:
 
 
 async def _result(reference: Any) -> Any:
-    """A call's result. A cancelled wait ends when the call has ended."""
     waiting = asyncio.ensure_future(_value(reference))
     try:
         return await asyncio.shield(waiting)
@@ -67,8 +66,6 @@ async def _value(reference: Any) -> Any:
 
 
 class _Cancelled:
-    """The handle of an actor after a cancelled request."""
-
     def __getattr__(self, name: str) -> Any:
         return self
 
@@ -159,7 +156,6 @@ class Worker(PlainWorker):
     async def _run_prompt(
         self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False
     ) -> None:
-        """Keep a prompt for its later attempts."""
         if trajectory["validate"]:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace=trace)
             return
@@ -236,7 +232,6 @@ class Worker(PlainWorker):
             self._attempts[attempt].kept.set_result(None)
 
     def _finish(self, _decision: do.FinishRollout) -> None:
-        """Nothing decodes any more: end what was not kept, such as an audit's responses."""
         for attempt in self._attempts.values():
             if not attempt.kept.done():
                 attempt.told = True
@@ -280,7 +275,6 @@ class Worker(PlainWorker):
         self._tell(Stored(prompt=prompt))
 
     def _tell(self, report: Report) -> None:
-        """Send a report together with the others of this turn of the loop."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._report)
         self._outbox.append(report)

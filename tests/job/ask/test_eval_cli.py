@@ -102,7 +102,7 @@ def test_what_cannot_be_evaluated_is_one_line(trained, evaluate, tmp_path):
     for words, said in (
         (["nowhere/at/all"], "there is no such folder"),
         ([folder / "checkpoint-2", "eval.data.path=rows.jsonl"], "no file 'rows.jsonl'"),
-        ([folder], f"no config.json, so it is not a checkpoint: did you mean '{folder}/checkpoint-2'?"),
+        ([folder], f"so it is not a checkpoint: did you mean '{folder}/checkpoint-2'?"),
         ([adapter], "the folder around them"),
         ([folder / "checkpoint-2", "eval="], "eval.data is missing"),
         ([folder / "checkpoint-2", "eval.temperature=0"], "eval.temperature=0"),

@@ -247,6 +247,6 @@ def test_a_budget_without_room_for_one_response(fails: Fails, tmp_path: Path, ki
     engine = {"kind": kind, "kv_tokens": 32}
     file = shop.file("small", engine=engine, rollout__max_completion_length=40)
     assert fails(file=file) == (
-        "an engine has room for 32 tokens of a sequence, too few for a prompt and a response of 40: "
-        "raise engine.kv_tokens or lower rollout.max_completion_length"
+        "an engine has room for 32 tokens of a sequence, too few for a prompt and a response of "
+        "40: raise engine.kv_tokens or lower rollout.max_completion_length"
     )

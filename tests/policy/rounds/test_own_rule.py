@@ -45,7 +45,7 @@ def world(folder: Path, prompts: int = 3, **rollout: object) -> World:
     ("code", "said"),
     [
         ("def __init__(self): pass", "__init__ of .* failed: .*1 positional argument"),
-        ("def start(self, step, lengths): pass", "start of .* returns a NoneType instead of a Racing"),
+        ("def start(self, step, lengths): pass", "start of .* a NoneType instead of a Racing"),
         ("def start(self, *_): return Racing(eta_prompts=0.5)", "both factors must be at least 1"),
         ("def start(self, *_): return Racing(eta_responses=0.5, stops=True)", "at least 1"),
         ("def start(self, *_): return Racing(eta_responses=float('nan'))", "at least 1"),

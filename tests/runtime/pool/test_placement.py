@@ -149,7 +149,7 @@ def test_a_planner_has_the_sizes_that_devices_and_heads_allow(
     if sizes:
         assert engine_sizes(chosen, [devices], heads, kv_heads) == sizes
     else:
-        with pytest.raises(ValueError, match=r"rollout\.planner=paper has no choice, as engines of 2"):
+        with pytest.raises(ValueError, match=r"planner=paper has no choice, as engines of 2"):
             engine_sizes(chosen, [devices], heads, kv_heads)
 
 

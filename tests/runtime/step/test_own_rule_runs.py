@@ -82,7 +82,7 @@ def test_mistakes_are_named(tmp_path: Path, shop: Workshop, mode: str) -> None:
         "exat": "did you mean 'exact'",
         f"{mode}s": "did you mean 'StopAtQuantile'",
         f"{tmp_path}/none.py:Name": "there is no file",
-        f"{tmp_path}/other.py:Other": "must be a subclass of rollpacker.policy.rounds.rule.TailRule",
+        f"{tmp_path}/other.py:Other": "a subclass of rollpacker.policy.rounds.rule.TailRule",
     }
     for wrong, said in cases.items():
         with pytest.raises(ValueError, match=r"rollout\.tail_batching\.mode") as error:

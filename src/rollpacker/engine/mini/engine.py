@@ -93,7 +93,6 @@ class SlotSpeculator(Speculator):
     def settle(
         self, slots: Ints, drafts: Drafts, verified: Ints, tokens: Ints, logprobs: Floats
     ) -> tuple[Ints, Ints]:
-        """Take the samples of the rows. Returns the slots that ended, as ``Slots.append`` does."""
         right, stopped, full = self._slots.settle(slots, drafts.tokens, verified, tokens, logprobs)
         self.judge(drafts, right)
         return stopped, full
@@ -295,8 +294,6 @@ class MiniEngine:
         )
 
     def _run(self, decoding: Ints, admitted: list[Joining]) -> tuple[Any, Ints, Ints]:
-        """Run the step's rows. Returns hidden states, the slots that sample, and the row of
-        each."""
         s = self._slots
         positions = s.prompt[decoding] + s.count[decoding] - 1
         every = np.arange(len(decoding), dtype=np.int32)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
-"""Values of ``model_type`` that the built-in engine runs."""
+SUPPORTED = ("llama", "qwen2", "qwen3")  # values of ``model_type`` that the built-in engine runs
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 

@@ -167,8 +167,7 @@ class Parked:
             self.drop(attempt)
 
 
-CHUNK = LONGEST_DRAFT + 1
-"""Uniforms that are made at a time."""
+CHUNK = LONGEST_DRAFT + 1  # uniforms that are made at a time
 
 
 class Slots:
@@ -441,7 +440,6 @@ class SequenceScheduler:
         return self._active
 
     def _make_room(self, sequence: Held) -> bool:
-        """Free a block, by preemption if needed. Returns whether ``sequence`` still runs."""
         while not self._blocks.free:
             if not (self.parked.evict(sequence.request.attempt) or self._evict()):
                 self._preempt(next(reversed(self.running.values())))
@@ -500,7 +498,6 @@ class SequenceScheduler:
         return admitted
 
     def _place(self, sequence: Held) -> Joining | None:
-        """Give a waiting sequence a slot and its blocks. None if they do not fit."""
         prefix, size = sequence.prefix, self._size
         length = len(prefix.prompt) + len(sequence.tokens)
         fresh = len(sequence.tokens) == 0
@@ -542,7 +539,6 @@ class SequenceScheduler:
         return self.parked.take(sequence.request.attempt).blocks
 
     def _cache(self, sequence: Held, fresh: bool) -> None:
-        """Share this sequence's prompt blocks with its group, and a copy of their tail."""
         prefix = sequence.prefix
         full = (len(prefix.prompt) - 1) // self._size
         prefix.cached = True

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 256
-"""Ids of a chunk. Another value would change the samples of every seed."""
+CHUNK = 256  # Ids of a chunk. Another value would change the samples of every seed.
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """SplitMix64's constants (Steele et al., 2014). Its numbers are ``mix(key + n * GOLDEN)``."""

@@ -118,7 +118,6 @@ def _sums(mass: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
 
 
 def _ring(uniform: NDArray[np.float64], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """When the clocks of each row ring. numpy is faster for a few."""
     key, place = keys(uniform)[:, None], places(vocabulary)
     if device.type == "cpu":
         return torch.from_numpy(times(key, place))
@@ -154,7 +153,6 @@ def _most_likely(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 def _lowest(
     weights: torch.Tensor, least: torch.Tensor, count: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """``_most_likely`` for rows in which the last kept weight, ``least``, has equals."""
     above, equal = weights > least, weights == least
     places = (count - above.sum(-1))[:, None]
     kept = above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= places))

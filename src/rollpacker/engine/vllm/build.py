@@ -88,7 +88,6 @@ def _blocks(specs: Sequence[Any], budget: Budget, config: Any) -> int:
 
 
 def _bytes(group: Any) -> int:
-    """Bytes of one block of all layers of a group."""
     spec = group.kv_cache_spec
     several = 1 if isinstance(spec, UniformTypeKVCacheSpecs) else len(group.layer_names)
     return several * spec.page_size_bytes
@@ -251,7 +250,6 @@ def build(
 
 
 def _check(args: EngineArgs, device: str, alone: bool) -> Any:
-    """Refuse models that would run with wrong results. Returns vLLM's view of the model."""
     kind = transformers.AutoConfig.from_pretrained(args.model).model_type
     if kind in _STALE:
         raise ValueError(f"{kind}: {_STALE[kind]}")
@@ -272,7 +270,6 @@ def _check(args: EngineArgs, device: str, alone: bool) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """The error, with versions if the API of another transformers release may have caused it."""
     said = words_of(error) or type(error).__name__
     if isinstance(error, AttributeError | ImportError | KeyError | TypeError):
         return f"vLLM {vllm.__version__} beside transformers {transformers.__version__}: {said}"

@@ -182,8 +182,6 @@ class VllmSpeculator(Speculator):
         self._asked, self._drafts = rows, drafts
 
     def _reach(self, running: Iterable[Any], rows: list[VllmAttempt]) -> Ints:
-        """Most tokens of each draft, within its response's limit and the step's blocks and
-        tokens."""
         scheduler = self._scheduler
         groups = scheduler.kv_cache_config.kv_cache_groups
         block = min(group.kv_cache_spec.block_size for group in groups)

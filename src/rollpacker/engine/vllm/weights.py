@@ -101,7 +101,6 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
 
 
 def _kept(model: torch.nn.Module) -> set[str]:
-    """Parameters of modules that received nothing, at the end of a reload."""
     fresh: set[int] = set()
     waiting: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():

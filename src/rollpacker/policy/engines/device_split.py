@@ -99,7 +99,6 @@ def check_engines(config: RunConfig, decoding: Sequence[int]) -> None:
 
 
 def _check_shared(key: str, size: int, config: RunConfig) -> None:
-    """NCCL refuses two ranks on a GPU."""
     shared = config.devices.per_gpu
     if size > 1 and shared > 1:
         raise ValueError(

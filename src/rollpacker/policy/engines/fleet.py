@@ -15,8 +15,7 @@ from rollpacker.core.types import Device, EngineId, ReplicaId
 Layout = Literal["colocated", "separate"]
 """Whether engines and replicas cover the same devices, or have their own."""
 
-TAIL_ENGINES = 0.25
-"""Share of the engines that decode a tail."""
+TAIL_ENGINES = 0.25  # share of the engines that decode a tail
 
 
 def tail_engines(engines: int) -> int:

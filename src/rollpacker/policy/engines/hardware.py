@@ -21,8 +21,7 @@ Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
 
-MOST_ROWS = 128
-"""Rows of a step up to which each further one costs about the same."""
+MOST_ROWS = 128  # rows of a step up to which each further one costs about the same
 _CHEAPEST = 1e-4
 """Row cost if none was measured. On a large GPU a row is a few thousandths of a step."""
 
@@ -84,7 +83,6 @@ class LatencyCurve:
         return float(np.interp(batch, self._batch, self._seconds)) + self._slope * beyond
 
     def within(self, batch: Floats) -> Floats:
-        """Seconds of steps with 1 to ``largest`` sequences each."""
         return np.interp(batch, self._batch, self._seconds)
 
 
@@ -182,7 +180,6 @@ class PaperPlanner:
             seen.tp = size
 
     def plan(self, kind: RoundKind) -> int:
-        """Size of the next round of this kind. Changes nothing."""
         return self._kinds[kind].tp if kind in self._kinds else self._sizes[0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,7 +333,6 @@ def unsplit(heads: int, kv_heads: int, size: int) -> str | None:
 
 
 def _even(kv_heads: int, size: int) -> bool:
-    """Whether key-value heads are split up, or each is repeated on several devices."""
     return kv_heads % size == 0 or size % max(1, kv_heads) == 0
 
 

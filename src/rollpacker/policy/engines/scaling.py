@@ -62,7 +62,6 @@ class Scaling(ABC):
     _lengths: KaplanMeier | None = None
 
     def begin(self, fleet: Fleet, lengths: KaplanMeier | None) -> None:
-        """A round starts on all of ``fleet``, with the known distribution of ``lengths``."""
         self._fleet, self._lengths = fleet, lengths
 
     def observe(
@@ -120,7 +119,6 @@ def remaining_tokens(lengths: KaplanMeier, active: Sequence[ActiveAttempt]) -> T
 
 
 def _radical_inverse(n: int) -> float:
-    """The bits of ``n`` mirrored at the binary point."""
     return int(f"{n:b}"[::-1], 2) / (1 << n.bit_length())
 
 
@@ -374,8 +372,6 @@ class _View:
                     yield plan
 
     def _ranked(self, blocks: _Groups) -> list[tuple[EngineId, _Group]]:
-        """The fullest first, those of one training replica together, so that other replicas become
-        free."""
         at: dict[EngineId, int] = {}
         for one in self.active:
             at[one.engine] = at.get(one.engine, 0) + one.context
@@ -394,7 +390,6 @@ class _View:
         )
 
     def _moves(self, groups: _Groups, chosen: _Groups) -> dict[AttemptId, EngineId]:
-        """Attempts of unchanged groups stay."""
         stays = {lead for lead, group in chosen.items() if groups.get(lead) == group}
         loads = dict.fromkeys(chosen, 0)
         moved: list[ActiveAttempt] = []
@@ -443,7 +438,6 @@ class _View:
         )
 
     def _slowest(self, places: Mapping[EngineId, list[int]], contexts: Tokens) -> set[EngineId]:
-        """The groups that can be last: that of the longest response and the fullest one."""
         longest = max(places, key=lambda lead: int(self.remaining[places[lead]].max()))
         fullest = max(places, key=lambda lead: int(contexts[places[lead]].sum()))
         return {longest, fullest}
@@ -459,8 +453,7 @@ class _View:
 
 
 def _merged(groups: _Groups, size: int) -> _Groups:
-    """Groups of ``size`` neighbouring devices of a node, made of whole present groups that still
-    decode. The lowest engine runs the group."""
+    """Groups of ``size`` neighbouring devices of a node, made of whole present groups."""
     owner = {device: lead for lead, group in groups.items() for device in group.devices}
     blocks: dict[tuple[int, int], list[Device]] = {}
     for device in sorted(owner):

@@ -19,8 +19,7 @@ from rollpacker.core.types import EngineId, RoundKind
 from rollpacker.policy.engines.hardware import MOST_ROWS, LatencyCurve, RowCosts
 from rollpacker.policy.ledger import Attempt, Ledger
 
-MOST = 16
-"""Tokens of the longest draft: experiments/LOG.md."""
+MOST = 16  # tokens of the longest draft: experiments/LOG.md
 _FORGET = 0.5  # weight of the last step's acceptance in this one
 _PRIOR = (22.0, 10.0)  # drafted tokens counted as accepted, and as refused, in advance
 _GAIN = 1.15  # least gain of a step with drafts, as looking them up takes time too
@@ -138,7 +137,6 @@ class Speculating:
         )
 
     def _below(self, rows: RowCosts) -> int:
-        """Most sequences for which drafts are worth their looking up."""
         right, wrong = _PRIOR
         accepted = (self._accepted + right) / (self._accepted + right + self._refused + wrong)
         few, many = 1, _MOST_SEQUENCES  # the gain falls with the batch

@@ -218,8 +218,6 @@ class AutoMode:
             self._prediction = Prediction(gain=1.0, kept_vs_true=1.0)
 
     def _learn(self, measured: Bias) -> None:
-        """Scale predicted losses up if audits are worse than predicted, with more weight for more
-        audits."""
         if self._choice == Choice() or "len" not in measured.audited:
             return
         predicted = max((1.0 - self._prediction.kept_vs_true) / self._harsher, _LEAST_LOSS)

@@ -21,8 +21,7 @@ class Racing:
 
     eta_prompts: float = 1.0
     eta_responses: float = 1.0
-    stops: bool = False
-    """Whether a rule may end the round before all of its groups are complete."""
+    stops: bool = False  # whether a rule may end the round before all of its groups are complete
 
     @property
     def on(self) -> bool:
@@ -165,20 +164,17 @@ class RoundState:
     plan: RoundPlan
     due: set[PromptId]
     races: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
-    undecided: int = 0
-    """Races that are not done."""
+    undecided: int = 0  # races that are not done
     audited: dict[PromptId, Race] = field(default_factory=dict[PromptId, Race])
     waiting: dict[AttemptId, Attempt] = field(default_factory=dict[AttemptId, Attempt])
     """Finished attempts that are graded when the whole round has finished."""
     accepted: Counter[str] = field(default_factory=Counter[str])
-    longest: int = 0
-    """Tokens of the longest response that has ended."""
+    longest: int = 0  # tokens of the longest response that has ended
     ready: list[Race] = field(default_factory=list[Race])
     """Complete, but all remaining places are kept for others."""
     waiting_for_prompts: bool = False
     draws: int = 0
-    stopped: bool = False
-    """Whether a rule has ended it."""
+    stopped: bool = False  # whether a rule has ended it
     finished: bool = False
 
     def end(self, race: Race) -> None:
@@ -278,7 +274,6 @@ class Carrying:
 
 
 def _with_room(quotas: Mapping[str, int], due: Mapping[str, int], total: int) -> dict[str, int]:
-    """Quotas that have room for due prompts, at the cost of other domains."""
     found = {d: max(quotas.get(d, 0), due.get(d, 0)) for d in (*quotas, *due)}
     while sum(found.values()) > total:
         spare = {domain: quota - due.get(domain, 0) for domain, quota in found.items()}

@@ -59,8 +59,7 @@ class EnginePlacement:
                 heapreplace(order, (retired, loads[engine], engine))
 
 
-NO_VARIANCE = "no reward variance"
-"""The reason for which dynamic sampling drops a group."""
+NO_VARIANCE = "no reward variance"  # the reason for which dynamic sampling drops a group
 
 
 Engines = Callable[[RoundKind, tuple[EngineId, ...]], Sequence[EngineId]]
@@ -210,7 +209,6 @@ class TailBatching:
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
 
     def _ended_early(self, current: RoundState) -> bool:
-        """Whether the user's rule ends a round that has some but not all groups."""
         if self._rule is None or current.plan.kind is not RoundKind.SHORT:
             return False
         if current.waiting_for_prompts or not (current.undecided and current.accepted):
@@ -266,7 +264,6 @@ class TailBatching:
         return do.StartAttempt(attempt=attempt, prompt=race.prompt.id, index=index, engine=engine)
 
     def _grade_all(self, current: RoundState) -> Iterable[do.GradeAttempt]:
-        """Synchronous grading: when nothing decodes any more, everything is graded."""
         if current.waiting_for_prompts or self._ledger.running or not current.waiting:
             return
         waiting, current.waiting = current.waiting, {}
@@ -332,7 +329,6 @@ class TailBatching:
             yield do.DeferPrompt(prompt=race.prompt)
 
     def _decodes(self, race: Race) -> bool:
-        """Whether a group lacks responses that have not ended."""
         ended = sum(of.stage is not Stage.RUNNING for of in self._live(race))
         return len(race.graded) + ended < race.wanted
 
@@ -366,8 +362,6 @@ class TailBatching:
         yield from self._shrink(current, race, event.error)
 
     def _shrink(self, current: RoundState, race: Race, error: str) -> Iterable[do.Decision]:
-        """Continue a group with fewer responses after too many failures, or drop it with too
-        few."""
         race.wanted = min(race.wanted, len(race.graded) + sum(1 for _ in self._live(race)))
         if race.wanted < min(2, self._config.num_generations):
             self._decide(current, race)
@@ -384,7 +378,6 @@ class TailBatching:
                 yield self._start(race, of.index)
 
     def _top_up(self, current: RoundState) -> Iterable[do.Decision]:
-        """Dynamic sampling: draw again when the prompts in play cannot fill the quotas."""
         if current.waiting_for_prompts or current.stopped:
             return
         missing = self._config.prompts_per_step - current.taken(None) - current.undecided

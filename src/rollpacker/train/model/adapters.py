@@ -159,7 +159,6 @@ def bare_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:
-    """Whether a module is an adapter's, by peft's own rule for removing adapters."""
     own = hasattr(module, "unload_and_optionally_merge_module")
     return own or (hasattr(module, "base_layer") and hasattr(module, "merge"))
 
@@ -195,7 +194,6 @@ def _copied(module: Any) -> Any:
 
 @torch.no_grad()
 def _plain(module: Any) -> torch.nn.Module:
-    """A float32 copy of the wrapped module, with its active adapters merged."""
     own = _copied(module)
     if own.disable_adapters:
         return _base(own)

@@ -114,7 +114,6 @@ def _seen(sees: Sees, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
 
 
 def _asks(rows: PrefixRows | None) -> TypeGuard[PrefixRows]:
-    """Whether any response has a query. A response of one token has none."""
     return rows is not None and rows.queries.numel() > 0
 
 
@@ -165,7 +164,6 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of rows (S, L, heads, D), causal without a mask. Output (S, L, heads, D)."""
     dtype, length, width = q.dtype, q.shape[1], v.shape[-1]
     if sinks is not None:
         q, k, v, mask = _with_sink(q, k, v, mask, sinks / scale)
@@ -195,7 +193,6 @@ def _capped(
     scale: float,
     cap: float,
 ) -> torch.Tensor:
-    """Attention whose scores are bounded by ``cap`` (Gemma 2), which no fused kernel has."""
     if mask is None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     scores = torch.tanh((q @ k.transpose(2, 3)).float() * (scale / cap)) * cap

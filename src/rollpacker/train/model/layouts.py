@@ -135,7 +135,6 @@ def _near(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _items(model: Any, changed: int | None = None) -> list[Item]:
-    """Sequences of random tokens. The response of the ``changed`` one has other tokens."""
     config = model.config.get_text_config()
     top = min(1000, config.vocab_size)
     rng, other = np.random.default_rng(0), np.random.default_rng(1)

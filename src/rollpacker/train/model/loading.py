@@ -257,8 +257,7 @@ NEUTRAL: dict[str, Any] = {
 }
 """Keys that change which tokens are drawn, or where a response ends, with their neutral values."""
 
-OURS = ("temperature", "top_p", "top_k")
-"""Keys of the run's own ``rollout`` section."""
+OURS = ("temperature", "top_p", "top_k")  # keys of the run's own ``rollout`` section
 
 
 def shaping(generation: Any) -> dict[str, Any]:

@@ -50,7 +50,6 @@ class Item:
         return int(self.trained[-1])
 
     def spread(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Values of the sampled tokens, over the whole response, with 0 at the others."""
         whole = np.zeros(len(self.sample.tokens), np.float32)
         whole[self.trained] = values
         return whole
@@ -179,7 +178,6 @@ def plan(
 
 
 def _padded(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Rows sorted by length, cut when rows times the longest row would exceed the budget."""
     batches: list[list[Item]] = []
     for item in sorted(items, key=lambda i: i.prompt_length + i.inputs):
         length = item.prompt_length + item.inputs
@@ -190,7 +188,6 @@ def _padded(items: Sequence[Item], budget: int) -> list[list[Item]]:
 
 
 def _shared(items: Sequence[Item], budget: int) -> list[list[Item]]:
-    """Whole groups sorted by length. A group over the budget is split and its prompt repeated."""
     groups: dict[int, list[Item]] = {}
     for item in items:
         groups.setdefault(item.group, []).append(item)
@@ -209,7 +206,6 @@ def _shared(items: Sequence[Item], budget: int) -> list[list[Item]]:
 
 
 def _split_group(members: list[Item], budget: int) -> list[tuple[int, list[Item]]]:
-    """``(flat tokens, responses)`` of each part of a group, responses sorted by length."""
     units: list[tuple[int, list[Item]]] = []
     for item in sorted(members, key=lambda i: i.inputs):
         if units and units[-1][0] + item.inputs <= budget:

@@ -223,7 +223,6 @@ def save_model(
 
 
 def _usual_type(layout: Layout) -> torch.dtype:
-    """The type of most weights, as a router or a bias may have another."""
     counts = Counter[torch.dtype]()
     for dtype, shape in layout.values():
         if dtype.is_floating_point:

@@ -30,7 +30,6 @@ class WarmState:
         self.bytes = 0  # of host memory at the last offload
 
     def offload(self) -> None:
-        """Move to host memory, if not there already."""
         if self._away:
             return
         storages = (tensor.untyped_storage() for tensor in self._tensors())
@@ -47,7 +46,6 @@ class WarmState:
         self.bytes = sum(buffer.nbytes() for _, buffer in self._away)
 
     def load(self) -> None:
-        """Move to the device, if not there already."""
         for storage, buffer in self._away:
             storage.resize_(buffer.nbytes())
             storage.copy_(buffer, non_blocking=True)
@@ -55,7 +53,6 @@ class WarmState:
         self._away.clear()
 
     def _buffer(self, number: int, size: int) -> torch.UntypedStorage:
-        """A host buffer. Page-locked memory is slow to allocate, and is kept."""
         if not self._cuda:
             return torch.UntypedStorage(size)
         known = self._locked.get(number)

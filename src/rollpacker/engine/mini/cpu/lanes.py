@@ -17,10 +17,8 @@ from numba.core import cgutils
 
 from rollpacker.engine.arithmetic import primitive
 
-LANES = 16
-"""Floats in one vector. Narrower machines split it in registers."""
-COLUMNS = 2 * LANES
-"""Columns of one tile and of one panel of packed weights."""
+LANES = 16  # Floats in one vector. Narrower machines split it in registers.
+COLUMNS = 2 * LANES  # columns of one tile and of one panel of packed weights
 
 _FEATURES = binding.get_host_cpu_features()
 HAS_BF16_DOT = bool(_FEATURES.get("avx512bf16", False))

@@ -71,7 +71,6 @@ class PackedWeights:
 
     @torch.no_grad()
     def refresh(self, *, force: bool = False) -> None:
-        """Pack all weights again if one was written since, or by ``force``."""
         versions = sum(p._version for p in self._parameters)
         if versions == self._versions and not force:
             return
@@ -167,7 +166,6 @@ class CpuRunner:
         return free_bytes() // sharers
 
     def allocate(self, blocks: int) -> None:
-        """Allocate the KV blocks. They take memory at their first use."""
         size = self._shape.layers * blocks * self._block_elements()
         keys = np.zeros(size, self._weights.embed.dtype)
         values = np.zeros(size, self._weights.embed.dtype)

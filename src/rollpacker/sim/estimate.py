@@ -72,14 +72,14 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
     """The simplest mode that keeps ``limit`` of the true mean length and is not clearly beaten.
 
     A mode is where the range of another one begins more than 5% above the end of its own. ``off``
-    where the range of the one that would be chosen ends below it.
+    where the one that would be chosen is less than 2% faster.
     """
     fair = _fair(modes, limit)
     if not fair:
         return "off"
     best = max(modes[name].low for name in fair)
     chosen = next(name for name in fair if _WORTH_IT * modes[name].high >= best)
-    return chosen if modes[chosen].high >= 1.0 else "off"
+    return chosen if modes[chosen].speedup >= _SAME else "off"
 
 
 def _fair(modes: Mapping[str, ModeEstimate], limit: float) -> list[str]:
@@ -163,7 +163,7 @@ def sentences(
 def _use(recommended: str, chosen: ModeEstimate, left_out: str) -> str:
     if recommended == "off":
         return (
-            "No mode is faster than plain synchronous rounds; leave tail batching off "
+            "No mode is measurably faster than plain synchronous rounds; leave tail batching off "
             f"(left out: {left_out})."
         )
     return (
@@ -391,6 +391,9 @@ def _on_gpus(
         node = costs.devices().node_size
         if gpus is None or smaller < 1.0:
             gpus = node * max(1, round((wanted if gpus is None else gpus * smaller) / node))
+        # The calibration's replicas may have more GPUs than there are.
+        sizes = {key: math.gcd(getattr(costs, key), gpus) for key in ("train_gpus", "rollout_tp")}
+        costs = costs.model_copy(update=sizes)
     case = CostCase(calibration=costs, gpus=gpus, weight=_weight(fitted, source))
     world_costs(simulation_of(job, case, 1), costs)
     device = "CPU workers" if costs.measured else costs.device

@@ -109,7 +109,11 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
 def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         rows = [
-            {"step": step, "prompt": f"q{step} {n // 4}", "completion": "a" * (9 + 31 * (n % 8))}
+            {
+                "step": step,
+                "prompt": f"q{step} {n // 4}",
+                "completion": "a" * (90 + 9100 * (n % 8 == 7)),
+            }
             for n in range(32)
         ]
         pl.DataFrame(rows).write_parquet(tmp_path / f"completions_0000{step}.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
     from rollpacker.polytrace.formats.files import TokenCount
     from rollpacker.polytrace.schema import Trace
     from rollpacker.sim.estimate import Estimate, EstimatedJob, EstimatedMachine
+    from rollpacker.sim.recorded.run_record import RunRecord
     from rollpacker.sim.world.machines import SimulationConfig
     from rollpacker.sim.world.step import JobResult
+
+_TRUSTED = 0.8
+"""Accuracy on held-back steps below which an estimate is doubted."""
 
 
 @shown
@@ -214,6 +219,8 @@ def estimate(
     encode = Encoder(path, tokenizer, notes.append)
     trace, job = _job(path, machine, task, notes, encode.count, format)
     chosen = _modes(modes)
+    if modes is not None and "partial" in chosen and job.source.turns is not None:
+        notes.append("mode partial is left out: it is not simulated for conversations with tools")
     found = run(_drafting(job, path, encode, notes, task), trace, steps=steps, modes=chosen)
     page = {} if html is None or write_page is None else {"html": str(write_page(found, html))}
     read_as = recognised(path, format)
@@ -279,11 +286,26 @@ def _job(
     name = task or trace.tasks[0]
     if hardware == ASSUMED and is_run(path):
         try:
-            emulated = estimated(path, source, name)
-            return trace, emulated or on_own_workers(read_run(path), source, name)
+            if (emulated := estimated(path, source, name)) is not None:
+                return trace, emulated
+            job = on_own_workers(run := read_run(path), source, name)
+            notes.extend(_doubt(run))
+            return trace, job
         except ValueError as error:
             notes.append(f"{error}; costs of GPUs are assumed instead")
     return trace, on_paper_gpus(name, source, hardware)
+
+
+def _doubt(run: RunRecord) -> Iterator[str]:
+    """A note if costs that are fitted to half of a run's steps predict the other half badly."""
+    from rollpacker.sim.recorded.rerun import held_back
+
+    with suppress(ValueError):  # too few steps to hold any back
+        if (accuracy := held_back(run).accuracy_mean) < _TRUSTED:
+            yield (
+                f"do not rely on this: costs fitted to half of the run's steps predict the others "
+                f"to only {accuracy:.0%}; the machine was busy, or the run has too few steps"
+            )
 
 
 def _in_words(found: Estimate, read_as: list[str]) -> Iterator[RenderableType]:
@@ -361,6 +383,7 @@ def calibrate(
     from rollpacker.sim.recorded import fit_costs, rerun
     from rollpacker.sim.recorded.run_record import read_run
 
+    path = run_in(path)
     run = read_run(path)
     costs = fit_costs.calibrate(run)
     held_back = rerun.held_back(run)

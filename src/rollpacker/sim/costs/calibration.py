@@ -140,10 +140,14 @@ class Calibration(Config):
             for key, text in _STAND_FOR.items()
             if key in self.fitted
         ]
+        smaller = moved.shape.count.total < self.shape.count.total / 2
+        doubt = (
+            "; weight_sync_s and apply_s are too long for so small a model: speed-ups are too small"
+        )
         return (
             f"fitted to {self.model} on {self.device} and taken over for {moved.model} "
             f"({moved.shape.count.words}) on {moved.device}: {', '.join(told)}; sizes and "
-            "datasheets are the new ones'"
+            f"datasheets are the new ones'{doubt if smaller else ''}"
         )
 
     def devices(self, gpus: int | None = None) -> Devices:

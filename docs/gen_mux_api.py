@@ -35,7 +35,7 @@ token.
 """
 _SMALL = 4
 """Fields of an object that needs no section of its own."""
-_UNKNOWN = re.compile("^`unknown`: no such (job|node|permit)(; )?")
+_UNKNOWN = re.compile(r"^`unknown`: no such (job|node|permit)(\. )?")
 _BARE = str.maketrans("", "", "()")
 _NO_LIMIT = 1e12
 _TITLES = {
@@ -165,11 +165,11 @@ def _common(route: Schema) -> list[str]:
         "## Errors",
         "",
         "`error` says in one line what is wrong and which field, `code` the reason where there are "
-        "several; some errors tell more. A job, node or permit that nobody knows is a 404 "
+        "several. Some errors have more fields. A job, node or permit that nobody knows is a 404 "
         "`unknown`, and any request may be answered by:",
         "",
     ]
-    return [*lines, *(f"- {each}" for each in text.split("; ")), ""]
+    return [*lines, *(f"- {each}" for each in text.split(". ")), ""]
 
 
 def _table(schema: Schema) -> list[str]:

@@ -176,7 +176,7 @@ def test_a_file_of_verl(tmp_path):
     assert (run.engine.kind, run.rollout.num_generations) == ("vllm", 8)
     old, gspo = sorted(found.warnings, reverse=True)
     assert "old log-probabilities" in old + gspo
-    assert "gspo averages as seq-mean-token-mean does; verl's default" in old + gspo
+    assert "gspo averages as seq-mean-token-mean does (verl's default" in old + gspo
 
 
 def test_a_file_of_trl(tmp_path):
@@ -224,12 +224,12 @@ def test_a_script_of_trl(tmp_path):
     # 256 * 2 is no literal.
     assert set(found.refused) == {"max_completion_length", "model_init_kwargs"}
     assert any("changes its rows (map)" in line for line in found.warnings)
-    assert any("with all that it imports" in line for line in found.warnings)
+    assert any("with all its imports" in line for line in found.warnings)
     # What the command line says need not be in the file.
     file.write_text(SCRIPT.replace('model="Qwen/Qwen3-0.6B"', "model=model"))
     found, run = job(tmp_path, file, CommandLine(world=2, model="m"))
     assert run.model.path == "m"
-    assert found.ignored["model_name_or_path"] == "--model is taken instead"
+    assert found.ignored["model_name_or_path"] == "--model overrides it"
     assert set(found.refused) == {"max_completion_length", "model_init_kwargs"}
     # Nor is a batch that only the script's arguments know.
     batch = "per_device_train_batch_size="
@@ -251,7 +251,7 @@ def test_a_batch_that_only_the_shell_knows_is_set_by_hand(tmp_path):
     file = tmp_path / "theirs.sh"
     file.write_text(text)
     found, run = job(tmp_path, file)
-    assert "set by hand: data.train_batch_size ($B): the file does not hold its value" in (
+    assert "set by hand: data.train_batch_size ($B): the file does not contain its value" in (
         found.by_hand
     )
     assert "by hand" in comment_of(found.text, "updates_per_step")
@@ -351,7 +351,7 @@ def test_of_two_names_in_verl_one_wins(tmp_path, wins, loses, ours, equal):
     found, run = verl_job(tmp_path, **{key.replace(".", "__"): v for key, v in keys.items()})
     assert getattr(run.train, ours) == one
     said = found.ignored if equal else found.refused
-    assert said[loses] == f"{wins} goes before"
+    assert said[loses] == f"{wins} overrides it"
     assert wins in found.translated
 
 

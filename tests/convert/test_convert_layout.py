@@ -21,7 +21,7 @@ def test_engines_and_replicas_of_verl(tmp_path):
     # Half an engine is in no replica.
     found, run = verl_job(tmp_path, **keys, **{SHARD: 2})
     assert run.trainer.shard == 0
-    assert any("holds no whole engines of 4" in line for line in found.by_hand)
+    assert any("has no whole engines of 4" in line for line in found.by_hand)
 
 
 def test_one_gpu_of_verl_and_several_nodes(tmp_path):
@@ -82,7 +82,7 @@ def test_processes_of_trl_are_the_devices_of_its_machines(tmp_path):
     batch = {"per_device_train_batch_size": 8}
     found, run = trl_job(tmp_path, CommandLine(world=4), **batch)
     assert run.devices.per_node == 4
-    assert any("ZeRO or FSDP is not in this file" in line for line in found.warnings)
+    assert any("lacks accelerate's settings" in line for line in found.warnings)
     assert trl_job(tmp_path, **batch, num_processes=2)[1].devices.per_node == 2
     _, run = trl_job(tmp_path, **batch, num_processes=16, num_machines=2)
     assert (run.devices.nodes, run.devices.per_node, run.cluster.address) == (2, 8, "auto")
@@ -122,7 +122,7 @@ MICRO, MOST = "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu", "data__m
 def test_the_worst_case_of_a_micro_batch_is_capped(tmp_path, size, response, tokens, capped):
     found, run = verl_job(tmp_path, **{MICRO: size, MOST: response})
     assert run.train.micro_batch_tokens == tokens
-    assert (f"{size * (512 + response)} at worst; {tokens} at a time" in found.text) is capped
+    assert (f"{size * (512 + response)} at worst: {tokens} at a time" in found.text) is capped
 
 
 DRAWN = "data__gen_batch_size"
@@ -140,7 +140,7 @@ def test_prompts_that_verl_draws_at_a_time(tmp_path):
     # All that is drawn is trained on where no group is left out.
     found, run = verl_job(tmp_path, **keys)
     assert (run.rollout.prompts_per_step, run.train.updates_per_step) == (384, 2)
-    assert found.ignored["data.train_batch_size"] == "data.gen_batch_size goes before"
+    assert found.ignored["data.train_batch_size"] == "data.gen_batch_size overrides it"
     found, run = verl_job(tmp_path, data__train_batch_size=128)
     assert (run.rollout.prompts_per_step, found.ignored) == (128, {})
 
@@ -153,7 +153,7 @@ def test_a_critic_is_refused_in_a_line_that_says_what_to_do(tmp_path):
         verl_job(tmp_path, algorithm__adv_estimator=None)
     file = tmp_path / "ppo.py"
     file.write_text("PPOTrainer(args=PPOConfig(num_ppo_epochs=1), model=policy).train()")
-    with pytest.raises(ValueError, match=r"PPOTrainer trains a critic.* take GRPOTrainer"):
+    with pytest.raises(ValueError, match=r"PPOTrainer trains a critic.* use GRPOTrainer"):
         job(tmp_path, file)
 
 

@@ -72,7 +72,7 @@ def test_files_behind_a_format_are_the_data(tmp_path: Path, given: str, path: ob
 
 @pytest.mark.parametrize("given", ['"json", data_files=FILES', '"json"', '"csv", data_files={}'])
 def test_files_that_a_script_does_not_name_are_asked_for(tmp_path: Path, given: str) -> None:
-    with pytest.raises(ValueError, match="does not say all of the job: give --data"):
+    with pytest.raises(ValueError, match="does not define the whole job: give --data"):
         translate(script(tmp_path, given), CommandLine())
 
 

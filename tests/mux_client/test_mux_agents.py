@@ -43,8 +43,8 @@ def test_a_second_agent_of_a_node_is_refused_and_says_so(daemon: Daemon, tmp_pat
     try:
         until(lambda: daemon.client().node("roll-0")["agent"])
         for folder, code, why in (
-            ("two", 1, "node roll-0: another agent reports it, last "),
-            ("one", 2, f"--programs {tmp_path / 'one'}: another agent has this folder"),
+            ("two", 1, "node roll-0: another agent reported it "),
+            ("one", 2, f"--programs {tmp_path / 'one'}: another agent uses this folder"),
         ):
             _, said = (second := start(daemon, "roll-0", tmp_path / folder)).communicate(timeout=60)
             assert (second.returncode, "Traceback" in said) == (code, False)
@@ -209,7 +209,7 @@ def test_a_check_that_fails_itself_is_a_problem(tmp_path: Path) -> None:
         raise OSError("no such tool")
 
     with running(Told(), tmp_path, healthy=healthy) as ended:
-        until(lambda: ended() == ["the check has failed: OSError: no such tool"])
+        until(lambda: ended() == ["the health check failed: OSError: no such tool"])
 
 
 def test_an_agent_says_once_that_the_inventory_lacks_its_node(
@@ -229,7 +229,8 @@ def test_an_agent_says_once_that_the_inventory_lacks_its_node(
     with running(client, tmp_path, "roll-7", say=said.append):
         until(lambda: Counting.beats > 3)
         assert said == [
-            "the inventory has no node 'roll-7'; list it there, or say --pool here: it joins"
+            "the inventory has no node 'roll-7'; "
+            "list it there, or pass --pool here so that it joins"
         ]
         machine = {"name": "roll-7", "pool": "rollout", "memory_gb": 4.0, "devices": 1}
         daemon.client().call("POST", "/v1/nodes", machine, "joins")
@@ -279,7 +280,7 @@ def test_an_agent_says_what_happens_on_its_node(tmp_path: Path) -> None:
         known,
         "job job: attempt 1 is started",
         "job job: attempt 1 has ended with code 1",
-        "node node: the daemon does not answer; what it started is frozen until it does: "
+        "node node: the daemon does not answer, so its programs are frozen until then: "
         "head: refused",
         known,
     ]
@@ -295,7 +296,7 @@ def test_an_agent_says_once_that_no_daemon_answers(
         until(lambda: said)
         threading.Event().wait(0.4)
     (text,) = said
-    assert text.startswith("waiting for the daemon (--url) until it answers: 127.0.0.1:")
+    assert text.startswith("waiting for the daemon at --url: 127.0.0.1:")
 
 
 def test_an_agent_lives_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +312,7 @@ def test_an_agent_lives_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(NodePrograms, "renew", renewed)
     full.set()
     with running(Told("false"), tmp_path, say=said.append) as ended:
-        until(lambda: any("frozen until its lease can be written" in text for text in said))
+        until(lambda: any("frozen until the agent can write its lease" in text for text in said))
         assert ended() == []
         full.clear()
         until(lambda: said[-1] == "node node: its lease is written again")

@@ -134,8 +134,8 @@ def test_how_a_job_ended_is_said_though_nobody_answers_any_more(
     ("team", "note"),
     [
         ("math", ""),
-        ("maths", "note: no nodes are guaranteed to team maths; the inventory has math\n"),
-        ("", "note: no nodes are guaranteed to jobs of no team; the inventory has math\n"),
+        ("maths", "note: no nodes are guaranteed to team maths. The inventory has math\n"),
+        ("", "note: no nodes are guaranteed to jobs without a team. The inventory has math\n"),
     ],
 )
 def test_a_team_that_owns_nothing_is_pointed_out(

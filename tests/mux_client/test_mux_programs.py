@@ -172,7 +172,7 @@ def test_a_program_that_fails_starts_again_so_often(cluster: Cluster) -> None:
     assert [each["code"] for each in cluster.program("shaky")["attempts"]] == [3, 0]
     assert cluster.mux("logs", "shaky", "--attempt", "1") == "no\n"
     cluster.submit("broken", "sh", "-c", "echo no; exit 3", restarts=1)
-    said = "job broken: failed; what it printed: rollpacker mux logs broken --"
+    said = "job broken: failed. Its output: rollpacker mux logs broken --"
     assert cluster.mux("wait", "broken", code=3).startswith(said)
     assert len(cluster.program("broken")["attempts"]) == 2
     cluster.submit("absent", "/no/such/program", restarts=0)
@@ -280,14 +280,14 @@ def test_a_run_that_is_over_is_submitted_under_its_next_name(cluster: Cluster) -
     file.write_text(json.dumps(spec | {"program": {"command": ["sleep", "600"]}}))
     cluster.mux("submit", str(file))
     done = CliRunner().invoke(app, ["mux", *asked])
-    assert "again.2 is over, and its run goes on as again.3: rollpacker mux wait" in done.stderr
+    assert "again.2 has ended, and its run continues as again.3: rollpacker mux wait" in done.stderr
     until(lambda: cluster.program("again.3")["attempts"])
     cluster.mux("end", "again.3")
     cluster.mux("wait", "again.3", code=143)
     file.write_text(json.dumps(spec | {"owner": "you"}))
     words = ["mux", "submit", str(file), "--url", cluster.daemon.url]
     found = CliRunner().invoke(app, [*words, "--state", str(cluster.folder)])
-    assert "ids are not used again" in str(found.exception)
+    assert "its id cannot be used again" in str(found.exception)
 
 
 @pytest.mark.wide

@@ -150,4 +150,4 @@ def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
     wrong = CliRunner().invoke(
         app, ["mux", "end", "three", "--all", "--url", daemon.url, "--state", str(daemon.folder)]
     )
-    assert "name jobs to end, or say --all" in str(wrong.exception)
+    assert "name jobs to end, or give --all" in str(wrong.exception)

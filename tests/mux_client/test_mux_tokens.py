@@ -71,7 +71,7 @@ def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
     gone = client(daemon, tmp_path, "gone", "--role", "operate")
     assert gone.status()
     daemon.mux("token", "revoke", "gone")
-    with pytest.raises(MuxError, match="does not take this token"):
+    with pytest.raises(MuxError, match="refuses this token"):
         gone.status()
     assert "gone" not in daemon.mux("token", "list")
     file = daemon.folder / "tokens.json"
@@ -83,7 +83,7 @@ def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("operator", "--role", "read"), "and not 'operator'"),
-        (("a b", "--role", "read"), "a name is 1 to 64 characters"),
+        (("a b", "--role", "read"), "a name has 1 to 64 characters"),
         (("c", "--role", "read", "--team", "x"), "a team (--team) is for the role submit"),
         (("d", "--role", "read", "--to", "/no/such/folder/d"), "--to /no/such/folder/d: No such"),
     ],

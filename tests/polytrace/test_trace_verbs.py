@@ -171,7 +171,7 @@ def test_fit_takes_one_task_of_several(call: Call, two: Path, tmp_path: Path) ->
     out = tmp_path / "m.json"
     code, _, err = call("fit", two, "--out", out)
     assert code == 2
-    assert "several tasks; name one with --task: math, code" in err
+    assert "several tasks: name one with --task: math, code" in err
     code, _, err = call("fit", two, "--out", out, "--task", "cod")
     assert code == 2
     assert "did you mean 'code'?" in err
@@ -218,7 +218,13 @@ def mistakes(folder: Path) -> dict[str, tuple[object, ...]]:
         "unknown format 'csv'": ("characterize", folder / "gone", "--format", "csv"),
         "no workload model 'mth' (did you mean 'math'?)": ("generate", "mth", *x, "--steps", 1),
         "bad.json: task: Field required": ("generate", folder / "bad.json", *x, "--steps", 1),
-        "data.parquet: no workload model": ("generate", folder / "data.parquet", *x, "--steps", 1),
+        "data.parquet: not a workload model": (
+            "generate",
+            folder / "data.parquet",
+            *x,
+            "--steps",
+            1,
+        ),
         "--steps 0: must be at least 1": ("generate", "math", *x, "--steps", 0),
         "--prompts 0: must": ("generate", "math", *x, "--steps", 1, "--prompts", 0),
         "--seed -1: must be at least 0": ("generate", "math", *x, "--steps", 1, "--seed", -1),

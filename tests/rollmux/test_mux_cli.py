@@ -57,7 +57,7 @@ def test_a_backup_and_its_restore(tmp_path: Path) -> None:
         f"{copy}: the database up to entry 0\n",
     )
     code, text = call("restore", str(copy), "--state", str(tmp_path / "new"))
-    assert (code, "for one lease nothing is granted" in text) == (0, True)
+    assert (code, "No permit is granted for one lease" in text) == (0, True)
     Store(tmp_path / "new/mux.sqlite").close()
 
 
@@ -67,7 +67,7 @@ def test_before_any_daemon_there_is_one_clear_mistake(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"no runs/mux/token: no daemon was started here .* --url"):
         call("status")
-    with pytest.raises(ValueError, match=r"\(--token-file\): there is no mine; a daemon makes"):
+    with pytest.raises(ValueError, match=r"\(--token-file\): there is no mine. A daemon makes"):
         call("status", "--token-file", "mine")
     Path("runs").touch()
     with pytest.raises(ValueError, match=r"\(--token-file\): .*Not a directory"):

@@ -328,7 +328,7 @@ def test_the_table_says_what_was_scaled(call: Call, search: Path) -> None:
     assert code == 0
     assert "tool wait s" in out
     assert "scaled" not in out
-    assert "every length is 0.5 of the recorded one, prompts included" in err
+    assert "every length is 0.5 of the recorded one, including prompts" in err
     assert "tools and rewards take 0 of their recorded seconds" in err
     assert "the engine 'fake' shares no prefixes" in err
 
@@ -381,7 +381,7 @@ def test_bad_input_is_one_line(call: Call, search: Path, checkpoint: Path, tmp_p
         (("--time-scale", -1), "--time-scale -1.0: must be 0 or more"),
         (("--max-tokens-scale", 0), "--max-tokens-scale 0.0: must be more than 0"),
         (("--out", "x.json"), "JSON lines"),
-        (("--calibration", "paper-7b-8k"), "add --simulate"),
+        (("--calibration", "paper-7b-8k"), "need --simulate"),
         (("--simulate", "--calibration", "paper-7b"), "no such calibration file"),
         (("--simulate", "--gpus", 3, "--calibration", "paper-32b-32k"), "gpus=3 do not divide"),
     ):

@@ -1,6 +1,6 @@
 """The command line: parse, load the configuration, call one function.
 
-Exit codes: 0 success, 1 failure, 2 the user's mistake (one line on standard error), 128 + its
+Exit codes: 0 success, 1 failure, 2 a mistake of the user (one line on standard error), 128 plus its
 number after a signal that stopped a run early.
 """
 
@@ -108,9 +108,7 @@ def version(
 @app.command(rich_help_panel=_TRAIN)
 @shown
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of runs and report.")] = Path("runs/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A few steps only.")] = False,
 ) -> Shown:
     """Train a small reasoning model on this machine, in each mode, and write a report.
@@ -128,7 +126,7 @@ def demo(
     lines = (
         _table(table(summary), "GRPO on two cores, the same long problems in each mode"),
         f"{summary['recommended_mode']} against off: {speedup['decode_steps']:.2f}x fewer decode "
-        f"steps, nothing discarded; {wall} the wall clock",
+        f"steps, nothing discarded, {wall} the wall clock",
         *([noise] if noise else ()),
         _table(cluster_table(summary["cluster"]), TITLE),
         *(*remarks(summary["cluster"]), summary["scope"]),
@@ -146,7 +144,7 @@ def _table(lines: Sequence[tuple[str, ...]], title: str) -> Table:
 
 
 def shared_phases(loaded: config.RunConfig) -> PhaseNodes | None:
-    """The phases of a job that shares its nodes; None for one that has its own."""
+    """The phases of a job that shares its nodes (None for a job with nodes of its own)."""
     if not loaded.mux.url:
         return None
     from rollpacker.rollmux.service.job.phase_job import JobPhases
@@ -159,7 +157,7 @@ def train(
     path: ConfigFile,
     overrides: Overrides = None,
     resume: Annotated[
-        str | None, typer.Option(help="'auto': go on from the newest good checkpoint.")
+        str | None, typer.Option(help="'auto': continue from the newest good checkpoint.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
     verbose: Annotated[
@@ -208,7 +206,7 @@ def train(
 def replay(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A run's folder or journal.jsonl.")],
 ) -> Shown:
-    """Feed a journal through its policy; every decision must come again.
+    """Feed a journal through its policy and compare every decision.
 
     Example: rollpacker journal replay runs/demo/exact/journal.jsonl
     """

@@ -1,4 +1,4 @@
-"""``rollpacker doctor``: what works here, or whether a job fits into memory."""
+"""``rollpacker doctor``: checks this machine, or whether a job fits into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _OTHERWISE = {
     "model.dtype": "computed in bfloat16",
     "model.lora_rank": "trains adapters instead of all weights",
 }
-"""What keys change of what is learned."""
 
 
 def doctor(
@@ -41,12 +40,12 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine and print the fix for each failure; with CONFIG, a job's memory.
+    """Check this machine and print the fix for each failure, or with CONFIG a job's memory.
 
     Example: rollpacker doctor job.yaml trainer.kind=fsdp --device H100 --gpus 8
     """
     if gpus is not None and device is None:
-        raise ValueError(f"--gpus {gpus}: of which kind? Add --device, such as --device H100")
+        raise ValueError(f"--gpus {gpus}: add --device, such as --device H100")
     if run:
         if path is None or device is not None:
             raise ValueError("--run tries a job on this machine: doctor job.yaml --run")
@@ -54,13 +53,13 @@ def doctor(
     elif path is not None:
         _job(path, overrides or [], device, gpus or 1, as_json)
     elif device is not None:
-        raise ValueError(f"--device {device}: name the job that is to run there: doctor job.yaml")
+        raise ValueError(f"--device {device}: name the job for it: doctor job.yaml")
     else:
         _installation(as_json)
 
 
 def _try(path: Path, overrides: list[str], as_json: bool) -> None:
-    """Try a job's parts here; what was found is kept as JSON, to attach to a report."""
+    """Try a job's parts here, and write the findings as JSON for a bug report."""
     from rollpacker import config
     from rollpacker.job.ask.doctor import trial, versions
     from rollpacker.job.plan.defaults import with_gpu_defaults
@@ -122,7 +121,7 @@ def _print(found: MemoryFit) -> None:
     if found.defaults:
         from rollpacker.sim.memory.settings import in_words
 
-        print_plain(f"of what the job leaves out: {in_words(found.defaults)}")
+        print_plain(f"chosen for keys that the job leaves out: {in_words(found.defaults)}")
     _table("each that decodes" if needs.trainer else "each device", needs.worker)
     if needs.trainer:
         _table("each that trains", needs.trainer)
@@ -141,7 +140,7 @@ def _print(found: MemoryFit) -> None:
             print_plain(f"       or: {_changed(*found.otherwise, needs)}")
     _print_host(found)
     _print_missing(found.config.engine.kind)
-    print_plain("~ marks estimates; nothing was loaded, and no prompt was read")
+    print_plain("~ marks estimates. No model was loaded, and no prompt was read")
 
 
 def _table(title: str, parts: tuple[Part, ...]) -> None:
@@ -155,30 +154,27 @@ def _table(title: str, parts: tuple[Part, ...]) -> None:
 
 
 def _print_host(found: MemoryFit) -> None:
-    """The machine's own memory, and the shared memory through which engines get weights."""
     needs = found.needs
     if found.free_host is not None:
         _mark(found.host_fits, _host(found))
         if not found.host_fits:
-            print_plain(
-                "      fix: fewer devices (devices.per_node), or a machine with more memory"
-            )
+            print_plain("      fix: fewer devices (devices.per_node) or a machine with more memory")
     elif needs.host:
         print_plain(_host(found))
     if not needs.shared_weights:
         return
     text = f"weights for the engines: {needs.shared_weights / _GB:.2f} GB in /dev/shm"
     if not found.folders:
-        print_plain(f"{text}: see that it has as much (a container: --shm-size)")
+        print_plain(f"{text}: check that it has as much (in a container: --shm-size)")
         return
     free = ", ".join(f"{folder} has {size / _GB:.1f} GB free" for folder, size in found.folders)
-    _mark(found.weights_fit, f"{text}, or in a file; {free}")
+    _mark(found.weights_fit, f"{text}, or in a file ({free})")
     if not found.weights_fit:
-        print_plain("      fix: make /dev/shm larger (a container: --shm-size), or set TMPDIR")
+        print_plain("      fix: make /dev/shm larger (in a container: --shm-size), or set TMPDIR")
 
 
 def _print_missing(engine: str) -> None:
-    """The machine that is asked about may not be this one, so it is no failure."""
+    """The job may run on another machine, so this is not a failure."""
     if engine == "vllm" and find_spec("vllm") is None:
         from rollpacker.engine.configured import GET_VLLM
 
@@ -211,16 +207,16 @@ def _verdict(needs: MemoryNeeds) -> str:
     machine = needs.machine
     place = f"each {machine.name}" if machine.cuda else machine.name
     size = machine.device_bytes / _GB
-    free = f"{size:.1f} GB" if machine.cuda else f"{size:.1f} GB that are free"
+    free = f"{size:.1f} GB" if machine.cuda else f"{size:.1f} GB free"
     said = f"{place}: {needs.total / _GB:.1f} of {free}"
     if needs.sequences < 1 and needs.total <= machine.device_bytes:
-        return f"{said}; the KV cache holds no response of {needs.longest:,} tokens"
-    return f"{said}; tight, as fragments come on top" if needs.tight else said
+        return f"{said}, but the KV cache holds no response of {needs.longest:,} tokens"
+    return f"{said}, which is tight, since fragments come on top" if needs.tight else said
 
 
 def _host(found: MemoryFit) -> str:
     total = sum(part.size for part in found.needs.host) / _GB
-    free = "" if found.free_host is None else f" of {found.free_host / _GB:.1f} GB that are free"
+    free = "" if found.free_host is None else f" of {found.free_host / _GB:.1f} GB free"
     return f"the machine's own memory: {total:.1f} GB{free} ({_listed(found.needs.host)})"
 
 
@@ -230,12 +226,12 @@ def _fix(found: MemoryFit) -> str:
     more = "larger devices" if found.needs.machine.cuda else "more memory, or GPUs"
     levers = f"a smaller model, shorter responses or {more}"
     if found.nearest is None:
-        return f"no layout was found: take {levers}"
+        return f"no layout was found: choose {levers}"
     changes, changed = found.nearest
     missing = (changed.total - changed.machine.device_bytes) / _GB
     why = f"still {missing:.1f} GB too much" if missing > 0 else "no room for one response"
     nearest = _changed(changes, changed, found.needs)
-    return f"none of the layouts tried; nearest was {nearest}, {why}; take {levers}"
+    return f"no tried layout fits. The nearest was {nearest}, {why}. Choose {levers}"
 
 
 def _changed(changes: Changes, changed: MemoryNeeds, needs: MemoryNeeds) -> str:

@@ -1,4 +1,4 @@
-"""``rollpacker eval``: how good a checkpoint is."""
+"""``rollpacker eval``: the accuracy of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_here(model: str, *data: DataConfig | None) -> None:
-    """Raises ``ValueError`` for a model's folder, or data, that are not here: before the libraries
-    of a run are imported, which takes seconds.
+    """Raises ``ValueError`` for a missing model folder or missing data, before slow imports.
 
-    The hub is not asked: what may be there is found missing later.
+    It does not ask the hub.
     """
     from rollpacker.data.read import check_places
     from rollpacker.hub import check_model
@@ -39,7 +38,7 @@ def evaluate(
     path: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with eval.")],
     overrides: Overrides = None,
     num_generations: Annotated[
-        int | None, typer.Option(help="Answers to each problem; default: the config's.", min=1)
+        int | None, typer.Option(help="Answers to each problem (default: the config's).", min=1)
     ] = None,
 ) -> Shown:
     """Measure a checkpoint on a config's held-out problems: accuracy, pass@k and maj@k.

@@ -30,7 +30,7 @@ def init(
         str | None, typer.Option(help="Held-out problems, in the same forms as --data.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Steps; default: one pass over the data.", min=1)
+        int | None, typer.Option(help="Steps (default: one pass over the data).", min=1)
     ] = None,
     source: Annotated[
         Path | None,
@@ -50,14 +50,14 @@ def init(
     Example: rollpacker init --model Qwen/Qwen2.5-0.5B-Instruct --data problems.jsonl --reward math
     """
     if os.path.lexists(out) and not force:
-        raise ValueError(f"{out} is there already: choose another file with --out, or --force")
+        raise ValueError(f"{out} exists: choose another file with --out, or use --force")
     asked = CommandLine(
         model=model, data=data, reward=reward, held_out=eval_data, steps=steps, world=world
     )
     if source is not None:
         return _translated(source, asked, out, force)
     if world is not None:
-        raise ValueError("--world is of a configuration that --from names")
+        raise ValueError("--world needs --from")
     from rollpacker.job.ask.draft import draft
     from rollpacker.runtime.record.progress import Progress
 
@@ -67,7 +67,6 @@ def init(
 
 
 def _wishes(asked: CommandLine) -> Wishes:
-    """What the command line says, and what the user answers where it does not say enough."""
     from rollpacker.job.ask.draft import Wishes
 
     model, data, reward, held_out = asked.model, asked.data, asked.reward, asked.held_out
@@ -117,13 +116,13 @@ def _lines(warnings: list[str], out: Path, *lines: str) -> Iterator[str]:
 
 
 def _write(text: str, out: Path, force: bool) -> None:
-    """Without ``force`` nobody else may have made the file meanwhile."""
+    """Without ``force``, fail if the file exists by now."""
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with out.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ValueError(f"{out} is there already: --force overwrites it") from None
+        raise ValueError(f"{out} exists: --force overwrites it") from None
 
 
 def _ask(question: str, default: str | int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What every command prints with: the terminal, standard error, one JSON object."""
+"""Output of all commands: the terminal, standard error, and JSON."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE ...]", help="Overrides.")
 ]
-_IN_TRL = "rollpacker"
-"""Where a trainer of TRL's has its run, in its ``output_dir``."""
+_IN_TRL = "rollpacker"  # folder of a run in the `output_dir` of TRL's trainer
 console = Terminal()
 errors = Terminal(stderr=True)
 T = TypeVar("T")
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON object; what is not finite becomes null."""
+    """Print one JSON object. Numbers that are not finite become null."""
     print(json.dumps(loads(dumps_finite(data))))
 
 
@@ -42,7 +41,7 @@ class Note(str):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a command has found: an object for ``--json``, or lines and tables for people.
+    """A command's result: an object for ``--json``, or lines and tables for users.
 
     Args:
         code: the command's exit code.
@@ -54,7 +53,7 @@ class Shown:
 
 
 def shown(command: Callable[..., Shown]) -> Callable[..., None]:
-    """A command that takes ``--json`` too, and prints what ``command`` returns."""
+    """Add ``--json`` to a command and print its result."""
 
     @wraps(command)
     def run(as_json: bool, **given: Any) -> None:
@@ -76,7 +75,7 @@ def shown(command: Callable[..., Shown]) -> Callable[..., None]:
 def with_parameters(
     command: Callable[..., T], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., T]:
-    """``command`` as typer sees it: with these parameters."""
+    """Let typer see these parameters of ``command``."""
     signature = inspect.Signature([*parameters])
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
@@ -84,7 +83,7 @@ def with_parameters(
 
 
 def print_lines(lines: Iterable[RenderableType]) -> None:
-    """Print notes on standard error, other texts as they are, tables as wide as the terminal."""
+    """Print notes on standard error, other texts unchanged, and tables as wide as the terminal."""
     for line in lines:
         if isinstance(line, Note):
             print_note(line)
@@ -95,7 +94,7 @@ def print_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def table_of(*columns: str, left: int = 1, title: str | None = None) -> Table:
-    """An empty table; all but the ``left`` first columns hold numbers, to the right."""
+    """An empty table. All columns except the ``left`` first ones are right-aligned numbers."""
     view = Table(title=title)
     for place, column in enumerate(columns):
         view.add_column(column, justify="left" if place < left else "right")
@@ -103,12 +102,12 @@ def table_of(*columns: str, left: int = 1, title: str | None = None) -> Table:
 
 
 def print_plain(text: str) -> None:
-    """Print a line as it is: nothing is markup, highlighted or wrapped."""
+    """Print a line unchanged: no markup, highlighting or wrapping."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_aside(text: str) -> None:
-    """Print a line as it is on standard error."""
+    """Print a line unchanged on standard error."""
     errors.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -118,7 +117,7 @@ def print_note(text: str) -> None:
 
 
 def run_in(folder: Path) -> Path:
-    """A run's folder, where its trainer's is given."""
+    """A run's folder, also if its trainer's folder is given."""
     inner = folder / _IN_TRL
     there = (inner / "config.yaml").is_file() and not (folder / "config.yaml").is_file()
     return inner if there else folder

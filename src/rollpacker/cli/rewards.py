@@ -1,4 +1,4 @@
-"""``rollpacker rewards check``: why a response gets the score that it gets."""
+"""``rollpacker rewards check``: explains the score of a response."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _Graded: TypeAlias = tuple[float | None, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What one reward says of the response: its score (None where it does not apply), its weight in
-    the sum, and in words what it saw."""
+    """The result of one reward: its score (None if it does not apply), weight and explanation."""
 
     reward: str
     weight: float
@@ -52,22 +51,16 @@ def check(
         typer.Argument(metavar="[FILE]", help="A job's YAML, or a file of data rows."),
     ] = None,
     overrides: Overrides = None,
-    response: Annotated[
-        str | None, typer.Option(help="The response's text; - reads standard input.")
-    ] = None,
+    response: Annotated[str | None, typer.Option(help="Response text (- reads stdin).")] = None,
     response_file: Annotated[Path | None, typer.Option(help="File with the response.")] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="The right answer, in place of the row's column.")
-    ] = None,
-    row: Annotated[
-        str | None, typer.Option(help="The row, by its id; default: the file's first.")
-    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Right answer instead of the row's.")] = None,
+    row: Annotated[str | None, typer.Option(help="Row by id (default: the file's first).")] = None,
     reward: Annotated[
         str | None,
-        typer.Option(help="math or code; default: the job's rewards, else by the row's columns."),
+        typer.Option(help="math or code (default: the job's rewards, else by the row's columns)."),
     ] = None,
 ) -> Shown:
-    """Grade one response and say what was extracted, how it was read and what was compared.
+    """Grade one response and print the extracted answer, how it was read, and the comparison.
 
     Example: rollpacker rewards check --answer '72 dollars' --response 'It is \\boxed{72 clips}'
     """
@@ -129,13 +122,12 @@ def _row_and_rewards(
 
 
 def _data(file: Path, overrides: Sequence[str]) -> DataConfig:
-    """Of a file of rows, with the ``data.KEY=VALUE`` that are given."""
     from rollpacker.config import DataConfig, parse_as
 
     for item in overrides:
         if not item.startswith("data."):
             raise ValueError(
-                f"override '{item}': of a file of rows only keys of 'data' can be set, such as "
+                f"override '{item}': for a file of rows only keys of 'data' can be set, such as "
                 "data.input_key=text"
             )
     keys = [item.removeprefix("data.") for item in overrides]
@@ -156,14 +148,14 @@ def _row(config: DataConfig, wanted: str | None) -> Row:
 
 
 def _with_answer(row: Row, answer: str | None, rewards: Sequence[RewardConfig]) -> Row:
-    """The row with another answer, which some reward must read."""
+    """The row with another answer, which at least one reward must read."""
     if answer is None:
         return row
     changed = replace(row, answer=answer, columns={**row.columns, "answer": answer})
     if all(each.runs_programs and not _has_tests_in_answer(changed) for each in rewards):
         raise ValueError(
-            "--answer: reward 'code' has no use for an answer, it runs the row's tests: leave it "
-            "out, and name the row with FILE and --row"
+            "--answer: reward 'code' does not use an answer, since it runs the row's tests: leave "
+            "it out, and name the row with FILE and --row"
         )
     return changed
 
@@ -189,7 +181,7 @@ def _guess(row: Row) -> str:
 def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
     name = reward.name or reward.function
     if reward.function == "judge":
-        raise ValueError(f"reward '{name}' asks a model: it is tried by a run only (--reward)")
+        raise ValueError(f"reward '{name}' asks a model, so only a run can try it (--reward)")
     if reward.function == "code":
         score, said = _code(name, reward.options, text, row)
         return _Checked(name, reward.weight, score, said)
@@ -200,7 +192,7 @@ def _check(reward: RewardConfig, text: str, row: Row) -> _Checked:
             score, said = _math(reward.options, text, row)
         else:
             score, said = _called(reward, text, row)
-    except GradingError as error:  # what a run counts as a failed call is a mistake in the row here
+    except GradingError as error:  # a run counts it as a failed call, but here the row is wrong
         raise ValueError(f"row {row.id}: {error}") from error
     return _Checked(name, reward.weight, score, said)
 
@@ -266,7 +258,7 @@ def _called(reward: RewardConfig, text: str, row: Row) -> _Graded:
 
 @contextmanager
 def _limit(reward: RewardConfig) -> Iterator[None]:
-    """A run ends the process of a call that takes too long."""
+    """A time limit, as a run has for each call."""
 
     def end(*_: object) -> None:
         raise PlainError(f"timed out after {reward.call_limit_s:g} s (rewards[].timeout_s)")
@@ -296,7 +288,7 @@ def _request(text: str, row: Row) -> GradeRequest:
 
 
 def _lines(checked: _Checked, *, weighted: bool) -> Iterator[tuple[str, str]]:
-    """What is printed: a name and a value; of every test a line, and one for what was wrong."""
+    """Printed names and values, with a line for each test and one for each problem in it."""
     yield "reward", checked.reward
     for key, value in checked.said.items():
         if key == "tests":

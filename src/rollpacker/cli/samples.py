@@ -25,13 +25,11 @@ def samples(
     random: Annotated[bool, typer.Option("--random", help="Drawn anew at each call.")] = False,
     grep: Annotated[
         str | None,
-        typer.Option(
-            help="Only with this plain text in the response or its conversation; case matters."
-        ),
+        typer.Option(help="Only with this text in response or conversation (case-sensitive)."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Most responses; 0 for all.")] = 10,
+    limit: Annotated[int, typer.Option(min=0, help="Most responses (0 for all).")] = 10,
 ) -> Shown:
-    """Print responses of a run with their rewards, also while it goes on; latest step first.
+    """Print responses of a run with their rewards, even while it runs (latest step first).
 
     Example: rollpacker samples runs/demo/exact --step 3 --worst --limit 3
     """
@@ -50,7 +48,7 @@ def samples(
     ]
     lines = [*map(_text, found.rows)]
     if found.matching and not found.texts:
-        lines.append(Note("no texts were kept of these: samples.texts=true keeps them"))
+        lines.append(Note("their texts were not kept: samples.texts=true keeps them"))
     hint = ": steps are counted from 0" if step is not None else ""
     count = f"{len(found.rows)} of {found.matching} responses (--limit)"
     lines.append(count if found.matching else f"no response matches{hint}")

@@ -1,4 +1,4 @@
-"""``rollpacker sandbox``: try and use the code sandbox."""
+"""``rollpacker sandbox``: tries and uses the code sandbox."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sandbox_app = typer.Typer(
 )
 
 LevelOption = Annotated[
-    str, typer.Option(help="strong, standard or basic; refused where it does not work.")
+    str, typer.Option(help="strong, standard or basic (an error if it does not work here).")
 ]
 
 
@@ -38,7 +38,7 @@ def selftest(
     level: LevelOption = "standard",
     timeout: Annotated[float, typer.Option(help="CPU seconds of each program.")] = 0.3,
 ) -> Shown:
-    """Run hostile programs on this machine and say how many were contained.
+    """Run hostile programs on this machine and print how many were contained.
 
     Example: rollpacker sandbox selftest --level strong
     """
@@ -68,7 +68,7 @@ def run(
     timeout: Annotated[float, typer.Option(help="CPU seconds for each test.")] = 10.0,
     level: LevelOption = "standard",
 ) -> Shown:
-    """Run a program against tests; exit code 1 unless all of them pass.
+    """Run a program against tests. The exit code is 1 unless all of them pass.
 
     Example: rollpacker sandbox run solution.py --tests tests.json --timeout 2
     """

@@ -69,9 +69,7 @@ def test_nothing_is_overwritten(shop, init, tmp_path):
     words = ("--model", shop.model, "--data", "rg:gcd", "--reward", "rg", "--out", file)
     code, out, err = init(*words)
     assert (code, out) == (2, "")
-    assert (
-        err == f"rollpacker: {file} is there already: choose another file with --out, or --force\n"
-    )
+    assert err == f"rollpacker: {file} exists: choose another file with --out, or use --force\n"
     assert file.read_text() == "precious"
     assert init(*words, "--force")[0] == 0
     assert "function: rg" in file.read_text()
@@ -300,4 +298,4 @@ def test_a_translation_as_json_and_its_mistakes(init, theirs, tmp_path):
     assert err == f"rollpacker: --from {tmp_path / 'none.yaml'}: no such file\n"
     assert not other.exists()
     code, _, err = init("--world", 2, "--out", other)
-    assert (code, err) == (2, "rollpacker: --world is of a configuration that --from names\n")
+    assert (code, err) == (2, "rollpacker: --world needs --from\n")

@@ -150,15 +150,15 @@ def test_several_rewards_have_weights_and_a_total(rows, tmp_path):
         ),
         (
             ["code.jsonl", "--answer", "5", "--response", "5"],
-            "--answer: reward 'code' has no use for an answer, it runs the row's tests",
+            "--answer: reward 'code' does not use an answer, since it runs the row's tests",
         ),
         (
             ["--reward", "code", "--answer", "5", "--response", "5"],
-            "--answer: reward 'code' has no use for an answer, it runs the row's tests",
+            "--answer: reward 'code' does not use an answer, since it runs the row's tests",
         ),
         (
             ["rows.jsonl", "train.beta=1", "--response", "5"],
-            "override 'train.beta=1': of a file of rows only keys of 'data' can be set",
+            "override 'train.beta=1': for a file of rows only keys of 'data' can be set",
         ),
         (["rows.jsonl", "data.input_ky=a", "--response", "5"], "unknown key 'input_ky'; did you"),
         (

@@ -61,7 +61,7 @@ def test_vllm_is_offered_more_devices_for_its_weights(job: Path) -> None:
     assert "trainer.kind=fsdp" in keys
     again = cli_here("doctor", job, given[0], *keys, *given[1:], "--gpus", 8)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "weights for the engines: 15.23 GB in /dev/shm: see that" in again.stdout
+    assert "weights for the engines: 15.23 GB in /dev/shm: check that" in again.stdout
 
 
 def test_devices_that_decode_and_those_that_train_have_tables(job: Path) -> None:
@@ -89,7 +89,7 @@ def test_shared_memory_is_looked_at_where_it_is_this_machine_s(
     assert "4 devices on CPU, 8 processes, trainer fsdp, engine vllm (tensor parallel 2)" in (
         done.stdout
     )
-    assert "ok  weights for the engines: 0.00 GB in /dev/shm, or in a file; " in done.stdout
+    assert "ok  weights for the engines: 0.00 GB in /dev/shm, or in a file (" in done.stdout
     monkeypatch.setattr("rollpacker.job.ask.doctor.rooms", lambda: [(Path("/dev/shm"), 0)])
     done = cli_here(*words)
     assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_where_nothing_fits_the_nearest_is_said_and_what_is_left(job: Path) -> N
     assert "model.lora_rank=16 " in fix
     assert " on 8 x L40S (" in fix
     assert "trains adapters instead of all weights, still " in fix
-    assert "GB too much; take a smaller model, shorter responses or larger devices" in fix
+    assert "GB too much. Choose a smaller model, shorter responses or larger devices" in fix
 
 
 def test_what_learns_the_same_comes_before_what_does_not(job: Path) -> None:
@@ -205,7 +205,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--gpus", 2), "--gpus 2: of which kind"),
+        (("--gpus", 2), "--gpus 2: add --device"),
         (("--device", "V100"), "unknown device 'V100'"),
         (
             ("--device", "H100", "--gpus", 9),

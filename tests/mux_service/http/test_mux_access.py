@@ -157,7 +157,8 @@ def test_a_route_has_one_spelling(place: Place) -> None:
 def test_a_token_is_for_a_team_that_there_is(place: Place) -> None:
     asked = {"name": "typo", "role": "submit", "team": "maths"}
     status, told = place.ask("operate", "POST", "/v1/tokens", asked)
-    assert (status, told["error"]) == (400, "team: there is no team 'maths', but math, code")
+    known = "team: there is no team 'maths'; known teams: math, code"
+    assert (status, told["error"]) == (400, known)
     assert "typo" not in str(place.ask("operate", "GET", "/v1/tokens"))
 
 

@@ -153,7 +153,7 @@ def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     wait = f"wait for its end: rollpacker mux wait a --state {tmp_path / 'state'} --url {to[1]}"
     assert call("submit", str(spec), *to) == (0, f"job a submitted\n{wait}\n", "")
     code, _, err = call("submit", str(spec), *to)
-    assert (code, "there is a job a already" in err) == (2, True)
+    assert (code, "job a exists already" in err) == (2, True)
     assert call("status", *to)[1].count("r0 t0") == 1
     assert call("drain", *to, "--json")[1] == '{"draining": true, "jobs": 1}\n'
     daemon.stop()

@@ -245,7 +245,7 @@ def test_another_address_needs_tls(tmp_path: Path, host: str) -> None:
         given: dict[str, Any] = {name: path for name, path in paths.items() if name != missing}
         with pytest.raises(ValueError, match="--tls-cert and --tls-key"):
             ServeOptions(state=tmp_path, host=host, **given)
-    with pytest.raises(ValueError, match="reachable from elsewhere"):
+    with pytest.raises(ValueError, match="other machines can reach it"):
         ServeOptions(state=tmp_path, host=host)
     ServeOptions(state=tmp_path, host=host, **paths)  # type: ignore[arg-type]
     for local in ("127.0.0.1", "localhost", "::1"):
@@ -279,14 +279,14 @@ def test_tls(tmp_path: Path) -> None:
         Link(daemon.port, daemon.token).once("GET", "/v1/status")
     status = ["mux", "status", "--url", f"http://127.0.0.1:{daemon.port}"]
     told = CliRunner().invoke(app, [*status, "--state", str(tmp_path / "state")])
-    assert "does --url (mux.url) say http:// where it speaks TLS" in str(told.exception)
+    assert "check http:// or https:// in --url (mux.url)" in str(told.exception)
     daemon.stop()
 
 
 def test_tls_where_there_is_none_is_said(daemon: Daemon) -> None:
     status = ["mux", "status", "--url", f"https://127.0.0.1:{daemon.port}"]
     told = CliRunner().invoke(app, [*status, "--state", str(daemon.options.state)])
-    assert "https:// where it does not?" in str(told.exception)
+    assert "check http:// or https:// in --url (mux.url)" in str(told.exception)
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
     assert [each["job"] for each in told(world, node)] == ["b"]
     assert [each["id"] for each in views.status(world.core)["jobs"]] == ["b"]
     assert "job a: node" in caplog.text
-    assert "job a cannot be told of" in caplog.text
+    assert "job a cannot be shown" in caplog.text
 
 
 def test_texts_from_before_are_told_as_they_are(world: World) -> None:

@@ -310,7 +310,7 @@ def test_a_disk_that_fails_is_the_daemons_fault(
             (tmp_path / "logs").write_text("no folder")
             status, said = await client.ask("POST", path, {"at": 0, "data": "aGk="})
             assert (status, json.loads(said)["code"]) == (503, "unavailable")
-            assert "the daemon's disk or network fails" in json.loads(said)["error"]
+            assert "the daemon's disk or network failed" in json.loads(said)["error"]
             numbers = (await client.ask("GET", "/metrics"))[1].decode()
             assert 'status="503"' in numbers
             assert 'status="499"' not in numbers

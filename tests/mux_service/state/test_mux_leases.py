@@ -366,7 +366,7 @@ def test_a_copy_that_was_put_back_by_hand_is_noticed(
     world.store.close()
     (tmp_path / "copy").rename(tmp_path / "mux.sqlite")
     world.open()
-    assert "(1 entries that were answered): nothing is granted for 10 s" in caplog.text
+    assert "(1 answered entries), so no permit is granted for 10 s" in caplog.text
     assert world.ask("a", "rollout") == (0, {})
     world.store.close()
 
@@ -377,7 +377,7 @@ def test_a_permit_is_of_the_job_that_names_itself(world: World, act: Any) -> Non
     token = world.ask("a", "rollout")[1]["token"]
     body = {"seconds": 1.0} if act is commands.finish else {}
     asked = bodies.Post("beat", "", token=token, of="b")
-    with pytest.raises(Refused, match="is another job's, not b's"):
+    with pytest.raises(Refused, match="belongs to another job, not to b"):
         commands.heartbeat(world.core, asked, token)
     assert world.post(act, token, body | {"job": "b"})[1].get("code") == "lost"
     assert world.post(act, token, body | {"job": "a"})[0] == 200

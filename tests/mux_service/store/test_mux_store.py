@@ -208,7 +208,7 @@ def test_a_remote_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return mounts if str(self) == "/proc/self/mounts" else real(self, *args, **more)
 
     monkeypatch.setattr(Path, "read_text", text)
-    with pytest.raises(StoreError, match="nfs4; the database needs a local disk"):
+    with pytest.raises(StoreError, match="nfs4, but the database needs a local disk"):
         Store(tmp_path / "mux.sqlite")
 
 

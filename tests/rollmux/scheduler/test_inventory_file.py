@@ -67,7 +67,7 @@ def test_all_nodes_may_join_by_their_agents() -> None:
                 "nodes": [{"name": p, "pool": p} for p in ("rollout", "train")],
                 "teams": [{"name": "x", "rollout": 2}],
             },
-            "teams: 2 rollout nodes are guaranteed, and there are 1",
+            "teams: 2 rollout nodes are guaranteed, but there are 1",
         ),
         ({"cloud": {"gpu": {}}}, "cloud: unknown key 'gpu'"),
         ({"cloud": {"train": {"cost": 1}}}, "cloud.train: unknown key 'cost'"),

@@ -156,7 +156,7 @@ def test_wrong_arrivals_are_the_users_mistake() -> None:
     scheduler = Scheduler(Settings())
     spec = JobSpec(id="a", worst_rollout_s=10.0, worst_train_s=5.0)
     scheduler.handle(0.0, ev.JobArrived(spec=spec))
-    with pytest.raises(ValueError, match="one of this id"):
+    with pytest.raises(ValueError, match="this id is in use"):
         scheduler.handle(0.0, ev.JobArrived(spec=spec))
     big = JobSpec(id="b", worst_rollout_s=1.0, worst_train_s=1.0, train_memory_gb=9999.0)
     with pytest.raises(ValueError, match="more host memory"):

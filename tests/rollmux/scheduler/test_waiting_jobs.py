@@ -102,7 +102,7 @@ def test_a_cloud_with_a_limit_lets_jobs_wait_too() -> None:
     on = Scheduler(Settings(limit=(1, None)))
     assert placed(arrive(on, 0.0, spec("one"))) == ["one"]
     assert arrive(on, 1.0, spec("two")) == [do.Wait(job="two")]
-    with pytest.raises(ValueError, match="wants 2 rollout nodes, and there are 1"):
+    with pytest.raises(ValueError, match="needs 2 rollout nodes, but there are 1"):
         arrive(on, 2.0, spec("three", 2))
     assert placed(on.handle(50.0, ev.JobEnded(job="one"))) == ["two"]
 
@@ -117,7 +117,7 @@ def test_by_option_waiting_uses_the_promise_up() -> None:
 
 def test_what_never_fits_is_refused_or_waits_by_option() -> None:
     on = scheduler(4, 4)
-    with pytest.raises(ValueError, match=r"^job big: wants 500 rollout nodes, and there are 4$"):
+    with pytest.raises(ValueError, match=r"^job big: needs 500 rollout nodes, but there are 4$"):
         arrive(on, 0.0, spec("big", 500))
     assert "big" not in on.cluster.jobs
     assert arrive(on, 0.0, spec("big", 5, too_large="wait")) == [do.Wait(job="big")]
@@ -135,9 +135,9 @@ def test_memory_devices_and_labels_are_those_of_the_machine() -> None:
     on = Scheduler(SCARCE, Fixed(some))
     with pytest.raises(ValueError, match="needs more host memory than any train node has: 900 GB"):
         arrive(on, 0.0, spec("a", train_memory_gb=900.0))
-    with pytest.raises(ValueError, match="wants 1 rollout nodes with gpu=h100, and there are 0"):
+    with pytest.raises(ValueError, match="needs 1 rollout nodes with gpu=h100, but there are 0"):
         arrive(on, 0.0, spec("b", rollout_labels={"gpu": "h100"}))
-    with pytest.raises(ValueError, match="wants 1 train nodes of 8 devices, and there are 0"):
+    with pytest.raises(ValueError, match="needs 1 train nodes of 8 devices, but there are 0"):
         arrive(on, 0.0, spec("c", node_devices=8))
     place = next(
         each
@@ -275,10 +275,10 @@ def test_a_drained_node_is_left_between_two_iterations_and_a_cordoned_one_is_not
     assert move.reason == "drain"
     assert node not in move.rollout
     assert any(isinstance(each, do.ReleaseNodes) for each in on.handle(3.0, moved("one")))
-    with pytest.raises(ValueError, match="jobs are on it; drain it first"):
+    with pytest.raises(ValueError, match="jobs are on it, so drain it first"):
         on.handle(4.0, ev.NodeRemoved(node=move.rollout[0]))
     on.handle(5.0, ev.NodeRemoved(node=node))
-    with pytest.raises(ValueError, match="there is none of this name"):
+    with pytest.raises(ValueError, match="no node has this name"):
         on.handle(6.0, ev.NodeOpened(node=node))
 
 

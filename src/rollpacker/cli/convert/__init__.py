@@ -1,6 +1,6 @@
-"""A job file from the configuration of another framework: ``rollpacker init --from``.
+"""Translates another framework's configuration to a job file: ``rollpacker init --from``.
 
-Nothing here starts a run or needs the other framework.
+It starts no run and does not need the other framework.
 """
 
 from __future__ import annotations
@@ -31,27 +31,26 @@ __all__ = ["CommandLine", "Draft", "translate"]
 
 _NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function": "--reward"}
 _COMPARE = ("grpo", "dr_grpo", "dapo", "rloo", "gspo")
-"""Algorithms that learn from the responses of a prompt in comparison."""
+"""Algorithms that compare the responses of a prompt."""
 _OURS = ("rewards", "rollout")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _PLAIN = re.compile(r"[\w~/.@:+*-]*")
 _LINE = 100
 _COLUMN = 40
-"""Where comments begin, where the value leaves room."""
 
 
 def translate(file: Path, asked: CommandLine) -> Draft:
-    """The job that a configuration of verl or TRL describes, with its ``text``.
+    """The job of a verl or TRL configuration, with its ``text``.
 
-    Raises ``ValueError`` when it is none, when it trains with another algorithm than ours, or when
-    it names no model, data or reward and ``asked`` neither.
+    Raises ``ValueError`` if the file is not such a configuration, trains with an unknown algorithm,
+    or names no model, data or reward that ``asked`` lacks too.
     """
     table, given, warnings = _read(file)
     draft = Draft(table, str(file), given, asked, warnings=warnings)
     fill(draft)
     missing = [flag for path, flag in _NEEDED.items() if path not in draft.settings]
     if missing:
-        raise ValueError(f"{file} does not say all of the job: give {', '.join(missing)}")
+        raise ValueError(f"{file} does not define the whole job: give {', '.join(missing)}")
     _check_group(draft)
     draft.text = render(draft)
     try:
@@ -62,19 +61,18 @@ def translate(file: Path, asked: CommandLine) -> Draft:
 
 
 def _check_group(draft: Draft) -> None:
-    """One response a prompt, which is the default of some: train refuses it."""
+    """Warn of one response per prompt, a default of some frameworks that train refuses."""
     count = draft.settings.get("rollout.num_generations")
     kind = draft.settings.get("train.algorithm.kind", Setting("grpo", "")).value
     if count is not None and count.value == 1 and kind in _COMPARE:
         draft.warnings.insert(
             0,
             f"rollout.num_generations: {count.why} trains nothing with {kind}, which compares the "
-            "responses of a prompt: take 2 or more, such as 8",
+            "responses of a prompt: set 2 or more, such as 8",
         )
 
 
 def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:
-    """Whose configuration it is, every key with its value, and what to check."""
     if not file.is_file():
         raise ValueError(f"--from {file}: no such file")
     if file.suffix == ".py":
@@ -100,18 +98,18 @@ def _launched(file: Path, text: str) -> tuple[Table, dict[str, Any], list[str]]:
         raise ValueError(f"--from {file}: cannot be read as a shell script: {error}") from None
     if not any(key.startswith("actor_rollout_ref.") for key in given):
         raise ValueError(
-            f"--from {file}: no verl overrides (actor_rollout_ref.model.path=...) in this script; "
-            "of TRL, give the file behind --config or the Python script"
+            f"--from {file}: no verl overrides (actor_rollout_ref.model.path=...) in this script. "
+            "For TRL, give the file of --config or the Python script"
         )
     branches = any(line.split()[:1] in (["if"], ["case"]) for line in text.splitlines())
-    warning = "the script has branches, which are not followed: the last value of a key is taken"
+    warning = "the script has branches, which are not followed: the last value of a key counts"
     return verl.table(), given, [warning] * branches
 
 
 def _configured(file: Path, tree: dict[str, Any]) -> tuple[Table, dict[str, Any], list[str]]:
     keys = [str(key) for key in tree]
     if all(key in keys for key in _OURS):
-        raise ValueError(f"--from {file}: is a job file already: rollpacker train {file}")
+        raise ValueError(f"--from {file}: it is a job file already: rollpacker train {file}")
     sections = [key for key in verl.MARKS if isinstance(tree.get(key), dict)]
     if "actor_rollout_ref" in sections or len(sections) > 1:
         leaves = {k: v for k, v in flat(tree) if not k.endswith("_target_")}
@@ -120,17 +118,17 @@ def _configured(file: Path, tree: dict[str, Any]) -> tuple[Table, dict[str, Any]
         return trl.table(), {str(key): plain(value) for key, value in tree.items()}, []
     found = ", ".join(keys[:5]) or "nothing"
     raise ValueError(
-        f"--from {file}: neither verl's (actor_rollout_ref, ...) nor TRL's for GRPO "
+        f"--from {file}: not a configuration of verl (actor_rollout_ref, ...) or of TRL's GRPO "
         f"({', '.join(trl.MARKS[:3:2])}, ...): it has {found}"
     )
 
 
 def render(draft: Draft) -> str:
-    """As a job file: YAML with the origin of each value behind it, and what was left out."""
+    """The job file as YAML, with the origin of each value and the keys that were left out."""
     lines = [
         f"# Translated from {_printed(draft.file)} ({draft.table.framework}) by: "
         "rollpacker init --from",
-        "# Behind each value stands what it was made of; what has no place here is at the end.",
+        "# Each value has its origin behind it. Keys without a counterpart are at the end.",
         "# Every key, with its default: docs/config.md",
         *_wrapped("# CHECK: ", draft.warnings),
     ]
@@ -141,7 +139,7 @@ def render(draft: Draft) -> str:
         lines += ["", "# Set by hand: the run differs in these"]
         lines += _wrapped("#   ", [line.removeprefix(BY_HAND) for line in draft.by_hand])
     if draft.ignored:
-        lines += ["", "# Ignored: these do not change what is learned here"]
+        lines += ["", "# Ignored: these do not change the training here"]
         lines += _reasons(draft, draft.ignored)
     return "\n".join(lines) + "\n"
 
@@ -176,25 +174,23 @@ def _node(name: str, node: Any, depth: int) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """As YAML on one line."""
     if isinstance(value, list):
         return f"[{', '.join(_value(each) for each in cast(list[Any], value))}]"
     if isinstance(value, dict):
         parts = cast(dict[Any, Any], value).items()
         return f"{{{', '.join(f'{_value(key)}: {_value(each)}' for key, each in parts)}}}"
-    # In a list a comma, and anywhere a line break, would end a text that is not in quotes.
+    # In lists a comma, and everywhere a line break, would end a text without quotes.
     style = '"' if isinstance(value, str) and not _PLAIN.fullmatch(value) else None
     text = yaml.safe_dump(value, default_style=style, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _printed(text: str) -> str:
-    """As one line of a comment, without what YAML does not take."""
+    """One line of a comment, without characters that YAML refuses."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
 def _reasons(draft: Draft, keys: Mapping[str, str]) -> Iterator[str]:
-    """Each reason once, with its keys."""
     by_reason: dict[str, list[str]] = {}
     for key, why in keys.items():
         by_reason.setdefault(why, []).append(f"{key}={said(draft.given[key])}")
@@ -204,7 +200,6 @@ def _reasons(draft: Draft, keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def _wrapped(prefix: str, texts: list[str]) -> Iterator[str]:
-    """Comment lines of bounded length."""
     for text in texts:
         line = prefix
         for word in _printed(text).split():

@@ -1,4 +1,4 @@
-"""Settings in launch scripts and in TRL's Python scripts, read without running them."""
+"""Reads settings from launch scripts and TRL's Python scripts without running them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ _PLAIN = re.compile(r"\$\{(\w+)\}|\$(\w+)|\$\{(\w+)\[@\]\}")
 _DEFAULT = re.compile(r"\$\{(\w+):?-([^${}]*)\}")
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w@]*(?:\.[\w@-]+)+)=(.*)", re.DOTALL)
-_FOUND_OUT = {"HOME": "~", "PWD": "."}
-"""Variables that every shell has, as paths say them."""
-_ROUNDS = 8
-"""Variables within variables."""
+_FOUND_OUT = {"HOME": "~", "PWD": "."}  # variables that every shell has, as paths
+_ROUNDS = 8  # deepest nesting of variables in variables
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -32,10 +30,10 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def overrides(text: str) -> dict[str, object]:
-    """Each override with its value, the last one where there are several.
+    """Each override with its last value.
 
-    Variables that the script sets are put in; branches are not followed. What a variable of the
-    environment or a command would say is ``Unknown``. Raises ``ValueError`` on open quotes.
+    The script's own variables are expanded, and its branches are not followed. Values from the
+    environment or from commands are ``Unknown``. Raises ``ValueError`` on open quotes.
     """
     text = re.sub(r"\\[ \t]*(\r?\n|$)", " ", text)
     text = _COMMAND.sub(lambda m: re.sub(r"\s+", "_", m.group()), _ARITHMETIC.sub(_closed, text))
@@ -49,19 +47,19 @@ def overrides(text: str) -> dict[str, object]:
         assigned = _ASSIGNED.fullmatch(word)
         if assigned:
             value = _expanded(assigned[2], variables)
-            # A name of the environment (X=$X) has no value here, and would never end.
+            # A variable set from itself (X=$X) has no value here, and its expansion would never
+            # end.
             if not re.search(rf"\$\{{?{assigned[1]}\b", value):
                 variables[assigned[1]] = value
     return found
 
 
 def _closed(found: re.Match[str]) -> str:
-    """Arithmetic as one word."""
     return re.sub(r"\s+", "", found.group())
 
 
 def _words(words: list[str], variables: dict[str, str]) -> Iterator[str]:
-    """Words with variables and arrays of several words taken apart."""
+    """Split variables and arrays that contain several words."""
     array: tuple[str, list[str]] | None = None
     for word in words:
         if array is not None:
@@ -106,7 +104,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _computed(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """A sum of whole numbers and variables; as it stands where it is anything else."""
+    """The value of integer arithmetic. Other text stays as it is."""
     text = re.sub(r"[A-Za-z_]\w*", lambda m: variables.get(m.group(), m.group()), found[1])
     try:
         return str(_number(ast.parse(text.replace("$", ""), mode="eval").body))
@@ -121,7 +119,7 @@ def _number(node: ast.expr) -> int:
         return -_number(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_number(node.left), _number(node.right))
-    raise ValueError("no arithmetic of whole numbers")
+    raise ValueError("not arithmetic of whole numbers")
 
 
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
@@ -129,15 +127,16 @@ _TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 _ARGUMENTS = {"model": "model_name_or_path"}
 _ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules"}
 _FORMATS = ("json", "csv", "parquet", "arrow", "text")
-"""What ``load_dataset`` takes in the place of a name, with ``data_files``."""
+"""Formats that ``load_dataset`` takes instead of a name, with ``data_files``."""
 _CHANGES = ("map", "filter", "select", "rename_column", "train_test_split")
 
 
 def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """The keys of ``trl grpo`` that a script sets, and what to check.
+    """The keys of ``trl grpo`` that a script sets, and warnings.
 
-    Of ``GRPOConfig(...)``, ``GRPOTrainer(...)``, ``LoraConfig(...)`` and ``load_dataset(...)``;
-    what is no literal is ``Unknown``. Raises ``ValueError`` when there is no ``GRPOConfig(...)``.
+    They come from ``GRPOConfig(...)``, ``GRPOTrainer(...)``, ``LoraConfig(...)`` and
+    ``load_dataset(...)``. Values that are not literals are ``Unknown``. Raises ``ValueError``
+    without a ``GRPOConfig(...)``.
     """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -147,12 +146,12 @@ def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
     config = next((call for call in calls if _name(call) in _CONFIGS), None)
     if any(_name(call) == "PPOTrainer" for call in calls):
         raise ValueError(
-            f"{file}: PPOTrainer trains a critic, and no algorithm here has one: take GRPOTrainer, "
+            f"{file}: PPOTrainer trains a critic, which no algorithm here has: use GRPOTrainer, "
             "which compares the responses of a prompt"
         )
     if config is None or not (config.keywords or config.args):
         raise ValueError(
-            f"{file}: no GRPOConfig(...) with arguments; where they come from a file or the "
+            f"{file}: no GRPOConfig(...) with arguments: if they come from a file or the "
             "command line, translate that file"
         )
     given = {word.arg or "**": _literal(word.value) for word in config.keywords}
@@ -174,13 +173,12 @@ def keywords(file: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _name(call: ast.Call) -> str:
-    """What a call calls, without its module."""
     called = call.func
     return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal's value; ``torch.bfloat16`` is its name. ``Unknown`` for anything else."""
+    """A literal's value, or the name behind ``torch.`` (``Unknown`` for anything else)."""
     if isinstance(node, ast.Dict) and all(node.keys):
         keys = [_literal(key) for key in node.keys if key is not None]
         return dict(zip(map(str, keys), map(_literal, node.values), strict=True))
@@ -196,7 +194,6 @@ def _literal(node: ast.expr) -> Any:
 def _trained(
     trainer: ast.Call, tree: ast.Module, file: Path, warnings: list[str]
 ) -> dict[str, Any]:
-    """Model and rewards of ``GRPOTrainer(...)``."""
     found: dict[str, Any] = {}
     for word in trainer.keywords:
         if word.arg in _ARGUMENTS:
@@ -212,7 +209,7 @@ def _trained(
 
 
 def _function(node: ast.expr, tree: ast.Module, file: Path, warnings: list[str]) -> str:
-    """Where a reward function is: in this script, in a module that it imports, or a model."""
+    """The place of a reward function: this script, an imported module, or a model."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if not isinstance(node, ast.Name):
@@ -227,8 +224,8 @@ def _function(node: ast.expr, tree: ast.Module, file: Path, warnings: list[str])
         return Unknown(node.id)
     if _guarded(tree):
         warnings.append(
-            f"rewards: processes that grade load {file} for '{node.id}', with all that it imports: "
-            "a file that holds the function alone starts faster and needs less"
+            f"rewards: grading processes load {file} for '{node.id}', with all its imports: a file "
+            "with the function alone starts faster and needs less memory"
         )
         return f"{file}:{node.id}"
     warnings.append(
@@ -238,7 +235,7 @@ def _function(node: ast.expr, tree: ast.Module, file: Path, warnings: list[str])
 
 
 def _guarded(tree: ast.Module) -> bool:
-    """Whether importing the script would train nothing."""
+    """Whether importing the script starts no training."""
     top = [each for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
     free = [
         each for each in top if not (isinstance(each, ast.If) and "__name__" in ast.unparse(each))
@@ -248,13 +245,11 @@ def _guarded(tree: ast.Module) -> bool:
 
 
 def _files(given: Any) -> Any:
-    """Those of ``data_files`` that are trained on, where a format takes the place of a name."""
     files = cast(dict[str, Any], given).get("train") if isinstance(given, dict) else given
     return files or Unknown("data_files")
 
 
 def _rows(calls: list[ast.Call], warnings: list[str]) -> dict[str, Any]:
-    """The data set of the first ``load_dataset(...)``."""
     loads = [call for call in calls if _name(call) == "load_dataset"]
     if not loads:
         return {}
@@ -276,7 +271,7 @@ def _rows(calls: list[ast.Call], warnings: list[str]) -> dict[str, Any]:
     if isinstance(split, list):
         found["dataset_train_split"] = split[0]
     if len(loads) > 1:
-        warnings.append("data.path: the first of several load_dataset(...) is taken")
+        warnings.append("data.path: only the first of several load_dataset(...) is used")
     changes = sorted({_name(call) for call in calls} & set(_CHANGES))
     if changes:
         warnings.append(

@@ -1,7 +1,7 @@
-"""A flat table of a framework's keys: which of ours each becomes, or that it needs none.
+"""A flat table of a framework's keys: for each one our key, or a reason why it needs none.
 
-What a file does not say has its framework's default, which is written down where ours differs. A
-key that has no row, or whose value its row cannot say, is set by hand.
+A missing key has its framework's default, which is written down if ours differs. A key without a
+row, or with a value that its row does not know, must be set by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollpacker.config import TrainConfig
 from rollpacker.config.base import kind_of, sections
 
 HAND = object()
-"""What a conversion returns where nothing of ours says the value; None where nothing need."""
+"""Result of a conversion without a counterpart here (None if none is needed)."""
 _OFF = (False, 0, "", [], {})
 _SAME = "the same happens here"
 _NEEDS = {
@@ -30,21 +30,20 @@ _NEEDS = {
     "train.kl_bias_correction": "train.beta",
     "rollout.dynamic_sampling.max_draws": "rollout.dynamic_sampling.enabled",
 }
-"""Keys of ours that say nothing without another, by how they begin."""
+"""Our keys that need another key, by their beginning."""
 _LONGEST = 60
-"""Characters of a value in a comment."""
 BY_HAND = "set by hand: "
 
 
 class Unknown(str):
-    """A value that the file does not hold: a variable of the shell or an expression of Python."""
+    """A value that the file does not contain: a shell variable or a Python expression."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What the command line says of the job; it goes before the file. See ``init``."""
+    """Options of the command line, which override the file. See ``init``."""
 
     model: str | None = None
     data: str | None = None
@@ -54,7 +53,6 @@ class CommandLine:
     world: int | None = None
 
     def settings(self) -> dict[str, tuple[str, Any]]:
-        """The option and its value, by the one of our keys that it sets."""
         given = {
             "model.path": ("--model", self.model),
             "data.path": ("--data", self.data),
@@ -65,7 +63,7 @@ class CommandLine:
         return {path: each for path, each in given.items() if each[1]}
 
     def replaced(self, path: str) -> str | None:
-        """The option that goes before what a file would say of one of our keys."""
+        """The option that overrides one of our keys."""
         group = path.partition(".")[0]
         path = {"rewards": "rewards.0.function", "epochs": "steps"}.get(group, path)
         for part in (".options.name", ".split"):
@@ -75,14 +73,14 @@ class CommandLine:
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """What becomes of a key.
+    """The translation of a key.
 
     Args:
         kind: ``set``, ``read`` by a joint rule, ``hand`` or ``nothing``.
-        to: our key; its ``*`` is what that of the key stands for.
-        value: turns its value into ours, ``HAND`` or None.
-        default: the framework's.
-        note: put into the comment; why it needs nothing, or what to set by hand.
+        to: our key. Its ``*`` stands for the text matched by the key's ``*``.
+        value: converts the value to ours, ``HAND`` or None.
+        default: the framework's default.
+        note: a comment, a reason why it needs nothing, or a hint for setting it by hand.
         off: values that need nothing by hand.
     """
 
@@ -106,7 +104,7 @@ def _trackers(given: Any) -> Any:
 
 
 def _folder(path: Any) -> str:
-    # A folder of its own: TRL's checkpoints have the same names as ours.
+    # Use a folder of its own, since TRL's checkpoints have the same names as ours.
     return f"runs/{str(path).strip('/').rpartition('/')[2] or 'run'}"
 
 
@@ -121,11 +119,11 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "folder": _folder,
     "trackers": _trackers,
 }
-"""What the tables name."""
+"""Conversions that the tables name."""
 
 
 def _chosen(values: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """One of our values by theirs; ``*`` is any other one."""
+    """Map their values to ours. ``*`` stands for any other one."""
 
     def value(given: Any) -> Any:
         ours = values.get("*", HAND)
@@ -141,15 +139,15 @@ def _row(to: str, how: Any = "same", default: Any = None, note: str = "") -> Key
 
 
 def _by_hand(hint: str, same: str) -> KeyRow:
-    """``same`` are values that mean what happens here, such as ``true|1``."""
+    """A key to set by hand, except for the values ``same``, such as ``true|1``."""
     off = tuple(yaml.safe_load(each) for each in same.split("|")) if same else ()
-    # Where true is what happens here, it is false that differs.
+    # If true is the same as here, false differs.
     return KeyRow("hand", note=hint, off=off if "true" in same else (*_OFF, *off))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rows of a framework; ``*`` in a key stands for anything. ``joints`` follow the rows."""
+    """All rows of a framework. ``*`` in a key is any text. ``joints`` run after the rows."""
 
     framework: str
     rows: Mapping[str, KeyRow]
@@ -157,7 +155,7 @@ class Table:
 
     @classmethod
     def load(cls, framework: str, joints: Sequence[Callable[[Draft], None]]) -> Table:
-        """That of the file beside this one; ``verl.yaml`` says how it is written."""
+        """Load the file beside this module. ``verl.yaml`` explains the format."""
         text = (
             files("rollpacker.cli.convert")
             .joinpath(f"{framework.lower()}.yaml")
@@ -179,7 +177,7 @@ class Table:
         return cls(framework, rows, joints)
 
     def row(self, key: str) -> KeyRow | None:
-        """The row of a key: its own, or that of the longest pattern."""
+        """The row of a key: its own, or that of the longest matching pattern."""
         if key in self.rows:
             return self.rows[key]
         fits = [pattern for pattern in self.rows if fnmatchcase(key, pattern)]
@@ -188,7 +186,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of ours, of which of their keys it is, and how."""
+    """A value of ours, with its origin."""
 
     value: Any
     why: str
@@ -197,15 +195,15 @@ class Setting:
 
 @dataclass(slots=True)
 class Draft:
-    """A job in the making, and what became of each key.
+    """A job in the making, and the result for each key.
 
     Args:
-        given: every key of ``file`` with its value; dotted where nested.
-        asked: goes before the file.
-        ignored: keys that do not matter here, with a word why.
-        refused: keys that are set by hand, with a hint or nothing.
-        warnings: to be checked first.
-        text: of the job file.
+        given: the value of every key of ``file``, dotted if nested.
+        asked: options, which override the file.
+        ignored: keys that do not matter here, with a reason.
+        refused: keys to set by hand, with a hint or an empty text.
+        warnings: things to check first.
+        text: the job file.
     """
 
     table: Table
@@ -220,34 +218,32 @@ class Draft:
 
     @property
     def translated(self) -> list[str]:
-        """Keys that are in a value of ours."""
         used = {key for setting in self.settings.values() for key in setting.keys}
         return [k for k in self.given if k in used and k not in self.refused]
 
     @property
     def by_hand(self) -> list[str]:
-        """A line for each key that is set by hand, with its value."""
+        """A line for each key to set by hand, with its value."""
         return [
             f"{BY_HAND}{key} ({said(self.given[key])}){hint and f': {hint}'}"
             for key, hint in self.refused.items()
         ]
 
     def has(self, key: str) -> bool:
-        """Whether the file says a value of it."""
         value = self.given.get(key)
         return value is not None and not isinstance(value, Unknown)
 
     def get(self, key: str) -> Any:
-        """The value of a key; where it is not given or null, the framework's default."""
+        """The value of a key, or the framework's default if it is missing or null."""
         row = self.table.row(key)
         return self.given[key] if self.has(key) else row.default if row else None
 
     def first(self, *keys: str) -> str:
-        """The first of several names that is given, else the first."""
+        """The first given one of several names, else the first."""
         return next((key for key in keys if self.has(key)), keys[0])
 
     def number(self, key: str, least: int | None = None) -> int:
-        """The whole number of a key, which is ``least`` or more. Raises ``ValueError``."""
+        """The whole number of a key, at least ``least``. Raises ``ValueError``."""
         number = self.real(key)
         if number != int(number) or (least is not None and number < least):
             from_ = "" if least is None else f" from {least} on"
@@ -263,7 +259,7 @@ class Draft:
         return value
 
     def known(self, key: str, values: Mapping[str, str]) -> str:
-        """Ours of a value that makes another job where it is none of these: ``ValueError``."""
+        """Our name for a value. Raises ``ValueError`` if there is none."""
         if str(self.get(key)) not in values:
             raise ValueError(
                 f"{self.file}: {self.origin(key)} has no counterpart: rollpacker has "
@@ -272,38 +268,36 @@ class Draft:
         return values[str(self.get(key))]
 
     def origin(self, key: str) -> str:
-        """``key=value`` as the file has it, or the framework's default."""
+        """``key=value`` as in the file, or the framework's default."""
         default = "" if self.has(key) else f"{self.table.framework}'s default "
         return f"{default}{key}={said(self.get(key))}"
 
     def set(self, path: str, value: Any, *keys: str, note: str = "") -> None:
-        """Write one of our keys, dotted, which is made of ``keys``; an option goes before it."""
+        """Set one of our dotted keys from ``keys``, unless an option sets it."""
         option = self.asked.replaced(path)
         if option:
             for key in keys:
                 self.refused.pop(key, None)
-            self.ignore(f"{option} is taken instead", *keys)
+            self.ignore(f"{option} overrides it", *keys)
             return
         why = ", ".join(map(self.origin, keys))
         note = f": {note}" if why and note else note
         self.settings[path] = Setting(value, f"{why}{note}", keys)
 
     def drop(self, path: str, why: str) -> None:
-        """Take one of our keys back, unless an option of the command line has set it."""
+        """Remove one of our keys, unless an option has set it."""
         if path in self.settings and not self.asked.replaced(path):
             self.ignore(why, *self.settings.pop(path).keys)
 
     def ignore(self, why: str, *keys: str) -> None:
-        """Say of those keys that are given why they do not matter here."""
         self.ignored |= {key: why for key in keys if key in self.given}
 
     def refuse(self, hint: str, *keys: str) -> None:
-        """Leave those keys that are given to be set by hand."""
         self.refused |= {key: hint for key in keys if key in self.given}
 
 
 def said(value: Any) -> str:
-    """A value in a comment: short, on one line, as YAML writes it."""
+    """A value in a comment: short, on one line, as in YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -319,11 +313,11 @@ def said(value: Any) -> str:
 
 
 def fill(draft: Draft) -> None:
-    """Translate every key of a draft: afterwards each is translated, ignored or set by hand."""
+    """Translate every key of a draft: each is translated, ignored or left to be set by hand."""
     for key, value in draft.given.items():
         row = draft.table.row(key)
         if isinstance(value, Unknown) and (row is None or row.kind != "nothing"):
-            draft.refuse("the file does not hold its value", key)
+            draft.refuse("the file does not contain its value", key)
     for path, (option, value) in draft.asked.settings().items():
         draft.settings[path] = Setting(value, option)
     _rows(draft)
@@ -338,12 +332,12 @@ def fill(draft: Draft) -> None:
 
 
 def _rows(draft: Draft) -> None:
-    """Keys with one counterpart; of two names of a value the table's first goes before."""
+    """Keys with one counterpart. The table's first name for a value counts."""
     rows = {pattern: row for pattern, row in draft.table.rows.items() if row.to}
     for pattern, row in rows.items():
         for key in [each for each in draft.given if fnmatchcase(each, pattern)]:
             _set(draft, key, row, row.to.replace("*", key.removeprefix(pattern.rstrip("*"))))
-    # The default is none where the file says something else.
+    # The default does not apply if the file has another value.
     given = {row.to for key, row in rows.items() if key in draft.refused}
     for key, row in rows.items():
         if row.default is not None and row.to not in {*draft.settings, *given}:
@@ -360,13 +354,13 @@ def _set(draft: Draft, key: str, row: KeyRow, path: str) -> None:
     elif path in draft.settings and ours is not None:
         winner = draft.settings[path]
         say = draft.ignore if winner.value == ours else draft.refuse
-        say(f"{winner.keys[0]} goes before", key)
+        say(f"{winner.keys[0]} overrides it", key)
     elif ours is not None:
         draft.set(path, ours, key, note=row.note)
 
 
 def _prune(draft: Draft) -> None:
-    """Take out what says nothing, because what it belongs to is not there."""
+    """Remove keys whose required key is missing."""
     for path in [*draft.settings]:
         for start, needed in _NEEDS.items():
             if path.startswith(start) and needed not in draft.settings:
@@ -374,7 +368,7 @@ def _prune(draft: Draft) -> None:
 
 
 def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
-    """A key that nothing of ours has been made of."""
+    """Handle a key without a counterpart."""
     value = draft.given[key]
     if row is None:
         draft.refuse("", key)
@@ -387,10 +381,9 @@ def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
-"""YAML 1.1 reads ``1e-6`` as text; hydra and transformers read a number."""
+"""YAML 1.1 reads ``1e-6`` as text, but hydra and transformers read a number."""
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}")
 _DEEPEST = 5
-"""References to references."""
 
 
 def plain(value: Any) -> Any:
@@ -403,7 +396,7 @@ def plain(value: Any) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """The value of an override's text; ``Unknown`` where the shell would have put something in."""
+    """The value of an override's text (``Unknown`` if the shell would expand it)."""
     if "$" in text or "`" in text:
         return Unknown(text)
     try:
@@ -413,7 +406,7 @@ def value_of(text: str) -> Any:
 
 
 def flat(tree: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested mappings with its dotted key; an empty mapping is a leaf."""
+    """Every leaf of nested mappings with its dotted key. An empty mapping is a leaf."""
     for key, value in tree.items():
         name = f"{parents}{key}"
         if isinstance(value, dict) and value:
@@ -423,7 +416,7 @@ def flat(tree: Mapping[str, Any], parents: str = "") -> Iterator[tuple[str, Any]
 
 
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with omegaconf's references (``${a.b}``) put in; ``Unknown`` where there is none."""
+    """Values with omegaconf's references (``${a.b}``) resolved, or ``Unknown``."""
     return {key: _resolved(value, given, _DEEPEST) for key, value in given.items()}
 
 
@@ -451,7 +444,7 @@ _FIELDS: Mapping[str, set[str]] = {
 
 
 def fit(draft: Draft) -> None:
-    """Take out the options that the algorithm has not got, and say what is missed by it."""
+    """Remove the options that the algorithm does not have, and report the difference."""
     kind = draft.settings[KIND].value
     for path, setting in [*draft.settings.items()]:
         start, _, name = path.rpartition(".")
@@ -464,27 +457,29 @@ def fit(draft: Draft) -> None:
 
 
 def differ(draft: Draft, hint: str, *keys: str, path: str = KIND) -> None:
-    """Something that is done otherwise here, if only by the framework's default."""
+    """Report a difference, even one by the framework's default."""
     draft.refuse(hint, *keys)
     if not any(key in draft.given for key in keys):
-        draft.warnings.append(f"{path}: {hint}; {draft.origin(keys[0])}")
+        draft.warnings.append(f"{path}: {hint} ({draft.origin(keys[0])})")
 
 
 def correct(
     draft: Draft, kind: str, level: str, low: float, high: float, *keys: str, note: str = ""
 ) -> None:
-    """Importance weights between sampler and trainer: what is asked for by ``keys``, the one of its
-    kind first, the one of its upper bound last; by hand where that cannot be."""
+    """Set importance weights between sampler and trainer, or leave them to be set by hand.
+
+    The first of ``keys`` is the one for the kind, the last one that for the upper bound.
+    """
     if any(key in draft.refused for key in keys):
         return
     for name, whole in (("top_p", 1.0), ("top_k", 0)):
         setting = draft.settings.get(f"rollout.{name}")
         if setting is not None and setting.value != whole:
-            hint = f"weights need the whole softmax, rollout.{name} cuts it"
+            hint = f"weights need the whole softmax, but rollout.{name} cuts it"
             differ(draft, hint, *keys, path=f"{CORRECTION}.kind")
             return
     if not 0.0 <= low <= 1.0 <= high:
-        draft.refuse("its bounds have 1 between them: ratios that agree are 1", *keys)
+        draft.refuse("its bounds must contain 1, the ratio of equal probabilities", *keys)
         return
     draft.set(f"{CORRECTION}.kind", kind, *keys, note=note)
     draft.set(f"{CORRECTION}.level", level, *keys[:-1])
@@ -494,19 +489,19 @@ def correct(
 
 
 def machines(draft: Draft, key: str) -> int:
-    """How many, by ``key``; several are of a Ray cluster."""
+    """The number of machines by ``key``. Several belong to a Ray cluster."""
     count = draft.number(key, 1)
     if count > 1:
         draft.set("devices.nodes", count, key)
-        note = "the Ray cluster of which the machine that starts the run is a part"
+        note = "the Ray cluster of the machine that starts the run"
         draft.set("cluster.address", "auto", key, note=note)
     return count
 
 
 def warm_up(draft: Draft, count: int | None, key: str, note: str) -> None:
-    """A number of updates; None where the file does not say of how many it is a share."""
+    """Set a number of warm-up updates (None if it is a share of an unknown number)."""
     if count is None:
-        hint = "how many steps there will be is not known: --steps N, or train.warmup_steps"
+        hint = "the number of steps is unknown: give --steps N, or set train.warmup_steps"
         draft.refuse(hint, key)
         return
     draft.set("train.warmup_steps", count, key, note=note)

@@ -1,4 +1,4 @@
-"""TRL: what several keys of ``trl grpo`` say together; the others are in ``trl.yaml``."""
+"""TRL: rules for several keys of ``trl grpo``. The others are in ``trl.yaml``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARKS = (
     "max_completion_length",
     "generation_batch_size",
 )
-"""Keys by which its configurations for GRPO are recognised."""
+"""Keys that mark its configurations for GRPO."""
 
 _WORLD = "num_processes"
 _REWARDS = ("reward_model_name_or_path", "reward_funcs", "reward_weights")
@@ -41,40 +41,40 @@ def _start(draft: Draft) -> None:
         draft.ignore("use_peft is off", *(key for key in draft.given if key.startswith("lora_")))
     elif not draft.has("lora_target_modules"):
         draft.warnings.append(
-            "model.lora_rank: adapters are on all linear layers; peft's default is some of them"
+            "model.lora_rank: adapters are on all linear layers, but peft's default is some of them"
         )
     if draft.get("datasets") and not draft.asked.data:
-        draft.refuse("put the data sets into one file, and say --data", "datasets")
+        draft.refuse("put the data sets into one file, and give --data", "datasets")
         for path in ("data.path", "data.options.name", "data.split"):
-            draft.drop(path, "datasets goes before")
+            draft.drop(path, "datasets overrides it")
 
 
 def _batch(draft: Draft) -> None:
-    """TRL counts responses on each process; a step here counts prompts."""
+    """TRL counts responses per process, but a step here counts prompts."""
     device, together = "per_device_train_batch_size", "gradient_accumulation_steps"
     each, whole = "steps_per_generation", "generation_batch_size"
     if draft.asked.world:
         draft.refused.pop(_WORLD, None)
-        draft.ignore("--world is taken instead", _WORLD)
+        draft.ignore("--world overrides it", _WORLD)
     elif not draft.has(_WORLD):
         draft.warnings.append(
-            "rollout.prompts_per_step: one process is assumed; of how many the batch is, the file "
-            "does not say: --world N"
+            "rollout.prompts_per_step: the file does not give the number of processes, so one is "
+            "assumed: give --world N"
         )
     if {device, together, each, whole, "num_generations"} & draft.refused.keys():
-        draft.set(UPDATES, 1, note="the file does not hold all of the batch: set it by hand")
+        draft.set(UPDATES, 1, note="the file does not contain the whole batch: set it by hand")
         return
     world = draft.asked.world or draft.number(_WORLD, 1)
     at_once, steps = draft.number(device, 1) * world, draft.number(together, 1)
     count = draft.number("num_generations", 1)
     key = next((key for key in (whole, each) if draft.has(key)), together)
     per = draft.number(key, 1) / (at_once if key == whole else 1)
-    # Rounds that are shorter than an update are sampled with the same weights: one step here.
+    # Rounds shorter than an update are sampled with the same weights, so they are one step here.
     responses = max(per, steps) * at_once
     if per % 1 or responses % count:
         raise ValueError(
             f"{draft.file}: {responses:g} responses of a batch ({draft.origin(device)}, {world} "
-            f"processes, {draft.origin(key)}) are no multiple of "
+            f"processes, {draft.origin(key)}) are not a multiple of "
             + (f"{at_once}" if per % 1 else f"num_generations={count}")
             + ("" if draft.asked.world else ": give --world N, the number of processes")
         )
@@ -84,7 +84,7 @@ def _batch(draft: Draft) -> None:
     draft.set("rollout.prompts_per_step", int(responses // count), *keys, note=note)
     draft.set(UPDATES, max(1, int(per // steps)), key, together)
     if per > steps and per % steps:
-        draft.refuse(f"mini-batches are equal here: {per // steps:g} updates of a step", key)
+        draft.refuse(f"mini-batches are equal here: {per // steps:g} updates per step", key)
 
 
 def _algorithm(draft: Draft) -> None:
@@ -118,35 +118,35 @@ def _algorithm(draft: Draft) -> None:
 
 
 def _rounds(draft: Draft, key: str, path: str) -> None:
-    """A number of updates as a number of steps, which may have several updates."""
+    """Convert a number of updates to steps, which may have several updates."""
     if 0 < draft.real(key) < 1:
         draft.refuse(f"a number of steps: {path}", key)
         return
     updates = draft.settings[UPDATES].value
-    note = f"of {updates} updates a step" if updates > 1 else ""
+    note = f"of {updates} updates per step" if updates > 1 else ""
     draft.set(path, max(1, round(draft.number(key) / updates)), key, note=note)
 
 
 def _length(draft: Draft) -> None:
-    """How long it runs, and the warm-up: a share of all updates where their number is known."""
+    """The length of the run, and the warm-up, which may be a share of all updates."""
     updates, total = draft.settings[UPDATES].value, draft.number("max_steps")
     if draft.asked.steps:
         draft.set("steps", None, "max_steps", "num_train_epochs")
         total = draft.asked.steps * updates
     elif total > 0:
         _rounds(draft, "max_steps", "steps")
-        draft.ignore("max_steps goes before", "num_train_epochs")
+        draft.ignore("max_steps overrides it", "num_train_epochs")
     else:
         epochs = draft.real("num_train_epochs")
         draft.set("epochs", whole := max(1, math.ceil(epochs)), "num_train_epochs")
         if epochs != whole:
-            draft.refuse(f"whole passes only: {whole} are made", "num_train_epochs")
+            draft.refuse(f"only whole passes: {whole}", "num_train_epochs")
     if draft.get("save_strategy") == "steps":
         _rounds(draft, "save_steps", "checkpoint.every")
     else:
         draft.set("checkpoint.every", 0, "save_strategy", note="at the end only")
         if draft.get("save_strategy") != "no":
-            draft.refuse("so many steps apart: checkpoint.every", "save_strategy")
+            draft.refuse("set the steps between two checkpoints: checkpoint.every", "save_strategy")
     key = "warmup_steps" if draft.real("warmup_steps") else "warmup_ratio"
     value = draft.real(key)
     if key == "warmup_steps" and value >= 1:
@@ -156,11 +156,10 @@ def _length(draft: Draft) -> None:
 
 
 def _evaluation(draft: Draft) -> None:
-    """On another part of the same data set."""
     when, split, count = "eval_strategy", "dataset_test_split", "num_generations_eval"
     if not draft.asked.held_out and (draft.get(when) != "steps" or not draft.get("dataset_name")):
         if draft.get(when) not in ("no", False):
-            draft.refuse("eval.data, and so many steps apart: eval.every", when)
+            draft.refuse("set eval.data, and the steps between two evaluations: eval.every", when)
         return
     draft.set("eval.data.path", draft.get("dataset_name"), "dataset_name", when)
     if draft.has("dataset_config"):
@@ -189,11 +188,11 @@ def _rewards(draft: Draft) -> None:
 
 
 def _function(draft: Draft, name: str) -> str:
-    """A reward function's path here: ``module.name`` is TRL's way to say ``module:name``."""
+    """A reward function's path: TRL's ``module.name`` is ``module:name`` here."""
     module, _, last = name.rpartition(".")
     if last in ("accuracy_reward", "accuracy") and module in ("", "trl.rewards"):
         draft.warnings.append(
-            f"rewards: 'math' stands for {last}: both ask math-verify, but 'math' looks at the "
+            f"rewards: 'math' stands for {last}: both use math-verify, but 'math' looks at the "
             "last \\boxed{} or final answer"
         )
         return "math"
@@ -205,14 +204,14 @@ def _function(draft: Draft, name: str) -> str:
         return name
     if not module:
         draft.warnings.append(
-            f"rewards: '{name}' is a name that only the script knows which read this file: write "
-            f"the function '{name}' into rewards.py"
+            f"rewards: '{name}' is known only to the script that read this file: write the "
+            f"function '{name}' into rewards.py"
         )
     return f"{module or 'rewards.py'}:{last}"
 
 
 def _correction(draft: Draft) -> None:
-    """Importance weights, which GRPOTrainer has by default where vLLM samples."""
+    """Importance weights, a default of GRPOTrainer if vLLM samples."""
     on, mode, low = (f"{_WEIGHTS}{name}" for name in ("correction", "mode", "clip_min"))
     high = f"{_WEIGHTS}cap" if draft.has(f"{_WEIGHTS}cap") else f"{_WEIGHTS}clip_max"
     if not draft.get("use_vllm"):
@@ -223,17 +222,17 @@ def _correction(draft: Draft) -> None:
         return
     level, _, kind = draft.known(mode, {each: each for each in _MODES}).partition("_")
     if high in draft.given and not draft.has(high):
-        draft.refuse(f"ratios have an upper bound: {CORRECTION}.high", mode, high)
+        draft.refuse(f"ratios need an upper bound: {CORRECTION}.high", mode, high)
         return
     if kind == "truncate" and draft.has(low):
-        draft.refuse("weights that are low stay as they are", low)
+        draft.refuse("low weights stay as they are", low)
     least = draft.real(low) if kind == "mask" and draft.has(low) else 0.0
     keys = (*([on] * (on in draft.given)), mode, *([low] * bool(least)), high)
     correct(draft, kind, level, least, draft.real(high), *keys)
 
 
 def _devices(draft: Draft) -> None:
-    """As the launcher knew them: of accelerate's own configuration the file says nothing."""
+    """Devices of the launcher. Accelerate's own configuration is not in the file."""
     if draft.get("vllm_mode") == "server" or draft.get("vllm_enable_sleep_mode"):
         draft.drop("engine.gpu_memory", "left at 0.4")
     if not draft.get("use_vllm"):
@@ -251,13 +250,13 @@ def _devices(draft: Draft) -> None:
             draft.set("trainer.shard", size, key)
     if world != 1:
         draft.warnings.append(
-            "trainer.kind: each device has a whole replica; what accelerate's configuration says "
-            "of ZeRO or FSDP is not in this file: where it spread the model, set trainer.kind=fsdp"
+            "trainer.kind: each device has a whole replica. This file lacks accelerate's settings "
+            "for ZeRO or FSDP: if they spread the model, set trainer.kind=fsdp"
         )
 
 
 @cache
 def table() -> Table:
-    """TRL's keys; rules that count steps or updates are behind those that set them."""
+    """TRL's keys. Rules that use steps or updates come after those that set them."""
     rules = (_start, _batch, _algorithm, _length, _evaluation, _rewards, _devices, _correction)
     return Table.load("TRL", rules)

@@ -1,4 +1,4 @@
-"""verl: what several keys of its PPO trainer say together; the others are in ``verl.yaml``."""
+"""verl: rules for several keys of its PPO trainer. The others are in ``verl.yaml``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollpacker.cli.convert.table import (
 )
 
 MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
-"""Sections by which its configurations are recognised; two of them, or the first."""
+"""Sections that mark its configurations: two of them, or the first."""
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 _WEIGHTS, _EARLIER = "algorithm.rollout_correction.", "algorithm.rollout_is"
@@ -40,18 +40,17 @@ _AVERAGES = {
     "seq-mean-token-mean": "grpo",
     "seq-mean-token-sum-norm": "dr_grpo",
 }
-_AT_ONCE = 16384
-"""Tokens on a GPU at a time where verl counts them (``ppo_max_token_len_per_gpu``)."""
+_AT_ONCE = 16384  # verl's default for `ppo_max_token_len_per_gpu`, tokens at a time on a GPU
 _OURS = {"rloo": "seq-mean-token-sum", "reinforce_pp": "token-mean", "gspo": "seq-mean-token-mean"}
-"""How our algorithms average that do in one way only."""
+"""verl's names for the averages of our algorithms that have only one."""
 
 
 def _start(draft: Draft) -> None:
-    draft.set("model.dtype", "bfloat16", note="verl's FSDP computes so, over float32 weights")
+    draft.set("model.dtype", "bfloat16", note="verl's FSDP computes in it, over float32 weights")
     draft.set("data.drop_last", True, note="verl drops the prompts that do not fill a batch")
     draft.settings.setdefault("output", Setting("runs/verl", "a new folder"))
     if "steps" in draft.settings:
-        draft.drop("epochs", "total_training_steps goes before")
+        draft.drop("epochs", "total_training_steps overrides it")
     for start in ("lora_", "lora."):
         rank, alpha = (f"actor_rollout_ref.model.{start}{name}" for name in ("rank", "alpha"))
         if draft.get(rank):
@@ -86,20 +85,20 @@ def _rewards(draft: Draft) -> None:
             draft.ignore("rewards of 'math' are 1 and 0, right and wrong", metric)
         draft.set("rewards.0.function", "math", note="verl chooses by data_source: see CHECK above")
         draft.warnings.append(
-            "rewards: verl scores each row by its data_source; 'math' (math-verify) stands for "
-            "gsm8k and MATH and differs in details (verl's gsm8k wants '#### 42'); for programs "
-            "take 'code', for anything else a function: --reward"
+            "rewards: verl scores each row by its data_source. 'math' (math-verify) stands for "
+            "gsm8k and MATH and differs in details (verl's gsm8k wants '#### 42'). For programs "
+            "use 'code', for anything else a function: --reward"
         )
 
 
 def _algorithm(draft: Draft) -> None:
-    """The kind, by estimator, loss and average; then what it has not got."""
+    """The kind by estimator, loss and average. Then remove options that it does not have."""
     estimator, mode = "algorithm.adv_estimator", f"{_ACTOR}policy_loss.loss_mode"
     average, keys = f"{_ACTOR}loss_agg_mode", (estimator,)
     if draft.get(estimator) == "gae":
         raise ValueError(
-            f"{draft.file}: {draft.origin(estimator)} trains a critic, and no algorithm here has "
-            f"one: to compare the responses of a prompt instead, set {estimator}=grpo and "
+            f"{draft.file}: {draft.origin(estimator)} trains a critic, unlike all "
+            f"algorithms here: to compare the responses of a prompt, set {estimator}=grpo and "
             f"{_ROLLOUT}n=8 there, and translate it again"
         )
     kind, how, wide = draft.known(estimator, _ESTIMATORS), str(draft.get(average)), _is_dapo(draft)
@@ -120,34 +119,33 @@ def _algorithm(draft: Draft) -> None:
     elif how != _OURS.get(kind, how):
         differ(draft, f"{kind} averages as {_OURS[kind]} does", average)
     if kind == "dr_grpo" and not draft.has(scale := "algorithm.norm_adv_by_std_in_grpo"):
-        differ(draft, "dr_grpo divides by no standard deviation, verl does by default", scale)
+        differ(draft, "dr_grpo divides by no standard deviation, but verl does by default", scale)
     fit(draft)
 
 
 def _is_dapo(draft: Draft) -> bool:
-    """Whether it clips wider above than below, or punishes long responses."""
+    """Whether it clips more widely above than below, or penalizes long responses."""
     for name, ours in (("low", "epsilon"), ("high", "epsilon_high")):
         key, both = f"{_ACTOR}clip_ratio_{name}", f"{_ACTOR}clip_ratio"
-        if key in draft.given and not draft.has(key):  # null; else its default goes before
+        if key in draft.given and not draft.has(key):  # null overrides the default
             draft.set(f"train.algorithm.{ours}", draft.get(both), both)
     low, high = (draft.settings.get(f"train.algorithm.{n}") for n in ("epsilon", "epsilon_high"))
     for key in [each for each in draft.given if each.endswith(".max_resp_len")]:
         if draft.get(key) != draft.get("data.max_response_length"):
-            draft.refuse("the punishment ends at the longest response", key)
+            draft.refuse("the penalty ends at the longest response", key)
     if any(draft.get(key) for key in draft.given if fnmatchcase(key, "*overlong_buffer*.enable")):
         return True
     for name in ("buffer", "penalty"):
-        draft.drop(f"train.algorithm.overlong_{name}", "no punishment of long responses")
+        draft.drop(f"train.algorithm.overlong_{name}", "no penalty for long responses")
     return bool(low and high and low.value != high.value)
 
 
 def _batch(draft: Draft) -> None:
-    """Mini-batches, how much is computed at a time, and the KL of the loss."""
     batch, mini = "data.train_batch_size", f"{_ACTOR}ppo_mini_batch_size"
     batch = _drawn(draft, batch)
     prompts, part = draft.number(batch, 1), draft.number(mini, 1)
     if batch in draft.refused or mini in draft.refused:
-        draft.set(UPDATES, 1, note="the file does not hold all of the batch: set it by hand")
+        draft.set(UPDATES, 1, note="the file does not contain the whole batch: set it by hand")
     else:
         draft.set(UPDATES, -(-prompts // part), batch, mini, note=f"{prompts} / {part}")
         if prompts % part:
@@ -162,34 +160,36 @@ def _batch(draft: Draft) -> None:
         note = f"times {longest} tokens of the longest prompt and response"
         worst, most = draft.number(micro) * longest, max(_AT_ONCE, longest)
         if worst > most:
-            note += f", {worst} at worst; {most} at a time make the same update in less memory"
+            note += f", {worst} at worst: {most} at a time make the same update in less memory"
         draft.set("train.micro_batch_tokens", min(worst, most), micro, note=note)
     if not draft.get(f"{_ACTOR}use_kl_loss"):
         draft.drop("train.beta", "use_kl_loss is off")
         draft.ignore("use_kl_loss is off", f"{_ACTOR}kl_loss_type")
-    draft.set("train.kl_bias_correction", False, note="verl's KL loss is without the ratio")
+    draft.set("train.kl_bias_correction", False, note="verl's KL loss has no ratio")
 
 
 def _drawn(draft: Draft, batch: str) -> str:
-    """The key of a step's prompts: verl draws ``gen_batch_size`` at a time. It trains on all of
-    them, unless it filters groups: then it draws until it has ``batch``."""
+    """The key for a step's number of prompts. verl draws ``gen_batch_size`` at a time.
+
+    It trains on all of them, unless it filters groups: then it draws until it has ``batch``.
+    """
     drawn, tries = "data.gen_batch_size", "algorithm.filter_groups.max_num_gen_batches"
     if not draft.has(drawn):
         return batch
     if not draft.get("algorithm.filter_groups.enable"):
         draft.set("rollout.prompts_per_step", draft.number(drawn, 1), drawn)
-        draft.ignore(f"{drawn} goes before", batch)
+        draft.ignore(f"{drawn} overrides it", batch)
         return drawn
     draft.ignore("after the first draw, as many prompts are drawn as groups are missing", drawn)
     if draft.has(tries) and draft.number(tries) > 0:
         most = -(-draft.number(tries) * draft.number(drawn, 1) // draft.number(batch, 1))
-        note = "for as many prompts at most, the first draw included"
+        note = "for as many prompts at most, including the first draw"
         draft.set("rollout.dynamic_sampling.max_draws", max(1, most - 1), tries, drawn, note=note)
     return batch
 
 
 def _correction(draft: Draft) -> None:
-    """Importance weights, as three releases have called them."""
+    """Importance weights, by the names of three releases."""
     level, bound = f"{_WEIGHTS}rollout_is", f"{_WEIGHTS}rollout_is_threshold"
     cap = f"{_ACTOR}tis_imp_ratio_cap"
     if draft.get(f"{_WEIGHTS}bypass_mode"):
@@ -208,7 +208,7 @@ def _correction(draft: Draft) -> None:
 
 
 def _bounds(draft: Draft, key: str) -> tuple[float | None, float]:
-    """Of ``2.0``, or ``0.5_2.0``."""
+    """Bounds from ``2.0`` or ``0.5_2.0``."""
     low, _, high = str(draft.get(key)).rpartition("_")
     try:
         return (float(low) if low else None), float(high)
@@ -218,13 +218,12 @@ def _bounds(draft: Draft, key: str) -> tuple[float | None, float]:
 
 
 def _earlier(draft: Draft) -> None:
-    """Those of release 0.6."""
     mode, level, low, high = (
         f"{_EARLIER}_{name}" for name in ("mode", "level", "threshold_lower", "threshold")
     )
     kind = draft.known(mode, {"truncate": "truncate", "mask": "mask", "clip": "mask"})
     least = draft.real(low) if draft.has(low) else 1.0 / draft.real(high)
-    note = "what is masked counts in the divisor here" if kind == "mask" else ""
+    note = "masked tokens count in the divisor here" if kind == "mask" else ""
     keys = (_EARLIER, mode, level, *([low] * draft.has(low)), high)
     name = draft.known(level, _LEVELS)
     correct(draft, kind, name, least, draft.real(high), *keys, note=note)
@@ -234,7 +233,7 @@ def _warm_up(draft: Draft) -> None:
     key, share = f"{_ACTOR}optim.lr_warmup_steps", f"{_ACTOR}optim.lr_warmup_steps_ratio"
     updates = draft.settings[UPDATES].value
     total = draft.settings["steps"].value if "steps" in draft.settings else 0
-    note = "" if updates == 1 else f"x {updates}: verl counts steps, here updates count"
+    note = "" if updates == 1 else f"x {updates}: verl counts steps, but updates count here"
     if draft.number(key) > 0:
         warm_up(draft, draft.number(key) * updates, key, note)
     elif part := draft.real(share):
@@ -243,7 +242,7 @@ def _warm_up(draft: Draft) -> None:
 
 
 def _devices(draft: Draft) -> None:
-    """Engines over several GPUs, and replicas that hold whole ones."""
+    """Engines over several GPUs, and replicas that contain whole engines."""
     gpus, engine = "trainer.n_gpus_per_node", f"{_ROLLOUT}tensor_model_parallel_size"
     count, size, shard = draft.get(gpus) or 0, 1, draft.number(f"{_ACTOR}fsdp_config.fsdp_size")
     devices = count * machines(draft, "trainer.nnodes")
@@ -251,7 +250,7 @@ def _devices(draft: Draft) -> None:
         bypass = draft.get(f"{_WEIGHTS}bypass_mode")
         if not bypass and f"{CORRECTION}.kind" not in draft.settings:
             draft.warnings.append(
-                "engine.kind: verl computes old log-probabilities anew with the actor; here ratios "
+                "engine.kind: verl recomputes old log-probabilities with the actor. Here ratios "
                 "are to vLLM's own, unless rollout.top_p or top_k cut its softmax"
             )
         size = 1 if count == 1 and not draft.has(engine) else draft.number(engine, 1)
@@ -263,7 +262,7 @@ def _devices(draft: Draft) -> None:
     if devices == 1:
         return
     if shard > 0 and (shard % size or devices % shard):
-        hint = f"a replica of {shard} devices holds no whole engines of {size}: all share one"
+        hint = f"a replica of {shard} devices has no whole engines of {size}: all share one"
         draft.refuse(hint, f"{_ACTOR}fsdp_config.fsdp_size")
         shard = 0
     draft.set("trainer.kind", "fsdp", f"{_ACTOR}fsdp_config.fsdp_size")
@@ -272,6 +271,6 @@ def _devices(draft: Draft) -> None:
 
 @cache
 def table() -> Table:
-    """verl's keys; rules that count steps or updates are behind those that set them."""
+    """verl's keys. Rules that use steps or updates come after those that set them."""
     rules = (_start, _rewards, _algorithm, _batch, _warm_up, _correction, _devices)
     return Table.load("verl", rules)

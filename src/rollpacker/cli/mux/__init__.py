@@ -1,4 +1,1 @@
-"""``rollpacker mux``.
-
-It speaks to a daemon over HTTP; only ``serve`` and ``simulate`` know more of it.
-"""
+"""``rollpacker mux``: commands that speak HTTP to a daemon, and ``serve`` and ``simulate``."""

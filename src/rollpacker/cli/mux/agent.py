@@ -1,4 +1,4 @@
-"""``rollpacker mux agent``: what runs on each node of a cluster."""
+"""``rollpacker mux agent``: the agent of a node."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 def agent(
     token_file: Annotated[Path, typer.Option(help="File with a bearer token.")],
-    node: Annotated[str, typer.Option(help="This node's name; default: the host's.")] = "",
+    node: Annotated[str, typer.Option(help="This node's name (default: the host's).")] = "",
     url: Url = URL,
     cafile: Cafile = None,
     pool: Annotated[
         Literal["rollout", "train"] | None, typer.Option(help="Join the inventory, in this pool.")
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(help="For states of jobs; default: all of it.")
+        float | None, typer.Option(help="Memory in GB for states of jobs (default: all of it).")
     ] = None,
-    devices: Annotated[int | None, typer.Option(help="GPUs; default: those there are.")] = None,
-    rack: Annotated[str, typer.Option(help="Or island.")] = "",
+    devices: Annotated[int | None, typer.Option(help="GPUs (default: all of them).")] = None,
+    rack: Annotated[str, typer.Option(help="Rack or island.")] = "",
     label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Jobs may ask for it.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label that jobs may require.")
     ] = None,
     programs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Start programs of jobs as this user; logs are here."),
+        typer.Option(metavar="FOLDER", help="Start programs of jobs as this user, with logs here."),
     ] = None,
-    check: Annotated[str, typer.Option(help="Command that exits with 0 while all is well.")] = "",
+    check: Annotated[str, typer.Option(help="Command that exits with 0 on a healthy node.")] = "",
     on_failed: Annotated[str, typer.Option(help="Command that empties the node.")] = "",
 ) -> None:
     """Report this node to the daemon, and start the programs of jobs here.
 
-    Ends with 1 when the node has failed. Ended by a signal it leaves programs running: the next
-    agent with the same --programs finds them.
+    Exits with 1 when the node has failed. A signal ends the agent only: programs continue, and the
+    next agent with the same --programs finds them.
 
     Example: rollpacker mux agent --url https://head:8642 --token-file token --pool rollout
     --programs /var/lib/rollmux
@@ -82,15 +82,14 @@ def agent(
 
 
 def _log(text: str) -> None:
-    with suppress(OSError):  # a full disk is no reason to give the node up
+    with suppress(OSError):  # a full disk must not make the node fail
         print_aside(text)
 
 
 def _report(reporter: NodeAgent, name: str) -> None:
-    """Until a signal comes, or the node fails."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: reporter.stop.set())
-    # Not in this thread: a signal would find it inside the very lock that ``set`` takes.
+    # In another thread, since a signal handler could wait for the lock that ``set`` takes.
     with ThreadPoolExecutor(1, "reports") as pool:
         problem = pool.submit(reporter.run).result()
     if problem is not None:
@@ -100,13 +99,13 @@ def _report(reporter: NodeAgent, name: str) -> None:
 
 def member(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
-    attempt: Annotated[int, typer.Argument(metavar="NUMBER", help="Of the start of its program.")],
-    rank: Annotated[int, typer.Argument(help="Of this node among the job's.")],
+    attempt: Annotated[int, typer.Argument(metavar="NUMBER", help="Number of its attempt.")],
+    rank: Annotated[int, typer.Argument(help="Rank of this node in the job.")],
     token_file: Annotated[Path, typer.Option(help="File with a bearer token.")],
     url: Url = URL,
-    cafile: Annotated[str, typer.Option(help="Certificate to trust (TLS); empty for none.")] = "",
+    cafile: Annotated[str, typer.Option(help="Trusted TLS certificate (empty for none).")] = "",
 ) -> None:
-    """Serve a run's driver on another node: agents start this where cluster.address is 'mux'.
+    """Serve a run's driver on another node. Agents start this if cluster.address is 'mux'.
 
     Example: rollpacker mux member job 1 2 --token-file token
     """
@@ -128,7 +127,7 @@ def found_machine(
     rack: str = "",
     labels: list[str] | None = None,
 ) -> Machine:
-    """What this node is, by what was given and what can be seen."""
+    """This node's description, by options and by what the machine has."""
     from rollpacker.rollmux.model.inventory import Machine
 
     if wrong := [label for label in labels or () if "=" not in label]:
@@ -148,7 +147,7 @@ def found_machine(
 def node_programs(
     folder: Path, url: str, token_file: Path, cafile: Path | None, node: str
 ) -> NodePrograms:
-    """Starts programs of jobs, with what this agent knows."""
+    """Starts programs of jobs, and fills in the agent's values."""
     from rollpacker.rollmux.node.programs import NodePrograms
 
     known = {

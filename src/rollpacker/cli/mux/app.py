@@ -45,7 +45,7 @@ def simulate(
     ] = "philly",
     jobs: Annotated[int, typer.Option(help="Jobs of the synthetic trace.", min=1)] = 200,
     days: Annotated[float, typer.Option(help="Days of arrivals.")] = 14.0,
-    seed: Annotated[int, typer.Option(help="Of the synthetic trace.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic trace.", min=0)] = 0,
     policy: Annotated[
         Literal["rollmux", "solo"],
         typer.Option(help="This scheduler, or nodes of its own for every job."),
@@ -53,18 +53,16 @@ def simulate(
     nodes: Annotated[
         Literal["1", "mixed"], typer.Option(help="Gangs of one node, or of 1, 2 and 4.")
     ] = "1",
-    slo: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="Range of allowed slowdowns.")
-    ] = "1,2",
+    slo: Annotated[str, typer.Option(metavar="LOW,HIGH", help="Range of slowdown limits.")] = "1,2",
     cycles: Annotated[
         Literal["mixed", "one"], typer.Option(help="Iterations of 100 to 900 s, or one class.")
     ] = "mixed",
     inventory: Annotated[
-        Path | None, typer.Option(help="Nodes and teams (YAML): jobs wait for these.")
+        Path | None, typer.Option(help="Nodes and teams (YAML), for which jobs wait.")
     ] = None,
     events: Annotated[Path | None, typer.Option(help="Event log to write.")] = None,
 ) -> Shown:
-    """Simulate a cluster with the scheduler that the daemon runs; the default trace is synthetic.
+    """Simulate a cluster with the daemon's scheduler. The default trace is synthetic.
 
     Example: rollpacker mux simulate --jobs 200 --days 14 --policy rollmux
     """
@@ -118,7 +116,7 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 def _spent(found: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Dollars and idle time of rented nodes, idle time of an owner's."""
+    """Cost and idle time of rented nodes, or total and idle time of owned ones."""
     idle = found.get("idle") or found["bubble"]
     shares = ("idle", f"rollout {idle['rollout']:.0%}, training {idle['train']:.0%}")
     if "idle" in found:

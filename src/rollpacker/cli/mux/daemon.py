@@ -1,4 +1,4 @@
-"""Which daemon a command speaks to, plain requests, and its numbers in words."""
+"""The daemon that a command uses: its options, requests, and numbers as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollpacker.cli.output import with_parameters
 State = Annotated[Path, typer.Option(help="The daemon's folder: database and token.")]
 Url = Annotated[str, typer.Option(help="Address of the daemon.")]
 TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the bearer token; default: token in the folder.")
+    Path | None, typer.Option(help="File with the bearer token (default: token in the folder).")
 ]
 Cafile = Annotated[Path | None, typer.Option(help="Certificate to trust (TLS).")]
 STATE = Path("runs/mux")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def of_daemon(command: Callable[..., T]) -> Callable[..., T]:
-    """A command whose first argument is a daemon: instead it takes the options that say which."""
+    """Replace a command's first argument, a daemon, by the options that define it."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     which = inspect.signature(Daemon, eval_str=True).parameters
 
@@ -43,7 +43,7 @@ def of_daemon(command: Callable[..., T]) -> Callable[..., T]:
 
 
 class Daemon:
-    """Plain requests to a daemon, with its errors as ours."""
+    """Requests to a daemon. Its errors become ``ValueError`` and ``RuntimeError``."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Daemon:
         if token_file is None and _is_missing(file):
             raise ValueError(
                 f"there is no {file}: no daemon was started here with --state {state} (rollpacker "
-                "mux serve); for one elsewhere say --url, --token-file and, with TLS, --cafile"
+                "mux serve). For another daemon give --url, --token-file and, with TLS, --cafile"
             )
         self._link = DaemonLink(url, file, cafile=cafile, patience_s=_PATIENCE_S)
         options = {"--state": state, "--token-file": token_file, "--cafile": cafile, "--url": url}
@@ -68,15 +68,14 @@ class Daemon:
         ]
 
     def command(self, *words: str) -> str:
-        """``rollpacker mux WORDS`` to this daemon, to be copied into a shell."""
+        """``rollpacker mux WORDS`` for this daemon, to copy into a shell."""
         return shlex.join(("rollpacker", "mux", *words, *self._options))
 
     def get(self, path: str) -> dict[str, Any]:
-        """What there is."""
         return self._call("GET", path)
 
     def post(self, path: str, body: Any, key: str | None = None) -> dict[str, Any]:
-        """Ask for something; ``key`` None makes one."""
+        """Send a POST. ``key`` None makes a new key."""
         from rollpacker.rollmux.service.client.client import new_key
 
         return self._call("POST", path, body, key or new_key())
@@ -96,24 +95,23 @@ class Daemon:
         except AilingDaemonError as error:
             raise RuntimeError(f"the daemon cannot do it now: {error}") from error
         except UnreachableError as error:
-            text = f"no daemon answers: {error}; start one: rollpacker mux serve"
+            text = f"no daemon answers: {error}. Start one with rollpacker mux serve"
             raise RuntimeError(text) from error
 
 
 def _is_missing(file: Path) -> bool:
     try:
         file.stat()
-    except OSError as error:  # one that is another user's is there
+    except OSError as error:  # another user's file exists
         return isinstance(error, FileNotFoundError)
     return False
 
 
-_MINUTES_S, _HOURS_S = 60.0, 7200.0
-"""From which on a duration is told in them."""
+_MINUTES_S, _HOURS_S = 60.0, 7200.0  # limits from which durations are printed in minutes and hours
 
 
 def duration(seconds: float) -> str:
-    """In the unit in which people would say it."""
+    """A duration in a readable unit."""
     if seconds < _MINUTES_S:
         return f"{seconds:.0f} s"
     if seconds < _HOURS_S:
@@ -122,7 +120,7 @@ def duration(seconds: float) -> str:
 
 
 def missed(job: dict[str, Any]) -> str:
-    """Of a job that is over: that its SLO was missed; empty where it was met."""
+    """A text if an ended job missed its SLO, else empty."""
     if job["slo_state"] != "missed":
         return ""
     slowdown = "" if job["slowdown"] is None else f": slowdown {job['slowdown']:.2f}"

@@ -15,16 +15,14 @@ from rollpacker.cli.output import console as screen
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the daemon and the runs.")] = Path(
-        "runs/mux-demo"
-    ),
-    steps: Annotated[int, typer.Option(help="Of each job.", min=1)] = 12,
+    out: Annotated[Path, typer.Option(help="Folder of daemon and runs.")] = Path("runs/mux-demo"),
+    steps: Annotated[int, typer.Option(help="Steps of each job.", min=1)] = 12,
     as_json: Json = False,
 ) -> None:
     """Run two jobs on this machine that share a rollout node and a training node.
 
     Starts a daemon, two agents and two small training jobs, shows the dashboard while they take
-    turns, and says what sharing gained. On a terminal the daemon stays until Enter. Where the
+    turns, and prints the gain from sharing. On a terminal the daemon stays until Enter. If the
     folder is in use, it takes the next one: mux-demo-2.
 
     Example: rollpacker mux demo

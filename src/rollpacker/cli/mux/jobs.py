@@ -23,10 +23,8 @@ from rollpacker.terminal import coloured
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
 _LOOK_S = 1.0
 _PHASES = 6
-"""Of a job, the last ones."""
 _HISTORY = ("jobs", "ended", "iterations", "node_hours", "missed")
-_TAIL = 64 * 1024
-"""Bytes of the end of a log that are shown first when it is followed."""
+_TAIL = 64 * 1024  # bytes at the end of a log that are shown first with `--follow`
 
 
 @shown
@@ -38,12 +36,12 @@ def submit(
         typer.Argument(metavar="FILE", help="A run's configuration, or a job's specification."),
     ],
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same one submits once.")
+        str | None, typer.Option(help="Idempotency key: a repeat with it does not submit again.")
     ] = None,
 ) -> Shown:
-    """Submit a job to the daemon: agents start its program as soon as it has nodes.
+    """Submit a job to the daemon. Agents start its program as soon as it has nodes.
 
-    A run whose job is over is submitted as NAME.2, and goes on from its last checkpoint.
+    A run whose job has ended is submitted as NAME.2, and continues from its last checkpoint.
 
     Example: rollpacker mux submit job.yaml
     """
@@ -53,7 +51,7 @@ def submit(
     queued = found["state"] == "queued"
     waits = f", waits for nodes: {daemon.command('status')}" if queued else ""
     over = daemon.command("wait", found["id"])
-    with suppress(ValueError, RuntimeError):  # the job is in, whatever happens to the note
+    with suppress(ValueError, RuntimeError):  # the job is submitted even if the note fails
         _note_no_guarantee(daemon, found["id"])
     return Shown(found, [f"job {found['id']} submitted{waits}", f"wait for its end: {over}"])
 
@@ -62,10 +60,10 @@ def submit(
 def logs(
     daemon: Daemon,
     job: Job,
-    attempt: Annotated[int | None, typer.Option(help="Of its starts; default: the last.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the attempt ends.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Attempt number (default: the last).")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end.")] = False,
 ) -> None:
-    """Print what a job's program printed, as agents have sent it.
+    """Print the output of a job's program, as far as agents have sent it.
 
     Example: rollpacker mux logs my-job --follow
     """
@@ -92,7 +90,7 @@ def logs(
 
 
 def _shown_by(out: TextIO) -> Callable[[bytes], None]:
-    """Writes what a program printed: to a file as it is, to a terminal with no power over it."""
+    """Write a program's output: unchanged to a file, without control characters to a terminal."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(data: bytes) -> None:
@@ -108,19 +106,19 @@ def _shown_by(out: TextIO) -> Callable[[bytes], None]:
 @shown
 @of_daemon
 def wait(daemon: Daemon, job: Job) -> Shown:
-    """Wait until a job and its program are over; exit with the program's code.
+    """Wait until a job and its program have ended, and exit with the program's code.
 
     Example: rollpacker mux wait my-job
     """
     while _goes_on(found := daemon.get(f"/v1/jobs/{_quoted(job)}")):
         time.sleep(_LOOK_S)
-    with suppress(ValueError, RuntimeError):  # how it ended is known, whoever is away by now
+    with suppress(ValueError, RuntimeError):  # the result is known even if the daemon is away
         if later := _later(daemon, found):
             goes_on = daemon.command("wait", later)
-            print_note(f"{job} is over, and its run goes on as {later}: {goes_on}")
+            print_note(f"{job} has ended, and its run continues as {later}: {goes_on}")
     program = found["program"]
     outcome = "ended" if program is None else program["outcome"]
-    failed = f"; what it printed: {daemon.command('logs', job)}" if outcome == "failed" else ""
+    failed = f". Its output: {daemon.command('logs', job)}" if outcome == "failed" else ""
     code = 0
     if program is not None and outcome != "done":
         code = next((each["code"] for each in program["attempts"][::-1] if each["code"]), 1)
@@ -133,14 +131,14 @@ def end(
     daemon: Daemon,
     jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Their ids.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All live jobs.")] = False,
-    team: Annotated[str, typer.Option(help="With --all: of this team only.")] = "",
+    team: Annotated[str, typer.Option(help="With --all: only jobs of this team.")] = "",
 ) -> Shown:
-    """End jobs: their programs are stopped; nodes are free when their permits are over.
+    """End jobs and stop their programs. Their nodes are free when their permits have ended.
 
     Example: rollpacker mux end my-job
     """
     if every == bool(jobs) or (team and not every):
-        raise ValueError("name jobs to end, or say --all, with --team for those of one team only")
+        raise ValueError("name jobs to end, or give --all, with --team for jobs of one team")
     names = jobs or [
         job["id"]
         for job in daemon.get("/v1/status")["jobs"]
@@ -158,7 +156,7 @@ Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their ids.")]
 @shown
 @of_daemon
 def hold(daemon: Daemon, jobs: Jobs) -> Shown:
-    """Take jobs off their nodes when their iterations are over, and give them none.
+    """Take jobs off their nodes after their iterations, and give them none.
 
     Example: rollpacker mux hold my-job
     """
@@ -168,7 +166,7 @@ def hold(daemon: Daemon, jobs: Jobs) -> Shown:
 @shown
 @of_daemon
 def release(daemon: Daemon, jobs: Jobs) -> Shown:
-    """Let held jobs have nodes again.
+    """Give held jobs nodes again.
 
     Example: rollpacker mux release my-job
     """
@@ -180,7 +178,7 @@ def release(daemon: Daemon, jobs: Jobs) -> Shown:
 def priority(
     daemon: Daemon,
     job: Job,
-    number: Annotated[int, typer.Argument(help="The higher ones of a team go first.")],
+    number: Annotated[int, typer.Argument(help="Jobs of a team with a higher one go first.")],
 ) -> Shown:
     """Change a job's priority inside its team.
 
@@ -203,7 +201,7 @@ def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
 @shown
 @of_daemon
 def show(daemon: Daemon, job: Job) -> Shown:
-    """Show all that is known of a job: nodes, queue, SLO, phases, program, what it waits for.
+    """Show a job: nodes, queue, SLO, phases, program, and the reason why it waits.
 
     Example: rollpacker mux show my-job
     """
@@ -248,7 +246,7 @@ def _submission(job: dict[str, Any]) -> str:
 
 
 def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
-    """Nodes, its release, its turn, a move of its own, or an agent."""
+    """Everything for which the job waits: nodes, release, its turn, its move, or an agent."""
     found: list[str] = []
     if (queue := job["queue"]) is not None:
         found.append(f"nodes, {queue['position']} of {queue['of']}: {queue['reason']}")
@@ -279,11 +277,9 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
 @of_daemon
 def history(
     daemon: Daemon,
-    by: Annotated[
-        Literal["user", "team", "day", "job"], typer.Option(help="What a row is.")
-    ] = "team",
+    by: Annotated[Literal["user", "team", "day", "job"], typer.Option(help="Group by.")] = "team",
 ) -> Shown:
-    """Show what jobs have had: how many, iterations, node hours of phases alone, missed SLOs.
+    """Show usage by jobs: numbers, iterations, node hours of phases alone, missed SLOs.
 
     Example: rollpacker mux history --by day
     """
@@ -307,9 +303,9 @@ def history(
 
 
 def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Under the first name that no job of the same owner has had.
+    """Submit under the first name that no job of the same owner has had.
 
-    Each name has a key of its own that follows from ``key``: whoever asks again finds the job.
+    Each name has its own key, derived from ``key``, so that a repeated request finds the same job.
     """
     name, number, first = body.get("id"), 1, key
     while True:
@@ -324,19 +320,19 @@ def _submitted(daemon: Daemon, body: dict[str, Any], key: str | None) -> dict[st
         number += 1
         body = body | {"id": f"{name}.{number}"}
         if first is not None:
-            # Whatever its length is, the daemon takes this one.
+            # The hash has a length that the daemon accepts.
             key = hashlib.blake2b(f"{first} {number}".encode(), digest_size=16).hexdigest()
 
 
 def _later(daemon: Daemon, job: dict[str, Any]) -> str | None:
-    """The live job under which a run goes on whose job this was; None without one."""
+    """The live job that continues this job's run (None if there is none)."""
     owner = job["spec"]["owner"]
     live = daemon.get("/v1/status")["jobs"] if owner else []
     return next((each["id"] for each in live if each["spec"]["owner"] == owner), None)
 
 
 def _note_no_guarantee(daemon: Daemon, job: str) -> None:
-    """A name that is misspelt is a team too, to which nothing is guaranteed."""
+    """Print a note for a team without a guarantee, whose name may be misspelt."""
     owners = [
         team["name"]
         for team in daemon.get("/v1/status")["teams"]
@@ -344,12 +340,12 @@ def _note_no_guarantee(daemon: Daemon, job: str) -> None:
     ]
     team = daemon.get(f"/v1/jobs/{_quoted(job)}")["spec"]["team"]
     if owners and team not in owners:
-        whose = f"team {team}" if team else "jobs of no team"
-        print_note(f"no nodes are guaranteed to {whose}; the inventory has {', '.join(owners)}")
+        whose = f"team {team}" if team else "jobs without a team"
+        print_note(f"no nodes are guaranteed to {whose}. The inventory has {', '.join(owners)}")
 
 
 def _is_to_start(daemon: Daemon, job: str, error: ValueError) -> bool:
-    """Whether there is no log because the program has not been started yet."""
+    """Whether there is no log only because the program has not started yet."""
     if getattr(error.__cause__, "code", "") != "no_attempt":
         return False
     found = daemon.get(f"/v1/jobs/{_quoted(job)}")

@@ -1,4 +1,4 @@
-"""``rollpacker mux node`` and ``mux token``: what an owner does with named nodes and tokens."""
+"""``rollpacker mux node`` and ``mux token``: named nodes and tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rollpacker.cli.output import Shown, shown
 
 node_app = typer.Typer(help="Nodes of an inventory.", no_args_is_help=True)
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Its name.")]
-Reason = Annotated[str, typer.Option(help="For people: why.")]
+Reason = Annotated[str, typer.Option(help="A reason for users.")]
 
 
 @node_app.command("list")
 @shown
 @of_daemon
 def list_nodes(daemon: Daemon) -> Shown:
-    """Show all nodes: what they are, whether they may be used, who is on them.
+    """Show all nodes, with their state, status and jobs.
 
     Example: rollpacker mux node list
     """
@@ -48,7 +48,7 @@ def list_nodes(daemon: Daemon) -> Shown:
 @shown
 @of_daemon
 def cordon(daemon: Daemon, node: Node, reason: Reason = "") -> Shown:
-    """Put no more jobs on a node; those that are there stay.
+    """Put no more jobs on a node. Its jobs stay.
 
     Example: rollpacker mux node cordon h20-07 --reason "slow link"
     """
@@ -59,7 +59,7 @@ def cordon(daemon: Daemon, node: Node, reason: Reason = "") -> Shown:
 @shown
 @of_daemon
 def drain(daemon: Daemon, node: Node, reason: Reason = "") -> Shown:
-    """Put no more jobs on a node, and move those that are there when their iterations are over.
+    """Put no more jobs on a node, and move its jobs after their iterations.
 
     Example: rollpacker mux node drain h20-07 --reason "new cables"
     """
@@ -81,7 +81,7 @@ def uncordon(daemon: Daemon, node: Node) -> Shown:
 @shown
 @of_daemon
 def remove(daemon: Daemon, node: Node) -> Shown:
-    """Take a node that nobody is on out of the inventory.
+    """Take an unused node out of the inventory.
 
     Example: rollpacker mux node remove h20-07
     """
@@ -97,8 +97,8 @@ def _changed(daemon: Daemon, node: str, what: str, body: dict[str, Any]) -> Show
     return Shown(found, [f"node {node}: {status}{on}{back}"])
 
 
-token_app = typer.Typer(help="Bearer tokens of people and agents.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.")]
+token_app = typer.Typer(help="Bearer tokens of users and agents.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of its holder.")]
 
 
 @token_app.command()
@@ -109,14 +109,12 @@ def add(
     name: Name,
     role: Annotated[
         Literal["read", "submit", "node", "operate"],
-        typer.Option(help="read looks; submit has jobs; node is for agents; operate does all."),
+        typer.Option(help="read looks, submit has jobs, node is for agents, operate may do all."),
     ],
-    team: Annotated[str, typer.Option(help="Of submit: whose jobs; default: all.")] = "",
-    to: Annotated[
-        Path | None, typer.Option(help="New file for it, only yours; else it is printed.")
-    ] = None,
+    team: Annotated[str, typer.Option(help="For submit: team of its jobs (default: all).")] = "",
+    to: Annotated[Path | None, typer.Option(help="New private file (otherwise printed).")] = None,
 ) -> Shown:
-    """Make a token: it is kept nowhere else. It counts at once.
+    """Make a token, valid at once. The daemon does not store it.
 
     Example: rollpacker mux token add alice --role submit --team math --to alice.token
     """
@@ -137,7 +135,7 @@ def add(
 @shown
 @of_daemon
 def list_tokens(daemon: Daemon) -> Shown:
-    """Show whose tokens there are.
+    """Show all tokens with their holders.
 
     Example: rollpacker mux token list
     """
@@ -153,7 +151,7 @@ def list_tokens(daemon: Daemon) -> Shown:
 @shown
 @of_daemon
 def revoke(daemon: Daemon, name: Name) -> Shown:
-    """Let nobody in with a token any more, from now on.
+    """Revoke a token at once.
 
     Example: rollpacker mux token revoke alice
     """
@@ -162,7 +160,7 @@ def revoke(daemon: Daemon, name: Name) -> Shown:
 
 
 def _new(path: Path) -> TextIO:
-    """A file that others cannot read: commands take no other."""
+    """A private file, since commands accept no other token file."""
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
     except OSError as error:

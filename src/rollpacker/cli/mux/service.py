@@ -15,11 +15,9 @@ from rich.table import Table
 from rollpacker.cli.mux.daemon import STATE, Daemon, State, TokenFile, duration, missed, of_daemon
 from rollpacker.cli.output import Shown, print_plain, shown
 
-_LOOKS, _LOOK_S = 4, 0.2
-"""For forecasts of jobs that wait: where nobody can say when, that much later."""
+_LOOKS, _LOOK_S = 4, 0.2  # retries for forecasts of waiting jobs, and seconds between them
 
 _ENDED = 10
-"""Jobs that are over, of which is said how."""
 
 
 def serve(
@@ -31,7 +29,8 @@ def serve(
         str | None, typer.Option(help="Scheduler settings as a JSON object (a new database only).")
     ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="Nodes by name and teams (YAML); else nodes are rented.")
+        Path | None,
+        typer.Option(help="Named nodes and teams in YAML (without it nodes are rented)."),
     ] = None,
     token_file: TokenFile = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain.")] = None,
@@ -57,7 +56,7 @@ def serve(
     )
 
     def ready(url: str, token: Path) -> None:
-        # One line at once, also into a pipe: scripts wait for it.
+        # Flushed at once, since scripts wait for this line.
         print(f"listening on {url}, token in {token}", flush=True)
 
     run(options, ready)
@@ -78,10 +77,10 @@ def backup(
 
 
 def restore(
-    copy: Annotated[Path, typer.Argument(help="What mux backup has made.")],
+    copy: Annotated[Path, typer.Argument(help="A copy made by mux backup.")],
     state: State = STATE,
 ) -> None:
-    """Put a copy in the database's place; the daemon must not run, and is started afterwards.
+    """Replace the database by a copy. Stop the daemon before, and start it afterwards.
 
     Example: rollpacker mux restore /backups/mux-monday.sqlite
     """
@@ -89,7 +88,7 @@ def restore(
 
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     count = put_back(copy, state / "mux.sqlite")
-    print_plain(f"{state}: the database up to entry {count}; for one lease nothing is granted")
+    print_plain(f"{state}: the database up to entry {count}. No permit is granted for one lease")
 
 
 def _settings(text: str) -> Any:
@@ -106,7 +105,7 @@ def _settings(text: str) -> Any:
 @shown
 @of_daemon
 def status(daemon: Daemon) -> Shown:
-    """Show the cluster: nodes, groups, jobs and how the last ones ended, cost.
+    """Show the cluster: nodes, groups, jobs, results of the last jobs, and cost.
 
     Example: rollpacker mux status
     """
@@ -135,11 +134,11 @@ def _in_words(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"waits: {_place_in_queue(job)}"
     silent = {node["name"] for node in found["nodes"] if node["reported_s"] is None}
     for job in filter(_not_started, found["jobs"]):
-        yield f"not started: {job['id']}; {_why_not_started(job['program']['lead'], silent)}"
+        yield f"not started: {job['id']}: {_why_not_started(job['program']['lead'], silent)}"
     for job in found["ended"][-_ENDED:]:
         yield f"ended: {_end(job, found['now'])}"
     for team in found["teams"]:
-        whose = f"team {team['name']}" if team["name"] else "jobs of no team"
+        whose = f"team {team['name']}" if team["name"] else "jobs without a team"
         shares = (
             f"{team['used'][pool]:.1f} of {team['guaranteed'][pool]:g} {pool} nodes"
             for pool in ("rollout", "train")
@@ -149,7 +148,7 @@ def _in_words(found: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _status(daemon: Daemon) -> dict[str, Any]:
-    """With forecasts: on a small cluster they are there a moment after the first question."""
+    """The status with forecasts, which a small cluster has a moment after the first request."""
     for _ in range(_LOOKS):
         found = daemon.get("/v1/status")
         waiting = [job["queue"] for job in found["jobs"] if job["queue"]]
@@ -167,7 +166,6 @@ def _done(job: dict[str, Any]) -> str:
 
 
 def _end(job: dict[str, Any], now: float) -> str:
-    """How, and when."""
     attempts = (job["program"] or {"attempts": []})["attempts"]
     code = attempts[-1]["code"] if attempts else None
     left = f" (exit code {code})" if job["outcome"] == "failed" and code else ""
@@ -177,7 +175,6 @@ def _end(job: dict[str, Any], now: float) -> str:
 
 
 def _not_started(job: dict[str, Any]) -> bool:
-    """Whether a job has nodes for a program that was never started."""
     program = job["program"]
     return program is not None and bool(program["lead"]) and not program["attempts"]
 
@@ -185,11 +182,11 @@ def _not_started(job: dict[str, Any]) -> bool:
 def _why_not_started(lead: str, silent: Container[str]) -> str:
     if lead in silent:
         return f"{lead} has no agent: rollpacker mux agent --node {lead} --programs FOLDER ..."
-    return f"{lead}'s agent starts it in a moment, or takes no programs: it needs --programs FOLDER"
+    return f"{lead}'s agent starts it soon, or needs --programs FOLDER to start programs"
 
 
 def _state(job: dict[str, Any]) -> str:
-    """A program that has not asked for nodes yet is busy, whatever the daemon sees of it."""
+    """A job's state. A running program that has not asked for nodes counts as busy."""
     attempts = (job["program"] or {"attempts": []})["attempts"]
     if job["state"] == "idle" and attempts and attempts[-1]["ended"] is None:
         begun = job["done"] or job["next"] == "train"
@@ -203,7 +200,6 @@ def _place_in_queue(job: dict[str, Any]) -> str:
 
 
 def _start(queue: dict[str, Any]) -> str:
-    """When, and between when and when chance may have it."""
     if queue["starts_in_s"] is None:
         return "not known when"
     when = f"starts in about {duration(queue['starts_in_s'])}"
@@ -215,7 +211,6 @@ def _start(queue: dict[str, Any]) -> str:
 
 
 def _nodes_line(found: dict[str, Any]) -> str:
-    """How many nodes are in use, and what that costs where it costs anything."""
     groups = f"in {len(found['groups'])} groups"
     used = sum(node["group"] is not None for node in found["nodes"])
     if found["named"]:
@@ -232,10 +227,10 @@ def drain(
     daemon: Daemon,
     undo: Annotated[bool, typer.Option("--undo", help="Take new jobs again.")] = False,
 ) -> Shown:
-    """Take no new jobs; the live ones go on. To empty one node: rollpacker mux node drain.
+    """Take no new jobs. Live ones continue. To empty one node: rollpacker mux node drain.
 
     Example: rollpacker mux drain
     """
     found = daemon.post("/v1/drain", {"draining": not undo})
     now = "new jobs are taken" if undo else "no new jobs are taken (again with: drain --undo)"
-    return Shown(found, [f"{now}, {found['jobs']} live jobs go on"])
+    return Shown(found, [f"{now}, {found['jobs']} live jobs continue"])

@@ -1,4 +1,1 @@
-"""``rollpacker simulate``, ``estimate``, ``calibrate`` and ``reproduce``.
-
-It prints what ``sim`` finds out.
-"""
+"""``rollpacker simulate``, ``estimate``, ``calibrate`` and ``reproduce``."""

@@ -44,11 +44,9 @@ _TRUSTED = 0.8
 def simulate(
     path: ConfigFile,
     overrides: Overrides = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="Journal of every decision to write.")
-    ] = None,
+    journal: Annotated[Path | None, typer.Option(help="Journal of decisions to write.")] = None,
 ) -> Shown:
-    """Run a job's policies on simulated machines; nothing is decoded or trained.
+    """Run a job's policies on simulated machines, without decoding or training.
 
     Example: rollpacker simulate examples/simulate/paper-14b-16k.yaml steps=20
     rollout.tail_batching.mode=race
@@ -64,7 +62,7 @@ def simulate(
     gain = result.samples_per_s / off.samples_per_s
     said = (
         f"{gain:.2f}x as fast as mode off, which grades while it decodes "
-        f"({off.mean_step_s:.4g} s a step)"
+        f"({off.mean_step_s:.4g} s per step)"
     )
     lines = [_steps_table(result), *([] if off is result else [said]), *_summary(result)]
     return Shown({**_as_json(result), "over_off": gain, "off_step_s": off.mean_step_s}, lines)
@@ -144,13 +142,13 @@ def _steps_table(result: JobResult) -> Table:
 
 def _summary(result: JobResult) -> list[str]:
     tools = (
-        f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step; "
-        f"one response waits for {result.tool_bound_s:.4g} s at most"
+        f"workers only wait for tools in another {result.tool_wait_s:.4g} s of a step, and one "
+        f"response waits for at most {result.tool_bound_s:.4g} s"
     )
     oldest = max(step.oldest for step in result.steps)
     stale = (
-        f"{result.stale_share:.0%} of the kept tokens are of earlier weights; a kept response "
-        f"began {oldest} steps before at most"
+        f"{result.stale_share:.0%} of the kept tokens are of earlier weights, and a kept response "
+        f"began at most {oldest} steps before"
     )
     return [
         f"{result.mean_step_s:.4g} s a step, {result.samples_per_s:.4g} responses a second, "
@@ -169,13 +167,11 @@ def _summary(result: JobResult) -> list[str]:
 def estimate(
     path: Annotated[
         Path,
-        typer.Option(
-            "--from", metavar="PATH", help="A trace, a run's folder, or a trainer's logs."
-        ),
+        typer.Option("--from", metavar="PATH", help="A trace, a run's folder or a trainer's logs."),
     ],
     calibration: Annotated[
         str | None,
-        typer.Option(help="Costs: a built-in calibration or a file; default: by the lengths."),
+        typer.Option(help="Costs: a built-in calibration or a file (default: by the lengths)."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs.", min=1)] = None,
     model: Annotated[
@@ -186,24 +182,22 @@ def estimate(
     modes: Annotated[
         str | None,
         typer.Option(
-            help="Modes to simulate beside off, with commas between them: exact, auto, prompts, "
+            help="Modes to simulate beside off, separated by commas: exact, auto, prompts, "
             "race, partial, or path/to/file.py:name. Default: all of ours."
         ),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Format of PATH; found out by default.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Task of a trace that has several.")] = None,
+    format: Annotated[str | None, typer.Option(help="Format of PATH (default: detected).")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of a trace with several.")] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Of a log's texts: counts their tokens, where the log does not, and measures on "
-            "them what speculative decoding would bring."
+            help="Tokenizer for a log's texts: counts their tokens if the log does not, and "
+            "predicts the gain of speculative decoding on them."
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
 ) -> Shown:
-    """Say what each mode of tail batching would gain on your own response lengths.
+    """Predict the gain of each mode of tail batching on your own response lengths.
 
     Example: rollpacker estimate --from runs/demo/off
     """
@@ -234,7 +228,6 @@ def estimate(
 
 
 def _modes(given: str | None) -> tuple[str, ...]:
-    """The modes that were asked for. Raises ``ValueError`` on one that there is not."""
     from rollpacker.config import parse_as
     from rollpacker.config.rollout import TailBatchingConfig
     from rollpacker.policy.rounds.rule import own_rule
@@ -251,20 +244,20 @@ def _modes(given: str | None) -> tuple[str, ...]:
 def _drafting(
     job: EstimatedJob, path: Path, encode: Encoder, notes: list[str], task: str | None
 ) -> EstimatedJob:
-    """With what drafts bring on its own texts, where its costs have none yet."""
+    """Add drafts measured on the job's own texts, if its costs have none yet."""
     if job.cases[0].calibration.ahead.possible:
         if encode.given:
-            notes.append("--tokenizer measures no drafts: the costs have them already")
+            notes.append("--tokenizer measures no drafts, since the costs have them already")
     elif job.texts and (drafts := rehearsed(path, encode, notes.append, task)):
         return replace(job, drafts=drafts)
     return job
 
 
 def _run_before_log(path: Path, task: str | None, notes: list[str]) -> Path:
-    """Where the folder of a trainer of TRL's has a run of ours beside its own log: that."""
+    """The run inside a folder of TRL's trainer, instead of TRL's own log."""
     inner = path if task else run_in(path)
     if inner != path:
-        notes.append(f"read {inner}, the run in it; with --task NAME what lies beside is read")
+        notes.append(f"read {inner}, the run in it. With --task NAME it reads the log beside it")
     return inner
 
 
@@ -292,7 +285,7 @@ def _job(
             notes.extend(_doubt(run))
             return trace, job
         except ValueError as error:
-            notes.append(f"{error}; costs of GPUs are assumed instead")
+            notes.append(f"{error}. Costs of GPUs are assumed instead")
     return trace, on_paper_gpus(name, source, hardware)
 
 
@@ -337,13 +330,13 @@ def _in_words(found: Estimate, read_as: list[str]) -> Iterator[RenderableType]:
     yield (
         f"{found.task}: {found.read} responses read, {found.prompts} prompts of "
         f"{found.responses} a step, {found.jobs} jobs of {found.steps} steps simulated for each "
-        f"mode; correlation of length within a prompt {icc}"
+        f"mode, correlation of length within a prompt {icc}"
     )
     yield from (f"recommended: {found.recommended}", *found.sentences)
 
 
 def _to_change(path: Path, mode: str) -> tuple[str, ...]:
-    """What would bring the mode to the trainer that wrote this log; nothing of another one."""
+    """How to use the mode in the trainer that wrote this log (empty for other trainers)."""
     from rollpacker.polytrace.formats import detect
 
     kinds = {kind for source in detect.sources(path, None) for kind in source.files}
@@ -352,7 +345,7 @@ def _to_change(path: Path, mode: str) -> tuple[str, ...]:
     match kinds.pop():
         case "trl":
             return (
-                "in your TRL script, where gradients start when a round is over (docs/trl.md):",
+                "in your TRL script, where gradients start after a round (docs/trl.md):",
                 "  from rollpacker.trl import GRPOTrainer",
                 f'  trainer = GRPOTrainer(..., tail_batching="{mode}")',
             )
@@ -375,7 +368,7 @@ def calibrate(
     path: Annotated[Path, typer.Option("--from", metavar="RUN", help="A run's folder.")],
     out: Annotated[Path | None, typer.Option(help="File; default: RUN/costs.yaml.")] = None,
 ) -> Shown:
-    """Fit a calibration file to a real run: `simulate` then predicts such runs.
+    """Fit a calibration file to a real run, so that `simulate` predicts such runs.
 
     Example: rollpacker calibrate --from runs/demo/exact --out laptop.yaml
     """
@@ -390,5 +383,5 @@ def calibrate(
     file = out or path / "costs.yaml"
     calibration.dump(costs, file)
     data = {"file": str(file), "error": 1.0 - held_back.accuracy_mean, **asdict(held_back)}
-    view = compared(held_back, "Simulated against measured, on steps that were held back")
+    view = compared(held_back, "Simulated against measured, on held-out steps")
     return Shown(data, [view, f"whole run: {held_back.total:.1%}", f"calibration: {file}"])

@@ -1,4 +1,4 @@
-"""Tokens of a log's texts, and what decoding ahead would bring on them, for ``estimate``."""
+"""Tokens of a log's texts, and the gain of speculative decoding on them, for ``estimate``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from rollpacker.sim.estimate import DraftCases
 
 _NEEDS = "needs rollpacker[train]"
-_ENOUGH = 5_000_000
-"""Tokens that are looked at, and the rest of the step: about a minute."""
+_ENOUGH = 5_000_000  # tokens after which no further step is examined (about a minute of work)
 
 
 def rehearsed(
     path: Path, encode: Encoder, note: Note, task: str | None = None
 ) -> DraftCases | None:
-    """Drafts on a trace's own responses; None, and a note why, where their tokens are not known.
+    """Drafts on a trace's own responses (None and a note if their tokens are unknown).
 
     Raises ``ValueError`` as ``encode`` does.
     """
@@ -37,43 +36,45 @@ def rehearsed(
     first = next(steps, None)
     if first is None:
         if encode.given:
-            note(f"{path}: no texts in it: --tokenizer has nothing to do")
+            note(f"{path}: it has no texts, so --tokenizer has no effect")
         return None
     try:
         return _measured(first, steps)
     except ImportError:
-        note(f"{path}: what could be decoded ahead is not measured: that {_NEEDS}")
+        note(f"{path}: speculative decoding is not measured, since that {_NEEDS}")
         return None
 
 
 class Encoder:
-    """Token ids of texts, by a tokenizer that is loaded for the first of them: by default that of
-    a run's model, where its folder is on this machine; a note says where that cannot be loaded."""
+    """Token ids of texts. The tokenizer is loaded at the first text.
+
+    The default tokenizer is that of a run's model, if its folder is on this machine. If it cannot
+    be loaded, a note is printed.
+    """
 
     def __init__(self, path: Path, tokenizer: str | None, note: Note) -> None:
         self._path, self._tokenizer, self._note = path, tokenizer, note
 
     @property
     def given(self) -> bool:
-        """Whether a tokenizer is named."""
         return self._tokenizer is not None
 
     @property
     def count(self) -> TokenCount | None:
-        """Counts the tokens of a text with the tokenizer that is named; None where none is.
+        """Counts the tokens of a text with the named tokenizer (None if none is named).
 
-        Raises ``ValueError`` where it is none, or what it is for is not installed.
+        Raises ``ValueError`` if it cannot be loaded.
         """
-        # Loaded now: what is wrong with it is no fault of a line of the log.
+        # Loaded now, so that its errors do not look like errors of a line of the log.
         if not self.given or self._known is None:
             return None
         return lambda text: len(self(text) or ())
 
     def __call__(self, text: str) -> list[int] | None:
-        """None where no tokenizer is known. Raises ``ValueError`` for one that is none."""
+        """Token ids (None without a tokenizer). Raises ``ValueError`` for an invalid one."""
         if self._known is None:
             return None
-        whole = text.encode(errors="replace").decode()  # half a character is none
+        whole = text.encode(errors="replace").decode()  # replaces lone surrogates
         return self._known(whole, add_special_tokens=False)["input_ids"]
 
     @cached_property
@@ -88,7 +89,7 @@ class Encoder:
             return None if own is None else _load(own)
         except (ValueError, OSError) as error:
             self._note(
-                f"{self._path}: its texts are not looked at: {first_line(error)}: --tokenizer"
+                f"{self._path}: its texts are unread ({first_line(error)}): give --tokenizer"
             )
             return None
 
@@ -104,7 +105,7 @@ def _load(name: str) -> Any:
 
 
 def _own_model(path: Path) -> str | None:
-    """That of a run's folder, if it is a folder here: nobody asked for a hub."""
+    """The model of a run if it is a folder here. A hub is not asked."""
     try:
         tree: Any = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         model = str(tree["model"]["path"])
@@ -114,7 +115,7 @@ def _own_model(path: Path) -> str | None:
 
 
 def _steps(given: Iterator[Said], encode: Encoder) -> Iterator[dict[str, list[list[int]]]]:
-    """Token ids of every response by prompt, step by step, of those that can be known."""
+    """Token ids of responses by prompt, step by step, without those that are unknown."""
     left = _ENOUGH
     for _, responses in groupby(given, key=lambda each: each.step):
         groups: dict[str, list[list[int]]] = {}

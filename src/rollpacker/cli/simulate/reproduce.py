@@ -36,7 +36,7 @@ def reproduce(
         ),
     ],
     seeds: Annotated[int, typer.Option(help="Jobs to average, each with other lengths.")] = 2,
-    processes: Annotated[int, typer.Option(help="Simulations at once; 0 takes one per core.")] = 0,
+    processes: Annotated[int, typer.Option(help="Simulations at once (0 takes one per core).")] = 0,
 ) -> Shown:
     """Simulate the paper's experiments with the real policies and compare.
 
@@ -46,7 +46,7 @@ def reproduce(
 
     if what not in ("all", *FIGURES):
         names = ", ".join((*FIGURES, "all"))
-        raise ValueError(f"nothing called {what!r} to reproduce: choose {names}")
+        raise ValueError(f"unknown table or figure {what!r}: choose {names}")
     if seeds < 1 or processes < 0:
         raise ValueError("--seeds must be 1 or more, and --processes 0 or more")
     began = time.perf_counter()
@@ -57,7 +57,7 @@ def reproduce(
 
 
 def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list[ResultRow]:
-    """Rows of several figures; a job that several of them need is simulated once."""
+    """Rows of several figures. A job that several figures need is simulated once."""
     from rollpacker.sim.reproduce import FIGURES
 
     jobs = {name: FIGURES[name].jobs() for name in names}
@@ -79,7 +79,7 @@ def reproduce_rows(names: Sequence[str], seeds: int, processes: int = 0) -> list
 
 
 def _simulate(jobs: Mapping[str, PaperJob], processes: int) -> dict[str, JobResult]:
-    """Independent simulations side by side; a result does not depend on where it ran."""
+    """Run independent simulations in parallel. Results do not depend on the process."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         done = pool.map(methodcaller("run"), jobs.values())
         watched = track(done, "simulating", len(jobs), console=errors, transient=True)
@@ -87,7 +87,7 @@ def _simulate(jobs: Mapping[str, PaperJob], processes: int) -> dict[str, JobResu
 
 
 def lines_of(rows: Sequence[ResultRow], wall: float) -> Iterator[RenderableType]:
-    """The table, its notes under it, and the sum."""
+    """The table, its notes, and a summary."""
     notes = {note: n for n, note in enumerate(dict.fromkeys(r.note for r in rows if r.note), 1)}
     yield _table(rows, notes)
     yield from (f"({n}) {note}" for note, n in notes.items())

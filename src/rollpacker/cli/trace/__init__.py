@@ -1,4 +1,1 @@
-"""``rollpacker trace``.
-
-It prints what ``polytrace`` and ``trace_replay`` find out.
-"""
+"""``rollpacker trace``."""

@@ -34,11 +34,11 @@ Source = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
-        help="A trace: a file, a folder, or a folder of folders, one a task.",
+        help="A trace: a file, a folder, or a folder with a folder per task.",
     ),
 ]
-Format = Annotated[str | None, typer.Option(help="Format of PATH; found out by default.")]
-Task = Annotated[str | None, typer.Option(help="Name of the task; default: the folder's")]
+Format = Annotated[str | None, typer.Option(help="Format of PATH (default: detected).")]
+Task = Annotated[str | None, typer.Option(help="Name of the task (default: the folder's).")]
 
 
 @trace_app.command("import")
@@ -49,7 +49,7 @@ def import_(
     format: Format = None,
     task: Task = None,
 ) -> Shown:
-    """Read a trace or the logs of a run or of a trainer into one native file.
+    """Read a trace, or the logs of a run or trainer, into one native file.
 
     Example: rollpacker trace import runs/demo/off --out demo.parquet
     """
@@ -73,7 +73,7 @@ def export(
             help="polytrace, packed_lengths, multiturn, reward_timings, dapo_filter or native.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the files; a file if native.")],
+    out: Annotated[Path, typer.Option(help="Folder of the files (a file if native).")],
     format: Format = None,
     task: Task = None,
 ) -> Shown:
@@ -92,9 +92,9 @@ def export(
 @trace_app.command()
 @shown
 def validate(path: Source, format: Format = None) -> Shown:
-    """List what is wrong with a trace, with file and line; exit 1 if anything is.
+    """List the errors of a trace, with file and line. The exit code is 1 if there are any.
 
-    A path that holds no trace at all is a mistake: exit 2.
+    A path without any trace is a mistake of the user: exit code 2.
 
     Example: rollpacker trace validate traces/verl_dapo_32b
     """
@@ -117,9 +117,9 @@ def characterize(
     format: Format = None,
     task: Task = None,
 ) -> Shown:
-    """Say what a workload is like: lengths, correlation, drift, waiting.
+    """Describe a workload: lengths, correlation, drift, waiting.
 
-    What tail batching would gain on it: rollpacker estimate --from PATH.
+    For the gain of tail batching on it: rollpacker estimate --from PATH.
 
     Example: rollpacker trace characterize demo.parquet --html demo.html
     """
@@ -141,7 +141,7 @@ def characterize(
     for name, those in said.items():
         lines += [f"\n{name}", *(f"- {sentence}" for sentence in those)]
     lines += map(Note, notes)
-    lines += [f"\nwhat tail batching would gain on it: rollpacker estimate --from {path}"]
+    lines += [f"\nfor the gain of tail batching on it: rollpacker estimate --from {path}"]
     lines += [f"\npage: {html}"] if page else []
     return Shown({"tasks": tasks, "read_as": read_as, "notes": notes, **page}, lines)
 
@@ -151,9 +151,7 @@ def characterize(
 def fit(
     path: Source,
     out: Annotated[Path, typer.Option(help="Model to write, a JSON file.")],
-    task: Annotated[
-        str | None, typer.Option(help="Task to fit, where the trace has several.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Task to fit, if the trace has several.")] = None,
     format: Format = None,
 ) -> Shown:
     """Fit a model to one task of a trace and print how well it reproduces it.
@@ -183,10 +181,10 @@ def generate(
     out: Annotated[Path, typer.Option(help="Native file, or folder in other formats.")],
     steps: Annotated[int, typer.Option(help="Steps.")],
     prompts: Annotated[
-        int | None, typer.Option(help="Prompts a step; default: the model's.")
+        int | None, typer.Option(help="Prompts per step (default: the model's).")
     ] = None,
     responses: Annotated[
-        int | None, typer.Option(help="Responses a prompt; default: the model's.")
+        int | None, typer.Option(help="Responses per prompt (default: the model's).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
     format: Annotated[str, typer.Option(help="Format to write: native, polytrace, ...")] = "native",
@@ -265,14 +263,14 @@ def compare(
         if (alone := sorted(set(here.phases) - set(there.phases)))
     ]
     if found.instant:
-        how = "measured as 0 s in a step, and not predicted as that: not compared"
+        how = "measured as 0 s in a step but predicted otherwise, so not compared"
         notes.append(Note(f"{', '.join(found.instant)}: {how}"))
-    whole = f"{len(found.steps)} steps; accuracy of their total {found.total:.1%}"
+    whole = f"{len(found.steps)} steps, accuracy of their total {found.total:.1%}"
     return Shown(asdict(found), [tables.compared(found), *notes, whole])
 
 
 def _page_writer() -> Callable[..., Path]:
-    """What writes the page. Raises ``ValueError`` where the extra is not installed."""
+    """The function that writes the page. Raises ``ValueError`` if the extra is not installed."""
     try:
         from rollpacker.report.trace_report import write_trace_report
     except ImportError as error:
@@ -286,10 +284,10 @@ def _model(name: str) -> WorkloadModel:
     names = model_names()
     if name not in names and not Path(name).is_file():
         raise ValueError(
-            f"no workload model {name!r}{meant(name, names)}; give a file or one of"
+            f"no workload model {name!r}{meant(name, names)}: give a file or one of"
             f" {', '.join(names)}"
         )
     try:
         return load_model(name)
     except UnicodeDecodeError:
-        raise ValueError(f"{name}: no workload model, expected JSON of `trace fit`") from None
+        raise ValueError(f"{name}: not a workload model, expected JSON of `trace fit`") from None

@@ -1,4 +1,4 @@
-"""``rollpacker trace replay``: a trace's steps on a real engine, or in the simulator."""
+"""``rollpacker trace replay``: a trace's steps on a real engine or in the simulator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _NO_SUMS = ("step", "peak_running", "rates", "max_tokens_scale", "time_scale")
-"""Cells of a step's row that do not add up over steps."""
+"""Columns without a sum over steps."""
 _SECONDS = {
     "step": "step",
     "step_s": "whole s",
@@ -43,8 +43,8 @@ _WORK = {
 
 
 _SHARING = {
-    "mini": "a prompt is shared while its group has responses in the engine; a turn's KV stays "
-    "until the next one, as long as there is room",
+    "mini": "a prompt is shared while its group has responses in the engine, and a turn's KV stays "
+    "until the next turn as long as there is room",
     "fake": "the engine 'fake' shares no prefixes",
 }
 
@@ -55,38 +55,30 @@ def replay(
         Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
     ],
     model: Annotated[str | None, typer.Option(help="Checkpoint to decode with.")] = None,
-    engine: Annotated[
-        Literal["mini", "fake"], typer.Option(help="fake decodes in no time.")
-    ] = "mini",
-    steps: Annotated[int | None, typer.Option(help="First steps; default: all.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Task to replay, where the trace has several.")
-    ] = None,
+    engine: Annotated[Literal["mini", "fake"], typer.Option(help="fake is instant.")] = "mini",
+    steps: Annotated[int | None, typer.Option(help="First steps (default: all).")] = None,
+    task: Annotated[str | None, typer.Option(help="Task to replay, if there are several.")] = None,
     concurrency: Annotated[int, typer.Option(help="Most sequences decoded together.")] = 256,
     time_scale: Annotated[float, typer.Option(help="Factor of tools' and rewards' seconds.")] = 1.0,
     max_tokens_scale: Annotated[
-        float, typer.Option(help="Factor of all lengths, prompts included.")
+        float, typer.Option(help="Factor of all lengths, including prompts.")
     ] = 1.0,
-    out: Annotated[
-        Path | None, typer.Option(help="JSON lines to write, for `trace compare`.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON lines for `trace compare`.")] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Run it in the simulator: nothing is decoded.")
+        bool, typer.Option("--simulate", help="Run it in the simulator, without decoding.")
     ] = False,
     calibration: Annotated[
         str | None,
-        typer.Option(help="Costs of --simulate; default: by the longest length."),
+        typer.Option(help="Costs of --simulate (default: chosen by the longest length)."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of --simulate; default: the calibration's.")
+        int | None, typer.Option(help="GPUs of --simulate (default: the calibration's).")
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")
     ] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 0,
-    format: Annotated[
-        str | None, typer.Option(help="Format of TRACE; found out by default.")
-    ] = None,
+    format: Annotated[str | None, typer.Option(help="Format of TRACE (default: detected).")] = None,
 ) -> Shown:
     """Decode a trace again, every response at its recorded length, and time the phases.
 
@@ -98,7 +90,7 @@ def replay(
     at_least(0, seed=seed)
     _check(time_scale, max_tokens_scale, out)
     if not simulate and (calibration or gpus):
-        raise ValueError("--calibration and --gpus are of a simulation: add --simulate")
+        raise ValueError("--calibration and --gpus need --simulate")
     notes = _unused(model, "simulation" if simulate else engine)
     scale = Scale(tokens=max_tokens_scale, time=time_scale)
     name, plans = _plans(path, format, task, steps, scale, notes)
@@ -122,7 +114,6 @@ def replay(
 
 
 def _check(time_scale: float, tokens_scale: float, out: Path | None) -> None:
-    """Raise ``ValueError`` on an option that cannot be meant."""
     if not (math.isfinite(time_scale) and time_scale >= 0.0):
         raise ValueError(f"--time-scale {time_scale}: must be 0 or more")
     if not (math.isfinite(tokens_scale) and tokens_scale > 0.0):
@@ -146,7 +137,7 @@ def _plans(
     scale: Scale,
     notes: list[str],
 ) -> tuple[str, list[StepPlan]]:
-    """The task's name and its steps. Raises ``ValueError`` when there is nothing to replay."""
+    """The task's name and its steps. Raises ``ValueError`` if there is nothing to replay."""
     from rollpacker.trace_replay.plan import plan
 
     trace = read_responses(path, format, None, notes)
@@ -194,7 +185,7 @@ def _simulated(
 
 
 def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
-    """All rows, each written as soon as its step is over."""
+    """All rows, each written right after its step."""
     rows: list[Row] = []
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -216,18 +207,17 @@ def _total(rows: list[Row]) -> Row:
 
 
 def _said(found: dict[str, Any]) -> list[str]:
-    """What a reader must know to read the numbers."""
     said: list[str] = []
     tokens, time, total = found["max_tokens_scale"], found["time_scale"], found["total"]
     if tokens != 1.0:
-        said.append(f"scaled: every length is {tokens:g} of the recorded one, prompts included")
+        said.append(f"scaled: every length is {tokens:g} of the recorded one, including prompts")
     if time != 1.0 and (total.get("tool_wait_s") or total["reward_s"] or time == 0.0):
         said.append(f"scaled: tools and rewards take {time:g} of their recorded seconds")
     if "prefill_tokens" in total:
         prefill, context = total["prefill_tokens"], total["context_tokens"]
         cached = total["cached_tokens"]
-        recorded = f"; the trace found {cached:,} in its prefix cache" if cached else ""
-        kept = f", {total['kept_tokens']:,} were there from the turn before"
+        recorded = f". The trace found {cached:,} in its prefix cache" if cached else ""
+        kept = f", {total['kept_tokens']:,} were left from the turn before"
         said.append(f"prefilled {prefill:,} of {context:,} prompt tokens{kept}{recorded}")
         said.append(_SHARING[found["engine"]])
     return said

@@ -1,4 +1,4 @@
-"""What ``rollpacker trace`` reads and the tables that it prints."""
+"""Reading and tables of ``rollpacker trace``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(
     notes: list[str],
     count: TokenCount | None = None,
 ) -> Trace:
-    """A trace; ``notes`` gets what the reader says, a terminal how far it is."""
+    """Read a trace. ``notes`` gets the reader's notes, and a terminal shows progress."""
     from rollpacker.polytrace import formats
 
     with progress_of(path) as tick:
@@ -42,7 +42,7 @@ def read(
 
 @contextmanager
 def progress_of(path: Path) -> Iterator[Callable[[int], None]]:
-    """A bar of the bytes of ``path`` that were read, where standard error is a terminal."""
+    """A progress bar of the bytes read from ``path``, if standard error is a terminal."""
     files = [path] if path.is_file() else (each for each in path.rglob("*") if each.is_file())
     with Progress(
         TextColumn("reading"),
@@ -65,7 +65,7 @@ def read_responses(
     notes: list[str],
     count: TokenCount | None = None,
 ) -> Trace:
-    """A trace with responses, of training where it has any; ``notes`` gets what the reader says."""
+    """A trace with responses, only those of training if it has any. ``notes`` gets notes."""
     from rollpacker.polytrace.schema import TraceError
 
     trace = read(path, format, task, notes, count)
@@ -78,32 +78,32 @@ def read_responses(
 
 
 def recognised(path: Path, format: str | None) -> list[str]:
-    """What the files at ``path`` were read as, in words."""
+    """The formats of the files at ``path``, as text."""
     from rollpacker.polytrace.formats import detect
 
     return detect.titles(path, format)
 
 
 def at_least(least: int, **options: int | None) -> None:
-    """Raise ``ValueError`` when an option is given that is smaller."""
+    """Raise ``ValueError`` if a given option is smaller."""
     for name, value in options.items():
         if value is not None and value < least:
             raise ValueError(f"--{name} {value}: must be at least {least}")
 
 
 def chosen_task(path: Path, tasks: Collection[str], task: str | None) -> str:
-    """The task to work on. Raises ``ValueError`` when it is not there, or not clear."""
+    """The task to use. Raises ``ValueError`` if it is unknown or ambiguous."""
     if task is None and len(tasks) == 1:
         return next(iter(tasks))
     if task is None:
-        raise ValueError(f"{path}: several tasks; name one with --task: {', '.join(tasks)}")
+        raise ValueError(f"{path}: several tasks: name one with --task: {', '.join(tasks)}")
     if task not in tasks:
         raise ValueError(f"{path}: no task {task!r}{meant(task, tasks)}; it has {', '.join(tasks)}")
     return task
 
 
 def meant(given: str, known: Collection[str]) -> str:
-    """What a misspelt name may have meant, as the middle of a sentence."""
+    """A suggestion for a misspelt name, for the middle of a sentence."""
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -124,7 +124,7 @@ def tasks_of(trace: Trace) -> dict[str, dict[str, Any]]:
 
 
 def imported(tasks: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What ``tasks_of`` found."""
+    """The table of ``tasks_of``."""
     view = _view("task", "responses", "prompts", "steps", "mean tokens", "max")
     for name, row in tasks.items():
         mean = "" if row["mean"] is None else f"{row['mean']:.0f}"

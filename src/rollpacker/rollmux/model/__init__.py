@@ -1,4 +1,1 @@
-"""What the cluster scheduler thinks in: jobs, nodes, groups, events and decisions.
-
-Nothing here decides.
-"""
+"""The vocabulary of the cluster scheduler: jobs, nodes, groups, events and decisions."""

@@ -1,4 +1,4 @@
-"""The state of the cluster: live jobs, groups, nodes and who is pinned on them."""
+"""The state of the cluster: live jobs, groups, nodes and pinned memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rollpacker.rollmux.model.jobs import JobSpec, Observed
 from rollpacker.rollmux.model.seat import POOLS, ROLLOUT, Seat, SeatState
 
 HORIZON = 16
-"""Iterations that a job of unknown length is planned for."""
+"""Iterations planned for a job of unknown length."""
 
 
 @dataclass(slots=True)
 class PoolNode:
-    """A node of a pool: the group that holds it, and the GB that each job takes of it."""
+    """A node that a group holds, with the GB of host memory reserved by each job."""
 
     name: str
     pool: int
@@ -24,49 +24,42 @@ class PoolNode:
 
     @property
     def used_gb(self) -> float:
-        """Host memory that is taken, reservations included."""
         return sum(self.pins.values())
 
 
 @dataclass(slots=True)
 class Home:
-    """Where a job lives: a group, and its nodes of either pool."""
+    """The group of a job, and its nodes of each pool."""
 
     group: int
     nodes: tuple[tuple[str, ...], tuple[str, ...]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its nodes of both pools."""
         return self.nodes[0] + self.nodes[1]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A live job.
+    """A live job. Times are seconds.
 
     Args:
-        started: since when its promise counts, less the time for which its clock stood still.
-        submitted: when it arrived.
-        waits_since: when it began to wait for nodes; None while it has some, or will have.
-        stopped_at: until when its clock was moved on, while it stands still.
-        admitted_at: when it last got nodes; -1 for never.
+        started: start of the SLO, moved on by the time for which the job's clock stood still.
+        waits_since: start of the wait for nodes (None while the job has nodes or is getting some).
+        stopped_at: while the clock stands still, the time up to which ``started`` was moved on.
+        admitted_at: when it last got nodes (-1 for never).
         leaves: whether it gives up its nodes at its next iteration boundary.
-        urgent: whether it needs nodes of its own to keep its promise, and there were none.
-        looked_at: when repacking last did.
+        urgent: whether its SLO needs nodes of its own, and none were free.
         solo_s: seconds alone of the finished iterations.
-        rollout_s: of the iteration that is running.
-        destination: reserved: where it goes at its next iteration boundary.
-        next_seat: its seat there.
-        going: whether its state is being loaded at its destination.
-        went_at: since when, the last time that it was.
-        asked: whether it asked for its next rollout while it was being moved.
-        token: of the permit it holds; -1 for none.
-        tail_reached: whether about 80% of the responses of its running rollout are there.
-        leaves_tails: whether it said so of any rollout: plans count on it then.
-        programs: of either pool: whether agents start its programs there.
-        held: whether somebody has said that it is to have no nodes.
-        stranded: whether it waits because a node of it failed.
+        rollout_s: rollout seconds of the running iteration.
+        destination, next_seat: reserved for its next iteration boundary.
+        going: whether its state is being loaded at its destination, since ``went_at``.
+        asked: whether it asked for its next rollout during a move.
+        token: token of its permit (-1 for none).
+        tail_reached: whether about 80% of the responses of its running rollout are done.
+        leaves_tails: whether it ever reported a tail. Plans then count on tails.
+        programs: for each pool, whether agents start its programs there.
+        stranded: whether it waits because one of its nodes failed.
     """
 
     spec: JobSpec
@@ -98,22 +91,19 @@ class Job:
 
     @property
     def admitted(self) -> bool:
-        """Whether it ever had nodes."""
         return self.admitted_at >= 0.0
 
     @property
     def over(self) -> bool:
-        """Whether all its iterations are done: it has only to say so."""
         return self.spec.iterations is not None and self.done >= self.spec.iterations
 
     def wait(self, now: float, *, clock_runs: bool) -> None:
-        """It has no nodes from now on."""
         self.waits_since = now
         self.stopped_at = None if clock_runs else now
         self.leaves = False
 
     def hold(self, held: bool, now: float) -> None:
-        """Time for which it is held and has no nodes does not count, nor does it make patience."""
+        """Hold or release. Held time without nodes counts neither for the SLO nor as patience."""
         if self.waits_since is not None and self.held and not held:
             self.waits_since = now
             if self.stranded:
@@ -124,24 +114,21 @@ class Job:
             self.stopped_at = now
 
     def run_clock(self, now: float) -> None:
-        """Time for which its clock stands still does not count."""
+        """Take the time for which the clock stood still out of the SLO."""
         if self.stopped_at is not None:
             self.started += now - self.stopped_at
             self.stopped_at = now
 
     def admit(self, now: float) -> None:
-        """It has nodes, or some are being loaded for it."""
         self.run_clock(now)
         self.waits_since = self.stopped_at = None
         self.stranded = False
         self.admitted_at = now
 
     def memory_gb(self, pool: int) -> float:
-        """Host memory on each of its nodes of a pool."""
         return self.spec.rollout_memory_gb if pool == ROLLOUT else self.spec.train_memory_gb
 
     def needs(self, pool: int) -> Needs:
-        """What each of its nodes of a pool has to have."""
         return Needs(
             memory_gb=self.memory_gb(pool),
             devices=self.spec.node_devices,
@@ -150,24 +137,18 @@ class Job:
         )
 
     def remaining(self) -> int:
-        """Iterations that plans count on; ``HORIZON`` at most where nobody knows for sure."""
+        """Iterations to plan for: at most ``HORIZON`` if the number is uncertain."""
         left = self.spec.left(self.done)
         if left is None:
             return HORIZON
-        # One that may stop at once must not have spent slack of iterations that never come.
+        # A job that may stop at once must not spend the slack of iterations that never come.
         return min(left, HORIZON) if self.spec.iterations is None else max(left, 1)
 
 
 @dataclass(slots=True, eq=False)
 class CoExecutionGroup:
-    """Jobs that share nodes.
-
-    Args:
-        epoch: grows with every change of its members.
-        seats: of its members, by position.
-        nodes: of either pool.
-        bits: of its nodes in the masks of gangs.
-    """
+    """Jobs that share nodes. ``epoch`` grows with every change, and ``bits`` are for masks of
+    gangs."""
 
     id: int
     epoch: int = 0
@@ -176,7 +157,7 @@ class CoExecutionGroup:
     bits: dict[str, int] = field(default_factory=dict)
 
     def in_order(self) -> list[Seat]:
-        """Members that are here; who is furthest in its iteration comes first from now on."""
+        """Renumber the members that are here. The one furthest in its iteration comes first."""
         found = [seat for seat in self.seats if seat.state is not SeatState.AWAY]
         found.sort(key=lambda seat: seat.progress)
         for position, seat in enumerate(found):
@@ -184,7 +165,6 @@ class CoExecutionGroup:
         return found
 
     def bit(self, node: str) -> int:
-        """The bit of a node; the lowest free one for a new node."""
         if node not in self.bits:
             taken = set(self.bits.values())
             bit = 1
@@ -194,19 +174,17 @@ class CoExecutionGroup:
         return self.bits[node]
 
     def mask(self, nodes: tuple[str, ...]) -> int:
-        """A gang as a mask."""
         return sum(self.bit(node) for node in nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Nodes that the first job in the queue counts on: others may have them until it comes.
+    """Nodes that the first job in the queue counts on. Others may use them until it starts.
 
     Args:
-        job: which.
-        at: when it is expected to start.
-        nodes: in use now, sorted: a restored scheduler is written as it was.
-        fresh: free nodes of either pool.
+        at: when the job is expected to start.
+        nodes: nodes in use now, sorted so that a restored scheduler is written as it was.
+        fresh: free nodes of each pool.
     """
 
     job: str
@@ -216,7 +194,7 @@ class Reservation:
 
 
 class Cluster:
-    """Jobs, groups and nodes, and the only functions that pin and unpin."""
+    """Jobs, groups and nodes. Only its methods pin and unpin."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
@@ -225,7 +203,7 @@ class Cluster:
         self.groups: dict[int, CoExecutionGroup] = {}
         self.nodes: dict[str, PoolNode] = {}
         self.number = 0
-        """Of the next group."""
+        """Number of the next group."""
         self.changed: set[int] = set()
         """Groups whose summary is stale."""
 
@@ -238,7 +216,7 @@ class Cluster:
     def new_nodes(
         self, group: CoExecutionGroup, pool: int, count: int, needs: Needs
     ) -> tuple[str, ...]:
-        """Nodes that nobody has; ``held`` once they were asked for."""
+        """Take free nodes from the inventory. A caller sets ``held`` when it acquires them."""
         names = self.inventory.take(pool, count, needs) if count else ()
         for name in names:
             self.nodes[name] = PoolNode(name, pool, group.id)
@@ -247,7 +225,6 @@ class Cluster:
         return names
 
     def pin(self, job: Job, home: Home) -> None:
-        """Reserve a job's memory on nodes."""
         for pool in POOLS:
             gb = job.memory_gb(pool)
             for name in home.nodes[pool]:
@@ -255,10 +232,9 @@ class Cluster:
         self.changed.add(home.group)
 
     def unpin(self, job: Job, home: Home, keep: Home | None = None) -> list[str]:
-        """Free a job's memory, but not on nodes that ``keep`` has too.
+        """Free a job's memory, except on nodes of ``keep``.
 
-        Nodes that nobody is pinned on are dropped, and returned where they were held; so is a group
-        without nodes.
+        Drops nodes without pins and groups without nodes. Returns the dropped nodes that were held.
         """
         freed: list[str] = []
         for pool in POOLS:
@@ -285,5 +261,4 @@ class Cluster:
         self.inventory.give([node.name])
 
     def members(self, group: CoExecutionGroup) -> list[Job]:
-        """Jobs with a seat in the group."""
         return [self.jobs[seat.job] for seat in group.seats]

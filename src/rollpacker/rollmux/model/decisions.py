@@ -1,4 +1,4 @@
-"""What the scheduler wants done, in the imperative, in the order in which to do it."""
+"""The scheduler's decisions. Carry them out in their order."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from rollpacker.core.codec import Tagged
 from rollpacker.core.types import Phase
 
 Reason = Literal["repack", "guard", "failure", "drain", "resume"]
-"""Of a move."""
 
 
 class AcquireNodes(Tagged, frozen=True, kw_only=True):
-    """Take nodes from the provider; they cost money from now on."""
+    """Take nodes from the provider. They cost money from now on."""
 
     nodes: tuple[str, ...]
 
 
 class ReleaseNodes(Tagged, frozen=True, kw_only=True):
-    """Give nodes back: nothing is pinned on them."""
+    """Give back nodes on which nothing is pinned."""
 
     nodes: tuple[str, ...]
 
 
 class Place(Tagged, frozen=True, kw_only=True):
-    """Load a new job on its nodes, where it stays in host memory.
-
-    Args:
-        memory_gb: what it takes of each node.
-        epoch: of the group, after the job has joined.
-    """
+    """Load a new job on its nodes, where it stays in host memory. ``epoch`` includes the job."""
 
     job: str
     group: int
@@ -41,11 +35,7 @@ class Place(Tagged, frozen=True, kw_only=True):
 
 
 class Permit(Tagged, frozen=True, kw_only=True):
-    """Let a job run one phase on its nodes of that pool.
-
-    Args:
-        token: grows with every permit; whoever holds a lower one of the same job is out.
-    """
+    """Let a job run one phase on its nodes. Permits with a lower ``token`` are void."""
 
     job: str
     phase: Phase
@@ -57,21 +47,20 @@ class Permit(Tagged, frozen=True, kw_only=True):
 
 
 class ReleaseTail(Tagged, frozen=True, kw_only=True):
-    """Move the unfinished responses to a quarter of the workers; the nodes go to the next job."""
+    """Move the unfinished responses to a quarter of the workers. The next job gets the nodes."""
 
     job: str
     nodes: tuple[str, ...]
 
 
 class Move(Tagged, frozen=True, kw_only=True):
-    """Load a job, which is between iterations, on other nodes; report ``MoveFinished``.
+    """Load a job on other nodes between two iterations, then report ``MoveFinished``.
 
-    The state stays on the old nodes until then, unless they failed: then it comes from a
-    checkpoint.
+    Until then the state stays on the old nodes. If these failed, it comes from a checkpoint.
 
     Args:
-        reason: ``repack`` saves money, ``guard`` saves the job's SLO, ``failure`` its life,
-            ``drain`` empties a node, ``resume`` goes on after ``Suspend``.
+        reason: ``repack`` saves money, ``guard`` keeps the SLO, ``failure`` replaces a lost node,
+            ``drain`` empties a node, ``resume`` continues after ``Suspend``.
     """
 
     job: str
@@ -84,11 +73,7 @@ class Move(Tagged, frozen=True, kw_only=True):
 
 
 class Rebase(Tagged, frozen=True, kw_only=True):
-    """A group's membership changed, and with it the order of its members.
-
-    Args:
-        order: the members by position.
-    """
+    """A group's members, or their order (``order``, by position), have changed."""
 
     group: int
     epoch: int
@@ -96,15 +81,15 @@ class Rebase(Tagged, frozen=True, kw_only=True):
 
 
 class Wait(Tagged, frozen=True, kw_only=True):
-    """A job has no nodes, and waits for some: ``Place`` or ``Move`` says when it has."""
+    """A job waits for nodes, until ``Place`` or ``Move``."""
 
     job: str
 
 
 class Suspend(Tagged, frozen=True, kw_only=True):
-    """A job that borrowed another team's nodes gives them back between two iterations, and waits.
+    """A job gives borrowed nodes back to their team between two iterations, and waits.
 
-    Its state goes to a checkpoint, and its promise counts no time until it goes on.
+    Its state goes to a checkpoint. Its SLO counts no time until it continues.
     """
 
     job: str
@@ -112,7 +97,7 @@ class Suspend(Tagged, frozen=True, kw_only=True):
 
 
 class Depart(Tagged, frozen=True, kw_only=True):
-    """A job is gone, and its memory with it; ``group`` None if it had no nodes."""
+    """A job and its memory are gone. ``group`` is None if it had no nodes."""
 
     job: str
     group: int | None

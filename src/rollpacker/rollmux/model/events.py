@@ -1,4 +1,4 @@
-"""What happened to jobs and nodes, in the past tense: what the scheduler is told."""
+"""Events for the scheduler: reports about jobs and nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from rollpacker.rollmux.model.jobs import JobSpec
 
 
 class JobArrived(Tagged, frozen=True, kw_only=True):
-    """A job asks to be placed.
-
-    Args:
-        programs: of either pool: whether agents start its programs there.
-        by: whose token submitted it.
-    """
+    """A job asks to be placed. ``by`` names the token that submitted it."""
 
     spec: JobSpec
     programs: tuple[bool, bool] = (False, False)
@@ -24,11 +19,9 @@ class JobArrived(Tagged, frozen=True, kw_only=True):
 
 
 class JobChanged(Tagged, frozen=True, kw_only=True):
-    """Somebody wants a job to be treated otherwise; None for as it was.
+    """A user changes how a job is treated (None keeps a setting).
 
-    Args:
-        held: a held job gives its nodes back when its iteration is over, and gets none.
-        priority: inside its team, in place of its specification's.
+    A held job gives its nodes back after its iteration, and gets none.
     """
 
     job: str
@@ -37,7 +30,7 @@ class JobChanged(Tagged, frozen=True, kw_only=True):
 
 
 class PermitRequested(Tagged, frozen=True, kw_only=True):
-    """A job is ready for a phase; its first is a rollout, and phases alternate."""
+    """A job is ready for a phase. The first is a rollout, and phases alternate."""
 
     job: str
     phase: Phase
@@ -50,11 +43,9 @@ class TailReached(Tagged, frozen=True, kw_only=True):
 
 
 class PhaseFinished(Tagged, frozen=True, kw_only=True):
-    """A phase that held a permit is over.
+    """A phase took ``seconds`` alone, without waiting and switching.
 
-    Args:
-        seconds: what the phase took, or would have taken alone, without waiting and switching.
-        token: of the permit; another than the current one is ignored (fencing).
+    The event is ignored unless ``token`` is that of the job's current permit (fencing).
     """
 
     job: str
@@ -64,54 +55,46 @@ class PhaseFinished(Tagged, frozen=True, kw_only=True):
 
 
 class PermitLost(Tagged, frozen=True, kw_only=True):
-    """A permit's lease ran out, or its process died: the phase has to be asked for again."""
+    """A permit expired, or its process died. The job must ask for the phase again."""
 
     job: str
     token: int
 
 
 class MoveFinished(Tagged, frozen=True, kw_only=True):
-    """A job's state is loaded on the nodes it was moved to."""
+    """A job's state is loaded on its new nodes."""
 
     job: str
 
 
 class JobEnded(Tagged, frozen=True, kw_only=True):
-    """A job is done, or was cancelled."""
+    """A job is done or was cancelled."""
 
     job: str
 
 
 class NodeFailed(Tagged, frozen=True, kw_only=True):
-    """A node is gone with all that was on it.
-
-    Args:
-        why: for people.
-    """
+    """A node and all its state are lost. ``why`` is for users."""
 
     node: str
     why: str = ""
 
 
 class NodeJoined(Tagged, frozen=True, kw_only=True):
-    """A named node is there, for the first time or again."""
+    """A named node joins, for the first time or again."""
 
     machine: Machine
 
 
 class AgentHeard(Tagged, frozen=True, kw_only=True):
-    """A named node's agent reports for the first time, or begins or ceases to start programs."""
+    """A named node's agent reports first, or begins or ceases to start programs."""
 
     node: str
     programs: bool
 
 
 class NodeClosed(Tagged, frozen=True, kw_only=True):
-    """Nothing new comes to a node; ``draining`` also moves its jobs elsewhere.
-
-    Args:
-        why: for people.
-    """
+    """A node takes nothing new. ``draining`` also moves its jobs. ``why`` is for users."""
 
     node: str
     status: Literal["cordoned", "draining", "set_aside"]
@@ -119,19 +102,19 @@ class NodeClosed(Tagged, frozen=True, kw_only=True):
 
 
 class NodeOpened(Tagged, frozen=True, kw_only=True):
-    """A node that was closed is used again."""
+    """A closed node is used again."""
 
     node: str
 
 
 class NodeRemoved(Tagged, frozen=True, kw_only=True):
-    """A node that nobody is on leaves the inventory."""
+    """An unused node leaves the inventory."""
 
     node: str
 
 
 class TimePassed(Tagged, frozen=True, kw_only=True):
-    """Nothing happened, but ``Scheduler.next_look`` has come, or there is time for repacking."""
+    """``Scheduler.next_look`` has come, or there is time for repacking."""
 
 
 Event = (

@@ -1,7 +1,4 @@
-"""Which nodes there are: a cloud's, by price and limit, or an owner's machines, by name.
-
-The scheduler asks for nodes and gives them back; only this file knows where they come from.
-"""
+"""The nodes: rented from a cloud up to a limit, or named machines of an owner."""
 
 from __future__ import annotations
 
@@ -17,29 +14,22 @@ from rollpacker.core.types import Phase
 
 POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Of jobs and nodes."""
+"""Form of the names of jobs and nodes."""
 Labels = Mapping[str, str]
 Status = Literal["open", "cordoned", "draining", "set_aside", "down"]
-"""Of a node. ``set_aside``: it failed too often, or is not what it was said to be."""
+"""Status of a node. ``set_aside``: it failed too often, or differs from its description."""
 
 Agent = Literal["", "heard", "programs"]
-"""Of a node, as far as anybody knows: none, one, or one that starts programs."""
+"""Last report about a node's agent: none, one, or one that starts programs."""
 
 FLAPS: Final = 3
-"""Failures within ``FLAPPING_S`` after which a node that comes back is set aside."""
+"""A node that returns after so many failures within ``FLAPPING_S`` seconds is set aside."""
 FLAPPING_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What every node of a gang has to have.
-
-    Args:
-        memory_gb: host memory, for what the job keeps there.
-        devices: at least so many.
-        labels: these, with these values.
-        programs: an agent that starts programs.
-    """
+    """Requirements for every node of a gang. ``programs`` needs an agent that starts programs."""
 
     memory_gb: float
     devices: int = 1
@@ -52,16 +42,16 @@ class Machine:
     """A node by name, as its owner or its agent describes it."""
 
     name: str
-    pool: Annotated[Phase, says("what runs there.")]
+    pool: Annotated[Phase, says("the phase that runs there.")]
     memory_gb: Annotated[float, says("host memory for the states of jobs.")] = 1536.0
     devices: Annotated[int, says("GPUs.")] = 8
-    rack: Annotated[str, says("or island: gangs are taken from one where there is a choice.")] = ""
-    labels: Annotated[Labels, says("jobs may ask for some.")] = field(
+    rack: Annotated[str, says("rack or island. A gang comes from a single one if possible.")] = ""
+    labels: Annotated[Labels, says("labels that jobs may require.")] = field(
         default_factory=dict[str, str]
     )
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` on what is no machine."""
+        """Raises ``ValueError`` on a bad field."""
         if not self.name:
             raise ValueError("node: name must not be empty")
         if self.pool not in POOL_NAMES:
@@ -79,41 +69,41 @@ class Machine:
 
 
 def count_pools(machines: Iterable[Machine]) -> tuple[int, int]:
-    """Machines of either pool."""
+    """Number of machines of each pool."""
     pools = [machine.pool for machine in machines]
     return pools.count("rollout"), pools.count("train")
 
 
 class Inventory(ABC):
-    """Nodes of both pools. ``pool`` is 0 for rollout and 1 for training, as everywhere here."""
+    """Nodes of both pools. ``pool`` is 0 for rollout and 1 for training."""
 
     @abstractmethod
     def free(self, pool: int, needs: Needs) -> float:
-        """How many nodes can be taken now; infinite for no limit."""
+        """Number of nodes that can be taken now (infinite without a limit)."""
 
     def usable(self, pool: int, needs: Needs) -> float:
-        """How many there would be now with nothing running."""
+        """Number of nodes that could be taken now if nothing ran."""
         return self.ever(pool, needs)
 
     @abstractmethod
     def ever(self, pool: int, needs: Needs) -> float:
-        """How many there would be with nothing running."""
+        """Number of suitable nodes if nothing ran and all nodes were open."""
 
     @abstractmethod
     def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
-        """That many free nodes. Raises ``ValueError`` where there are fewer."""
+        """Take ``count`` free nodes. Raises ``ValueError`` if there are fewer."""
 
     @abstractmethod
     def give(self, names: Iterable[str]) -> None:
-        """Nobody is on these any more."""
+        """Return unused nodes."""
 
     @abstractmethod
     def untake(self, names: Iterable[str]) -> None:
-        """The last ``take`` did not happen: the next one gives the same."""
+        """Undo the last ``take``. The next one returns the same nodes."""
 
     @abstractmethod
     def takes(self, name: str, needs: Needs) -> bool:
-        """Whether a job may join others on a node, memory that they use left aside."""
+        """Whether a job may join others on a node, apart from memory."""
 
     @abstractmethod
     def memory_gb(self, name: str) -> float:
@@ -121,16 +111,16 @@ class Inventory(ABC):
 
     @abstractmethod
     def fail(self, name: str, now: float, why: str) -> None:
-        """A node is gone."""
+        """A node is lost."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Those with names of their own."""
+        """Nodes with names of their own."""
         return ()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What later answers depend on: plain values, or slots, which are shared."""
+        """The state that later answers depend on: plain values, or slots, which are shared."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,11 +128,10 @@ class Inventory(ABC):
 
 
 class Cloud(Inventory):
-    """Nodes that a provider gives when asked, under names of ours, alike in each pool.
+    """Nodes rented from a provider under our own names, alike in each pool.
 
     Args:
-        memory_gb: of every node.
-        limit: most nodes of either pool at once; None for any number.
+        limit: most nodes of each pool at once (None for any number).
     """
 
     def __init__(
@@ -154,7 +143,6 @@ class Cloud(Inventory):
         self._used: set[str] = set()
 
     def free(self, pool: int, needs: Needs) -> float:
-        """The limit less what is taken."""
         if not self._machine.suits(needs):
             return 0
         used = 0
@@ -166,7 +154,7 @@ class Cloud(Inventory):
         return self._limit[pool] if self._machine.suits(needs) else 0
 
     def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
-        """New names: r0, r1 and so on are rollout nodes, t0, t1 and so on training nodes."""
+        """New names: r0, r1, ... for rollout nodes, t0, t1, ... for training nodes."""
         if self.free(pool, needs) < count:
             raise ValueError(f"no {count} {POOL_NAMES[pool]} nodes are free")
         first = self._made[pool]
@@ -176,11 +164,9 @@ class Cloud(Inventory):
         return names
 
     def give(self, names: Iterable[str]) -> None:
-        """Names are not used again."""
         self._used.difference_update(names)
 
     def untake(self, names: Iterable[str]) -> None:
-        """The names were the last ones: they are free again."""
         for name in sorted(names, key=lambda name: -int(name[1:])):
             self._used.discard(name)
             pool = "rt".index(name[0])
@@ -200,7 +186,6 @@ class Cloud(Inventory):
         self._used.discard(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers of names, and the names in use."""
         return {"made": list(self._made), "used": sorted(self._used)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,15 +195,13 @@ class Cloud(Inventory):
 
 @dataclass(slots=True)
 class Slot:
-    """A machine, and what it is doing.
+    """A machine and its status.
 
     Args:
         used: whether a group has it.
-        why: of a status other than open, for people.
-        since: when its status last changed; None for never.
-        failures: when it failed lately.
-        closed: status and why, to be had again by one that is down.
-        agent: whether one was ever heard there, and whether the last one starts programs.
+        failures: times of recent failures.
+        closed: status and why that a node gets back when it is not down any more.
+        since: last change of the status (None for never).
     """
 
     machine: Machine
@@ -236,7 +219,6 @@ class Slot:
         self.status, self.why = status, why
 
     def takes(self, needs: Needs) -> bool:
-        """Whether it is open, and has the agent that is needed."""
         return self.status == "open" and (self.agent == "programs" or not needs.programs)
 
 
@@ -249,11 +231,7 @@ def _wanted(pool: int, needs: Needs) -> _Wanted:
 
 
 class Fixed(Inventory):
-    """Machines by name; those that are open and unused can be taken.
-
-    Args:
-        machines: at first; more may come.
-    """
+    """Named machines. Open and unused ones can be taken."""
 
     def __init__(self, machines: Iterable[Machine] = ()) -> None:
         self.slots: dict[str, Slot] = {}
@@ -261,14 +239,13 @@ class Fixed(Inventory):
             if machine.name in self.slots:
                 raise ValueError(f"node {machine.name}: listed twice")
             self.slots[machine.name] = Slot(machine)
+        # Waiting jobs repeat the same questions, so these answers stay until something changes.
         self._suits: dict[_Wanted, list[Slot]] = {}
         self._free: dict[_Wanted, int] = {}
         self._usable: dict[_Wanted, int] = {}
-        # Jobs that wait ask for the same again and again: all are kept until something changes.
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """All, whatever they are doing."""
         return tuple(slot.machine for slot in self.slots.values())
 
     def _suitable(self, pool: int, needs: Needs) -> list[Slot]:
@@ -282,14 +259,12 @@ class Fixed(Inventory):
         return self._suits[wanted]
 
     def _changed(self, machines: bool = False) -> None:
-        """Others are free than were; or there are other machines."""
         self._free.clear()
         self._usable.clear()
         if machines:
             self._suits.clear()
 
     def free(self, pool: int, needs: Needs) -> float:
-        """Open, unused and suitable ones."""
         wanted = _wanted(pool, needs)
         if wanted not in self._free:
             suitable = self._suitable(pool, needs)
@@ -297,18 +272,18 @@ class Fixed(Inventory):
         return self._free[wanted]
 
     def usable(self, pool: int, needs: Needs) -> float:
-        """Open and suitable ones, used or not."""
         wanted = _wanted(pool, needs)
         if wanted not in self._usable:
             self._usable[wanted] = sum(s.takes(needs) for s in self._suitable(pool, needs))
         return self._usable[wanted]
 
     def ever(self, pool: int, needs: Needs) -> float:
-        """Those that are down or closed count: they may be back."""
+        """Also counts nodes that are down or closed, since they may return."""
         return len(self._suitable(pool, needs))
 
     def take(self, pool: int, count: int, needs: Needs) -> tuple[str, ...]:
-        """Of the rack with the fewest free nodes that has enough, else of those with the most."""
+        """Prefer one rack: the one with the fewest free nodes that has enough. Else take most
+        first."""
         racks: dict[str, list[Slot]] = {}
         for slot in self._suitable(pool, needs):
             if slot.takes(needs) and not slot.used:
@@ -326,18 +301,15 @@ class Fixed(Inventory):
         return tuple(slot.machine.name for slot in chosen)
 
     def give(self, names: Iterable[str]) -> None:
-        """Free again, where they are open."""
         for name in names:
             if name in self.slots:
                 self.slots[name].used = False
         self._changed()
 
     def untake(self, names: Iterable[str]) -> None:
-        """As ``give``: names are chosen by what is free."""
         self.give(names)
 
     def takes(self, name: str, needs: Needs) -> bool:
-        """Whether it is open and suits."""
         slot = self.slots[name]
         return slot.takes(needs) and slot.machine.suits(needs)
 
@@ -345,7 +317,6 @@ class Fixed(Inventory):
         return self.slots[name].machine.memory_gb
 
     def fail(self, name: str, now: float, why: str) -> None:
-        """Down until somebody says that it is back."""
         slot = self.slots[name]
         slot.failures = [at for at in slot.failures if at > now - FLAPPING_S] + [now]
         if slot.status != "down":
@@ -355,7 +326,10 @@ class Fixed(Inventory):
         self._changed()
 
     def join(self, machine: Machine, now: float) -> Slot:
-        """A machine is there, for the first time or again; what was closed by people stays so."""
+        """Add a machine, or bring one back. A node that users closed stays closed.
+
+        Raises ``ValueError`` on a new pool for a node in use.
+        """
         slot = self.slots.get(machine.name)
         self._changed(machines=True)
         if slot is None:
@@ -373,12 +347,12 @@ class Fixed(Inventory):
         return slot
 
     def hear(self, name: str, agent: Agent) -> None:
-        """A node's agent reports. Raises ``KeyError`` for an unknown one."""
+        """A node's agent reports. Raises ``KeyError`` for an unknown node."""
         self.slots[name].agent = agent
         self._changed()
 
     def close(self, name: str, status: Status, why: str, now: float) -> None:
-        """Nothing new comes to a node. Raises ``KeyError`` for an unknown one."""
+        """Take nothing new on a node. Raises ``KeyError`` for an unknown node."""
         slot = self.slots[name]
         if slot.status == "down":
             slot.closed = status, why
@@ -387,16 +361,16 @@ class Fixed(Inventory):
         self._changed()
 
     def open(self, name: str, now: float) -> None:
-        """A node may be used again; its failures are forgotten. Raises ``KeyError``."""
+        """Use a node again, and forget its failures. Raises ``KeyError`` for an unknown node."""
         slot = self.slots[name]
         slot.become("open", "", now)
         slot.failures = []
         self._changed()
 
     def remove(self, name: str) -> None:
-        """A node is not ours any more. Raises ``ValueError`` while it is used, ``KeyError``."""
+        """Remove a node. Raises ``ValueError`` if it is used, ``KeyError`` if it is unknown."""
         if self.slots[name].used:
-            raise ValueError(f"node {name}: jobs are on it; drain it first")
+            raise ValueError(f"node {name}: jobs are on it, so drain it first")
         del self.slots[name]
         self._changed(machines=True)
 
@@ -410,8 +384,7 @@ class Fixed(Inventory):
 
 
 def _plainest_first(slots: Iterable[Slot]) -> list[Slot]:
-    """Those that an agent has reported, since others may be off. Those with much memory, many
-    devices or labels are left for who needs them."""
+    """Nodes with an agent first, then those with the fewest labels, memory and devices."""
     return sorted(
         slots,
         key=lambda slot: (

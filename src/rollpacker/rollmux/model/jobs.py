@@ -1,4 +1,4 @@
-"""What the scheduler knows of a job: its specification, and what was observed of it."""
+"""The specification of a job, and observations of its iterations."""
 
 from __future__ import annotations
 
@@ -12,57 +12,55 @@ from msgspec import Meta
 from rollpacker.core.codec import read_record, says
 
 RING = 60
-"""Iterations that are remembered."""
+"""Remembered iterations."""
 KNOWN_AFTER = 5
-"""Observed iterations after which a job is planned by what was observed."""
+"""Observed iterations after which plans use the observations."""
 
 _Gang = Annotated[int, Meta(ge=1, le=1024)]
 _Count = Annotated[int, Meta(ge=1, le=10**9)]
 _Seconds = Annotated[float, Meta(ge=1e-3, lt=1e9)]
-"""Forecasts tell times apart that are a millisecond at least."""
+"""Forecasts resolve times of at least a millisecond."""
 _Memory = Annotated[float, Meta(ge=0)]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job asks for. Limits are checked where one is read, as by ``from_json``."""
+    """A job's request. Its limits are checked when it is read, as by ``from_json``."""
 
     id: Annotated[str, says("unique.", min_length=1)]
     worst_rollout_s: Annotated[
         _Seconds,
-        says("seconds of a rollout with every response at the cap, sync and warm switch included."),
+        says("rollout seconds with every response at the cap, with sync and warm switch."),
     ]
     worst_train_s: Annotated[_Seconds, says("the same of a training phase.")]
     rollout_nodes: Annotated[_Gang, says("gang size on the rollout pool.")] = 1
     train_nodes: Annotated[_Gang, says("gang size on the training pool.")] = 1
     slo: Annotated[
         float,
-        says("allowed slowdown of the whole life against running alone; 1 or more.", ge=1, lt=1e6),
+        says("allowed slowdown of the whole life against running alone (1 or more).", ge=1, lt=1e6),
     ] = 1.5
     iterations: Annotated[
         _Count | None,
-        says("how many there will be; None where the user cannot say."),
+        says("number of iterations (null if the user does not know)."),
     ] = None
     expected_iterations: Annotated[
         _Count | None,
         says(
-            "about how many, where the exact number is not known: for plans and forecasts; the "
-            "job may stop before, or go on."
+            "estimated number of iterations, for plans and forecasts, if the exact number is not "
+            "known. The job may stop before or continue."
         ),
     ] = None
-    rollout_memory_gb: Annotated[
-        _Memory, says("host memory that stays taken on every rollout node.")
-    ] = 150.0
+    rollout_memory_gb: Annotated[_Memory, says("GB that stay taken on every rollout node.")] = 150.0
     train_memory_gb: Annotated[_Memory, says("the same on every training node.")] = 250.0
     owner: Annotated[
         str,
         says(
-            "what a later start of the same job says too, so that it may take the job over.",
+            "a later start of the same job gives the same value, so that it may take the job over.",
             max_length=64,
         ),
     ] = ""
-    team: Annotated[str, says("whose share of the nodes it takes.")] = ""
-    priority: Annotated[int, says("the higher ones of a team go first.")] = 0
-    node_devices: Annotated[int, says("devices that every node must have at least.", ge=1)] = 1
+    team: Annotated[str, says("the team whose share of the nodes it uses.")] = ""
+    priority: Annotated[int, says("jobs of a team with a higher one go first.")] = 0
+    node_devices: Annotated[int, says("least number of devices of every node.", ge=1)] = 1
     rollout_labels: Annotated[
         Mapping[str, str], says("labels that every rollout node must have.")
     ] = msgspec.field(default_factory=dict[str, str])
@@ -71,27 +69,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=dict[str, str])
     slo_since: Annotated[
         Literal["admission", "submission"],
-        says(
-            "when the SLO begins: with `admission`, or with `submission`, so that waiting "
-            "uses it up."
-        ),
+        says("start of the SLO: `admission`, or `submission` so that waiting uses it up."),
     ] = "admission"
     too_large: Annotated[
         Literal["refuse", "wait"],
-        says(
-            "what to do with a gang that all nodes together are too few for: `refuse` it, or let "
-            "it `wait` for more nodes."
-        ),
+        says("`refuse` a gang that is larger than all nodes together, or let it `wait` for more."),
     ] = "refuse"
 
     @property
     def gangs(self) -> tuple[int, int]:
-        """Nodes of either pool that it asks for."""
         return self.rollout_nodes, self.train_nodes
 
     def left(self, done: int) -> int | None:
-        """Iterations to come after so many; None where nobody can say, as of a job that goes on
-        though more are done than were expected."""
+        """Iterations left after ``done`` (None if unknown or if an estimate is exceeded)."""
         if self.iterations is not None:
             return self.iterations - done
         if self.expected_iterations is None or done >= self.expected_iterations:
@@ -112,8 +102,8 @@ def host_memory_gb(
 ) -> tuple[float, float]:
     """Host memory in GB of a rollout node and of a training node.
 
-    bf16 weights once per engine of ``tensor_parallel`` devices of eight, and 18 bytes a parameter
-    of training state over the training nodes, each with 100 GB of processes and caches.
+    Each needs 100 GB for processes and caches. A rollout node of eight devices holds bf16 weights
+    once per engine of ``tensor_parallel`` devices. Training nodes share 18 bytes a parameter.
     """
     rollout = 100.0 + 2.0 * parameters_b * 8 / tensor_parallel
     return rollout, 100.0 + 18.0 * parameters_b / train_nodes
@@ -121,13 +111,7 @@ def host_memory_gb(
 
 @dataclass(slots=True)
 class Observed:
-    """The last ``RING`` iterations of a job.
-
-    Args:
-        ring: rollout and training seconds of each, alone.
-        count: iterations that ever were.
-        means: of both over the ring; only once something was seen.
-    """
+    """The last ``RING`` iterations of a job, with seconds alone of both phases, and their means."""
 
     ring: list[tuple[float, float]] = field(default_factory=list)
     count: int = 0
@@ -142,5 +126,4 @@ class Observed:
 
     @property
     def known(self) -> bool:
-        """Whether enough was seen to plan by it."""
         return self.count >= KNOWN_AFTER

@@ -1,4 +1,4 @@
-"""The program of a job: what agents start on its nodes."""
+"""The program that agents start on a job's nodes."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from rollpacker.core.codec import says
 MOST_STOP_S = 3600.0
 MOST_RESTARTS = 100
 
-_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
-"""No program can be given a null character."""
+_Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]  # a program cannot receive a null character
 
 
 class JobProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """What to start on the first rollout node of a job; again on another one when it moves."""
+    """The program for the first rollout node of a job. It restarts when the job moves."""
 
     command: Annotated[
         tuple[_Text, ...],
         says(
-            "arguments, the program first. In each of them `{python}`, `{url}`, `{token_file}`, "
-            "`{cafile}`, `{job}`, `{node}`, `{attempt}`, `{nodes}` (the job's, with commas "
-            "between them) and `{rank}` (of this one) stand for what the agent knows.",
+            "arguments, the program first. The agent fills in `{python}`, `{url}`, "
+            "`{token_file}`, `{cafile}`, `{job}`, `{node}`, `{attempt}`, `{nodes}` (the job's, "
+            "separated by commas) and `{rank}` (of this node).",
             min_length=1,
         ),
     ]
     members: Annotated[
         tuple[_Text, ...],
         says(
-            "what to start on the job's other nodes, in the same way; empty for nothing. They are "
-            "ended when the first one is over, which is ended when one of them fails."
+            "the same for the job's other nodes (empty for nothing). They end with the first "
+            "program, which ends if one of them fails."
         ),
     ] = ()
-    folder: Annotated[_Text, says("where it starts; empty for the agent's own.")] = ""
+    folder: Annotated[_Text, says("working directory (empty for the agent's own).")] = ""
     environment: Annotated[
         Mapping[Annotated[str, Meta(pattern=r"^[^=\x00]+$")], _Text],
-        says("besides the agent's."),
+        says("variables besides the agent's."),
     ] = msgspec.field(default_factory=dict[str, str])
     restarts: Annotated[
         int,
         says(
-            "so often it is started again after it failed, without an iteration in between.",
+            "most restarts after failures without an iteration in between.",
             ge=0,
             le=MOST_RESTARTS,
         ),
     ] = 3
     stop_s: Annotated[
         float,
-        says("seconds between SIGTERM and SIGKILL where it is to end.", ge=0, le=MOST_STOP_S),
+        says("seconds between SIGTERM and SIGKILL.", ge=0, le=MOST_STOP_S),
     ] = 60.0

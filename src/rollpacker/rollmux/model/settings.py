@@ -1,4 +1,4 @@
-"""The scheduler's knobs."""
+"""The scheduler's settings."""
 
 from __future__ import annotations
 
@@ -17,27 +17,22 @@ class Prices:
     """H800."""
 
     def of(self, nodes: Sequence[float]) -> float:
-        """Dollars per hour of so many nodes of either pool, or dollars of so many node-hours."""
+        """Dollars per hour for a node count of each pool, or dollars for node-hours."""
         return nodes[0] * self.rollout + nodes[1] * self.train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """Who owns a part of the nodes. Others may borrow what it does not use.
-
-    Args:
-        rollout: rollout nodes that it is guaranteed.
-        train: training nodes that it is guaranteed.
-    """
+    """A team with guaranteed nodes of each pool. Others may borrow its unused ones."""
 
     name: str
     rollout: float = 0.0
     train: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` on negative shares."""
+        """Raises ``ValueError`` on an empty name or a negative share."""
         if not self.name or min(self.rollout, self.train) < 0:
-            raise ValueError(f"team {self.name!r}: needs a name, and nodes of 0 or more")
+            raise ValueError(f"team {self.name!r}: needs a name and node counts of 0 or more")
 
     @property
     def guaranteed(self) -> tuple[float, float]:
@@ -46,27 +41,25 @@ class Team:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to schedule.
+    """Settings of the scheduler.
 
     Args:
-        lifetime: budget the slowdown over a job's whole life, and evict before it is lost; off, a
-            job joins where the worst case of all members stays under every limit, and stays there.
-        repack: move jobs and dissolve groups where that saves money.
-        tails: let the next job start while a rollout's last responses finish on a quarter of the
-            workers.
+        lifetime: budget the slowdown over a job's life, and evict before it is lost. If off, a job
+            joins only if every member's worst case meets its limit, and stays.
+        repack: move jobs and dissolve groups if that saves money.
+        tails: start the next job while the last responses finish on a quarter of the workers.
         group_size: most jobs of a group.
         memory_cap_gb: host memory of a node.
         cold_s: seconds to load a job on other nodes.
         warm_s: seconds to switch a node to a job that is in its host memory.
-        margin: share of every slowdown budget that plans leave alone.
-        effort: of searching in one decision; a unit is about a millisecond of a slow core.
-        look_s: seconds after which repacking looks at a job again though nothing happened.
-        backfill: jobs that wait may overtake those that do not fit yet, as long as these do not
-            start later for it.
-        patience_s: who waits for longer goes before every other new job.
-        teams: guaranteed shares; jobs of other teams have none.
-        nodes: ``cloud`` ones are rented, as many as are needed; ``named`` ones are there.
-        limit: most nodes of either pool that a cloud gives; None for no limit.
+        margin: share of every slowdown budget that plans do not use.
+        effort: search effort of a decision. A unit is about a millisecond of a slow core.
+        look_s: seconds after which repacking looks at an idle job again.
+        backfill: waiting jobs may overtake earlier ones that do not fit, without delaying them.
+        patience_s: a job that waits longer goes before every other new job.
+        teams: guaranteed shares. Other teams have none.
+        nodes: ``cloud`` nodes are rented as needed. ``named`` nodes are machines of the owner.
+        limit: most nodes of each pool that a cloud gives (None for no limit).
     """
 
     lifetime: bool = True

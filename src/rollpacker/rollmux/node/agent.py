@@ -1,7 +1,7 @@
-"""A node's agent: reports the node, starts and stops the programs of jobs there, sends their logs.
+"""A node's agent: reports the node, starts and stops programs of jobs, and sends their logs.
 
-Its identity tells the daemon two agents of one node name apart: the folder of its programs, which
-it has to itself, or the machine since its boot. One that starts again is the same as before.
+Its identity lets the daemon tell two agents with the same node name apart. It belongs to the locked
+program folder, or to the machine until its next boot, so a restarted agent keeps it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,16 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def identity(programs: Path | None) -> str:
-    """Of the agent that this process is: of its machine until the next boot, or of its folder of
-    programs, which it has for the life of this process.
-
-    Raises ``ValueError`` where another agent has the folder.
-    """
+    """Identity of this agent. Raises ``ValueError`` if another agent has the folder."""
     if programs is None:
         return boot_id().replace("-", "") or secrets.token_hex(16)
     return folder_identity(programs)[0]
 
 
 def folder_identity(folder: Path) -> tuple[str, int]:
-    """Of the agent that has a folder of programs, and a descriptor: it has it until that is closed.
+    """Lock a folder. Returns its identity, and the descriptor that holds the lock.
 
-    Raises ``ValueError`` where another agent has it.
+    Raises ``ValueError`` if another agent has the folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,7 +51,7 @@ def folder_identity(folder: Path) -> tuple[str, int]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
-        taken = "another agent has this folder; stop it, or name another one"
+        taken = "another agent uses this folder: stop it, or name another folder"
         why = taken if isinstance(error, BlockingIOError) else f"it cannot be locked: {error}"
         raise ValueError(f"--programs {folder}: {why}") from error
     found = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
@@ -68,23 +64,21 @@ def folder_identity(folder: Path) -> tuple[str, int]:
 
 
 _PIECE = 24 * 1024
-_PIECES = 16
-"""Of one attempt in one go: others print too."""
-_PAUSE_S = 5.0
-"""After a piece that the daemon could not take."""
+_PIECES = 16  # most pieces of one attempt in a row, so that other logs get their turn
+_PAUSE_S = 5.0  # seconds before a retry if the daemon refused a piece
 _STUCK_S = 60.0
-"""So long no piece got through: an attempt that is over does not wait for its log any more."""
+"""After so many seconds without progress, an attempt's end does not wait for its log."""
 _UNKNOWN_OR_GONE = (404, 410)
 
 
 @dataclass(slots=True)
 class _Log:
-    """How far an attempt's log has been sent.
+    """Progress of sending an attempt's log.
 
     Args:
-        over: the daemon takes no more of it.
-        failed: when it took no piece for the first time since it took one; None while it does.
-        again: when to send the next one.
+        over: whether the daemon takes no more of it.
+        failed: first failure since the last success (None if there is none).
+        again: time of the next try.
     """
 
     sent: int = 0
@@ -94,35 +88,29 @@ class _Log:
 
 
 class Printing:
-    """The logs of a node's attempts, and the thread that sends them.
-
-    However long the daemon takes for a log, its agent reports the node in time.
-    """
+    """Sends the logs of a node's attempts in a thread, so that they never delay its reports."""
 
     def __init__(self, client: MuxClient, programs: NodePrograms) -> None:
         self._client = client
         self._programs = programs
-        self._logs: dict[AttemptName, _Log] = {}
-        """Replaced as a whole, and only by ``follow``."""
+        self._logs: dict[AttemptName, _Log] = {}  # replaced as a whole, and only by `follow`
         self._look = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="printing", daemon=True)
 
     def follow(self, names: set[AttemptName]) -> None:
-        """Send what these have printed since; all others are gone."""
         self._logs = {name: self._logs.get(name) or _Log() for name in sorted(names)}
         self._look.set()
         if names and self._thread.ident is None:
             self._thread.start()
 
     def sent(self, name: AttemptName) -> bool:
-        """Whether the daemon has all that is there, or will not have it."""
+        """Whether the daemon has the whole log, or never will."""
         log, path = self._logs[name], self._programs.log(name)
         stuck = log.failed is not None and time.monotonic() > log.failed + _STUCK_S
         return log.over or stuck or not path.exists() or log.sent >= path.stat().st_size
 
     def close(self) -> None:
-        """Send no more; what is under way is not waited for."""
         self._closed = True
         self._look.set()
 
@@ -134,7 +122,6 @@ class Printing:
                 continue
 
     def _send_some(self) -> bool:
-        """Some of each log; whether there may be more."""
         more = [self._send(name, log) for name, log in self._logs.items()]
         return any(more)
 
@@ -153,10 +140,10 @@ class Printing:
                     )
                     log.failed = None
                     file.seek(log.sent)
-        except FileNotFoundError:  # it is not there yet, or not any more
+        except FileNotFoundError:  # not there yet, or not any more
             return False
         except Exception as error:
-            # Of a job that nobody knows any more; all else may pass, whatever it is.
+            # Only an unknown job's log is over. Any other error may pass.
             log.over = isinstance(error, MuxError) and error.status in _UNKNOWN_OR_GONE
             log.failed = time.monotonic() if log.failed is None else log.failed
             log.again = time.monotonic() + _PAUSE_S
@@ -166,11 +153,9 @@ class Printing:
 
 _CHECK_TIMEOUT_S = 30.0
 _REPORT_S = 1.0
-"""Between two reports of an agent that starts programs: whoever submits a job waits for it."""
-_KILL_S = 10.0
-"""In which what is killed has to be gone."""
-_FIRST_S = 5.0
-"""For an answer before the daemon counts on the node; without one people are told."""
+"""Seconds between two reports of an agent that starts programs. Submitters wait for them."""
+_KILL_S = 10.0  # seconds to wait for the end of killed programs
+_FIRST_S = 5.0  # seconds to wait for the first answer before printing a message
 _GONE = 410
 _UNKNOWN = 404
 
@@ -178,18 +163,15 @@ _UNKNOWN = 404
 class NodeAgent:
     """Reports one node until it fails or ``stop`` is set.
 
-    When the daemon is not heard for a lease, what runs here is frozen until it is (``keeper``):
-    it may have given the node up.
+    If the daemon is silent for a lease, the node's programs are frozen until it answers
+    (``keeper``), since it may have given the node up.
 
     Args:
-        healthy: None while the node works, else what is wrong with it.
-        on_failed: stops everything else on the node; called once, when the node is given up by
-            either side.
-        retry_s: pause while the daemon does not use the node.
-        machine: what the node is: it joins the daemon's inventory as this. None in a cloud.
-        identity: by which the daemon knows this agent from another one of the same name; empty
-            for one that cannot be known.
-        say: tells people what happens here, and once what they have to do.
+        healthy: returns None while the node works, else its problem.
+        on_failed: stops everything else on the node. Called once, when either side gives up.
+        retry_s: pause in seconds while the daemon does not use the node.
+        machine: description with which the node joins the inventory (None in a cloud).
+        identity: lets the daemon tell this agent from another of the same name (empty if unknown).
     """
 
     def __init__(
@@ -215,20 +197,17 @@ class NodeAgent:
         self._printing = None if programs is None else Printing(client, programs)
         self._identity = identity
         self._say = say
-        self._said = "new"
-        """What kind of trouble people were told of last, or that it is not known yet."""
+        self._said = "new"  # the last trouble that was logged ("new" at first)
         self._over = set[AttemptName]()
-        """Attempts here of which people were told that they have ended."""
         self._ttl_s: float | None = None
-        """Of the daemon's leases; None while it does not count on this node."""
+        """Seconds of the daemon's lease (None while it does not count on this node)."""
         self._check = _Check(healthy)
         self.stop = threading.Event()
 
     def run(self) -> str | None:
-        """Report until stopped (None), or until the node has failed: why.
+        """Report until stopped (None) or until the node has failed (why).
 
-        Raises ``MuxError`` where the daemon refuses, also (``taken``) since another agent reports
-        the node.
+        Raises ``MuxError`` on a refusal, with code ``taken`` if another agent reports the node.
         """
         try:
             return self._run()
@@ -254,7 +233,7 @@ class NodeAgent:
                     return "the daemon has given it up"
                 if error.status != _UNKNOWN:
                     if error.code == "taken" and self._ttl_s is not None:
-                        # What was here is another one's to start by now.
+                        # Another agent may start this node's programs by now.
                         self._give_up()
                     raise
                 pause = self._not_in_use(error)
@@ -271,9 +250,9 @@ class NodeAgent:
 
     def _away(self, error: UnreachableError) -> None:
         if self._ttl_s is None:
-            self._tell("away", f"waiting for the daemon (--url) until it answers: {error}")
+            self._tell("away", f"waiting for the daemon at --url: {error}")
         else:
-            ours = "" if self._programs is None else "; what it started is frozen until it does"
+            ours = "" if self._programs is None else ", so its programs are frozen until then"
             self._tell("away", f"node {self._node}: the daemon does not answer{ours}: {error}")
 
     def _well(self) -> None:
@@ -282,13 +261,13 @@ class NodeAgent:
             self._say(f"node {self._node}: the daemon knows it now")
 
     def _beat(self) -> float:
-        """Report once; seconds until the next time."""
+        """Report once. Returns the seconds until the next report."""
         if self._joins and self._machine is not None:
             self._ttl_s = self._register(self._machine)
             self._joins = False
             self._well()
             return 0.0
-        # Before the first answer the daemon does not count on this node: no hurry.
+        # The daemon does not count on this node before its first answer, so there is no hurry.
         told = None if self._programs is None else self._attempts(self._programs)
         sent, answer = self._client.node_alive(
             self._node, told, agent=self._identity, patience_s=self._ttl_s or _FIRST_S
@@ -299,16 +278,16 @@ class NodeAgent:
         if self._programs is None:
             return ttl_s / 3
         if time.monotonic() >= sent + SAFE_SHARE * ttl_s:
-            return 0.0  # it stood still since: what was wanted then may be elsewhere by now
+            return 0.0  # this process stood still, so the answer may be out of date
         assert "attempts" in answer
         try:
             for name in self._programs.settle(answer["attempts"]):
                 self._say(f"job {name.job}: attempt {name.number} is started")
-            # Only now: what is not wanted any more does not go on.
+            # Renew last, so that unwanted programs do not continue.
             self._programs.renew(sent + SAFE_SHARE * ttl_s)
         except OSError as error:
-            # The keepers' lease runs out; the node itself is well.
-            frozen = "what runs here is frozen until its lease can be written"
+            # Only the keepers' lease expires; the node itself is healthy.
+            frozen = "its programs are frozen until the agent can write its lease"
             self._tell("disk", f"node {self._node}: {frozen}: {error}")
         else:
             if self._said == "disk":
@@ -316,8 +295,7 @@ class NodeAgent:
         return min(ttl_s / 3, _REPORT_S)
 
     def _rejoined(self) -> bool:
-        """Whether this is the first that is heard of a failed node: a new agent reports it as what
-        the inventory says that it is."""
+        """Register a failed node again from the inventory, if this agent has not reported yet."""
         if self._ttl_s is not None or self._machine is not None:
             return False
         listed = self._client.node(self._node).get("machine")
@@ -330,7 +308,7 @@ class NodeAgent:
         return self._client.register(machine, agent=self._identity, patience_s=_FIRST_S)
 
     def _attempts(self, programs: NodePrograms) -> list[Mapping[str, Any]]:
-        """What is here; over is an attempt when its log has been sent too."""
+        """Report the attempts here. One counts as over only when its log has been sent too."""
         assert self._printing is not None
         found = programs.seen()
         names = [AttemptName(each["job"], each["number"]) for each in found]
@@ -350,9 +328,10 @@ class NodeAgent:
         self._over = {*over}
 
     def _not_in_use(self, why: MuxError) -> float:
-        """Not yet, given back, or removed: nobody counts on the node."""
-        listed = "list it there, or say --pool here: it joins" if why.code == "unlisted" else ""
-        self._tell(why.code, f"{why}; {listed or 'it is reported as soon as it is'}")
+        """The daemon does not use the node: not yet, not any more, or removed."""
+        unlisted = "list it there, or pass --pool here so that it joins"
+        hint = unlisted if why.code == "unlisted" else "the agent reports it as soon as it is"
+        self._tell(why.code, f"{why}; {hint}")
         self._ttl_s = None
         self._joins = self._machine is not None
         if self._programs is not None:
@@ -365,7 +344,7 @@ class NodeAgent:
         self._on_failed()
 
     def _see_it_end(self) -> None:
-        """Whoever hears that the node has failed starts elsewhere what was here."""
+        """Wait for the end of the programs: the daemon restarts them elsewhere after the report."""
         end = time.monotonic() + _KILL_S
         while self._programs is not None and time.monotonic() < end:
             if all(each["code"] is not None for each in self._programs.seen()):
@@ -373,7 +352,6 @@ class NodeAgent:
             time.sleep(0.1)
 
     def _report(self, problem: str) -> None:
-        """Say that the node has failed; its silence says so too where nobody hears it."""
         try:
             self._client.node_failed(self._node, problem)
         except UnreachableError:
@@ -384,7 +362,7 @@ class NodeAgent:
 
 
 class _Check:
-    """Looks after a node a few times in a lease, beside its reports: a check may take long."""
+    """Checks a node a few times per lease in a thread, since a check may take long."""
 
     def __init__(self, healthy: Callable[[], str | None]) -> None:
         self._healthy = healthy
@@ -393,7 +371,7 @@ class _Check:
         self._found: str | None = None
 
     def problem(self, ttl_s: float | None) -> str | None:
-        """What the last check found; before the daemon counts on the node it is waited for."""
+        """Result of the last check. Before the daemon counts on the node, wait for the check."""
         if ttl_s is None:
             self._look()
         elif self._running is not None and self._running.is_alive():
@@ -408,11 +386,11 @@ class _Check:
         try:
             self._found = self._healthy()
         except Exception as error:
-            self._found = f"the check has failed: {type(error).__name__}: {error}"
+            self._found = f"the health check failed: {type(error).__name__}: {error}"
 
 
 def check_command(command: Sequence[str]) -> str | None:
-    """Run a health check: None when it exits with 0 in time, else what it said."""
+    """Run a health check. Returns None if it exits with 0 in time, else its last line."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_CHECK_TIMEOUT_S

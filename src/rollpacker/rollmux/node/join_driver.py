@@ -1,4 +1,4 @@
-"""What an agent starts on the nodes of a job where its driver is not: it goes to the driver."""
+"""The process that an agent starts on a job's other nodes: it connects to the driver."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _POLL_S = 0.3
 def serve_driver(client: MuxClient, job: str, attempt: int, rank: int) -> None:
     """Wait for the driver of an attempt, and start and end workers for it until it is done.
 
-    Raises ``MuxError`` where the job has no such attempt any more, ``ValueError`` where its driver
-    has another token, ``OSError`` or ``EOFError`` when the driver is gone.
+    Raises ``MuxError`` if the job has no such attempt any more, ``ValueError`` if its driver has
+    another token, ``OSError`` or ``EOFError`` when the driver is gone.
     """
     gate = _gate(client, job, attempt)
     never, _ = os.pipe()
-    # Whoever wants the job to end tells its driver, which may keep what it has done.
+    # A request to end the job goes to its driver, which may save its work first.
     with shielded():
         Agent((gate.host, gate.port), gate.key, gate.names[rank]).serve(never)
 

@@ -1,15 +1,19 @@
-"""Keeps one program of a job: starts it, stops it, freezes it while its node is not ours.
+"""Keeps one program of a job: starts it, stops it, and freezes it while the node has no lease.
 
-A process of its own, in plain Python, so that an agent may end and another one go on. In its
-folder it finds ``program.json`` (argv, folder, environment, stop_s, lease: a file) and leaves
-``log`` (what the program prints) and ``exit`` (its code; 128 and the number for a signal). A file
-``stop`` there asks for an end: SIGTERM to the program, SIGKILL to all that it left ``stop_s``
-seconds later; ``kill`` does not wait. The file ``lease`` has the monotonic time until which the
-node counts as ours: after it nothing is started, and the program and all that it started are
-frozen, until the lease is extended or nobody has done so for ``GIVE_UP_S``.
+It is a process of its own in plain Python, so that agents may restart. Files in its folder:
 
-All that a program starts carries ``MARK`` in its environment: whoever comes after a keeper that was
-killed finds it by that.
+- ``program.json`` (read): argv, folder, environment, stop_s, and lease (a path).
+- ``log`` (written): the program's output.
+- ``exit`` (written): its exit code, or 128 plus the signal number.
+- ``stop`` (read): SIGTERM to the program, SIGKILL ``stop_s`` seconds later to the rest.
+- ``kill`` asks for SIGKILL at once.
+
+The lease file holds the monotonic time until which the node belongs to the cluster. After that time
+nothing starts, and the program and its descendants are frozen. They continue when the lease is
+extended, and are killed after ``GIVE_UP_S``.
+
+All descendants carry ``MARK`` in their environment. After a keeper was killed, they are found by
+it.
 """
 
 import contextlib
@@ -25,11 +29,11 @@ from collections.abc import Iterable
 
 POLL_S = 0.1
 GIVE_UP_S = 3600.0
-"""Frozen processes hold a node's memory."""
+"""Seconds after which frozen processes are killed, since they hold the node's memory."""
 LOG_KEPT = 256 * 2**20
-"""Bytes of the end of a log that stay on the disk; what is before becomes a hole."""
+"""Bytes at the end of a log that stay on disk. The rest becomes a hole."""
 NOT_STARTED = 127
-"""The code of a program that could not be started, as shells have it."""
+"""Code of a program that could not be started, as in shells."""
 MARK = "ROLLMUX_ATTEMPT"
 """The variable that holds an attempt's folder."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -38,15 +42,14 @@ _libc = ctypes.CDLL(None)
 
 
 class ProgramSupervisor:
-    """Of the program in ``folder``."""
+    """Supervises the program in ``folder``."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with open(self._path("program.json"), encoding="utf-8") as file:
             self._told = json.load(file)
         self._frozen: set[int] = set()
-        self._ours_until = 0.0
-        """As the lease said when it could be read last."""
+        self._ours_until = 0.0  # the last lease that could be read
         self._asked_at: float | None = None
         self._hole_end = 0
 
@@ -54,8 +57,7 @@ class ProgramSupervisor:
         return os.path.join(self._folder, name)
 
     def run(self) -> None:
-        """Start the program; until it and all that it started are gone."""
-        # What it leaves behind when it ends becomes ours, and is ended too.
+        # Orphans of the program become children of this process, which ends them too.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with open(self._path("log"), "ab") as log:
             while not (unwanted := self._unwanted()) and time.monotonic() > self._lease():
@@ -113,7 +115,7 @@ class ProgramSupervisor:
             self._frozen.clear()
 
     def _cap_log(self) -> None:
-        """Give back the disk of what a program printed long ago; positions in the log stay."""
+        """Free the disk space of old output. Positions in the log stay."""
         with contextlib.suppress(OSError), open(self._path("log"), "r+b") as log:
             end = os.fstat(log.fileno()).st_size - LOG_KEPT
             if end - self._hole_end < LOG_KEPT:
@@ -134,13 +136,14 @@ class ProgramSupervisor:
         return self._ours_until
 
     def _freeze(self) -> None:
-        """All but those that somebody else has stopped: these are not ours to continue."""
+        """Freeze all processes, except those that someone else has stopped."""
         going = [pid for pid, state in descendants().items() if state not in "TtZ"]
         self._frozen.update(going)
         send(going, signal.SIGSTOP)
 
     def _over(self, code: int) -> None:
-        """Write it down, however long the disk is full: without it the program counts as killed."""
+        """Write the exit code, retrying while the disk is full: without it the program counts as
+        killed."""
         while os.path.isdir(self._folder):
             with contextlib.suppress(OSError):
                 with open(self._path("exit.new"), "w", encoding="utf-8") as file:
@@ -151,12 +154,12 @@ class ProgramSupervisor:
 
 
 def _end_with_keeper() -> None:
-    """Nobody would see the program's end, or stop it."""
+    """Kill the program with its keeper: nobody else would stop it or see its end."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def descendants() -> dict[int, str]:
-    """Processes that this one has started, they have, and so on, each with its state."""
+    """All descendants of this process, with their states."""
     parents: dict[int, int] = {}
     states: dict[int, str] = {}
     for name in os.listdir("/proc"):
@@ -174,7 +177,7 @@ def descendants() -> dict[int, str]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """A signal to processes, of which some may have ended; their numbers may be others' by now."""
+    """Signal processes. Some may have ended, and another process may have their number."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -187,7 +190,7 @@ def marked(folder: str) -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        # Of others' processes it cannot be read, and one that has ended has none.
+        # Other users' environments cannot be read, and an ended process has none.
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
             if mark in file.read().split(b"\0"):
                 found.append(int(name))
@@ -195,7 +198,6 @@ def marked(folder: str) -> list[int]:
 
 
 def _reap(program: int) -> int | None:
-    """Wait for whoever has ended; the program's status, once it has."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -205,7 +207,7 @@ def _reap(program: int) -> int | None:
 
 
 def main(folder: str) -> None:
-    """Keep the program of ``folder``, unless somebody does or did."""
+    """Keep the program of ``folder``, unless a keeper already does or did."""
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,4 @@
-"""The programs of jobs on a node: started, stopped and looked at, as the daemon wants them.
-
-What there is lies in files, a folder for each attempt (``keeper``): an agent that starts again
-finds what the one before has started.
-"""
+"""The programs of jobs on a node. Files hold their state, so that a restarted agent finds it."""
 
 from __future__ import annotations
 
@@ -24,13 +20,12 @@ from rollpacker.rollmux.model.program import JobProgram
 from rollpacker.rollmux.node import keeper
 
 _LEASE = "lease"
-_LOST = 128 + 9
-"""The code of a program whose keeper was killed: nobody saw its end."""
+_LOST = 128 + 9  # code of a program whose keeper was killed, since nobody saw its end
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptName:
-    """A start of a job's program, by the job and a number."""
+    """A start of a job's program: the job and a number."""
 
     job: str
     number: int
@@ -40,11 +35,11 @@ class AttemptName:
 
 
 class NodePrograms:
-    """Starts and stops what the daemon names.
+    """Starts and stops the attempts that the daemon names.
 
     Args:
-        folder: of all attempts; made where it is missing, and readable by nobody else.
-        known: what stands for ``{name}`` in an argument: ``url``, ``token_file`` and so on.
+        folder: parent of all attempts (created if missing, with access for its owner only).
+        known: values for ``{name}`` in an argument: ``url``, ``token_file`` and so on.
     """
 
     def __init__(self, folder: Path, known: Mapping[str, str]) -> None:
@@ -52,18 +47,18 @@ class NodePrograms:
         self._known = known
         self._keepers: dict[AttemptName, subprocess.Popen[bytes]] = {}
         self._unstarted = set[AttemptName]()
-        """Those for which the disk had no room: they have failed, and their folders are gone."""
+        """Attempts that failed because the disk had no room. Their folders are gone."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def renew(self, stop_at: float) -> None:
-        """The node is ours until then, in monotonic seconds: what runs may go on until then."""
+        """Let programs run until ``stop_at``, in monotonic seconds."""
         new = self._folder / f"{_LEASE}.new"
         new.write_text(repr(stop_at), encoding="utf-8")
         new.replace(self._folder / _LEASE)
 
     def seen(self) -> list[dict[str, Any]]:
-        """Every attempt that is here: job, number, its code once it is over, and whether it was
-        asked to end."""
+        """Every attempt here: job, number, exit code (None while it runs) and whether it was
+        stopped."""
         found = list[dict[str, Any]]()
         for name in self._names():
             asked = any((self.folder(name) / how).exists() for how in ("stop", "kill"))
@@ -75,9 +70,7 @@ class NodePrograms:
         return found
 
     def settle(self, wanted: Sequence[Mapping[str, Any]]) -> list[AttemptName]:
-        """Start what is new, ask what is to stop to end, and end and forget what nobody wants.
-
-        Returns those that it started."""
+        """Start new attempts, stop marked ones, and end all others. Returns the started ones."""
         told = {AttemptName(each["job"], each["number"]): each for each in wanted}
         self._unstarted &= told.keys()
         for name in self._names():
@@ -88,7 +81,7 @@ class NodePrograms:
                 self._skip(name)
             elif each["stop"]:
                 (self.folder(name) / "stop").touch()
-        # Of one job an attempt at a time: the one before may take a moment to go.
+        # One attempt per job at a time: the last one may take a moment to end.
         left = {name.job for name in self._names() if name not in told}
         started = list[AttemptName]()
         for name, each in told.items():
@@ -103,7 +96,6 @@ class NodePrograms:
         return started
 
     def stop_all(self) -> None:
-        """Kill everything at once: the node is not ours any more."""
         for name in self._names():
             (self.folder(name) / "kill").touch()
 
@@ -114,7 +106,6 @@ class NodePrograms:
         return self.folder(name) / "log"
 
     def _names(self) -> list[AttemptName]:
-        """Those that were begun, the oldest first."""
         found = list[AttemptName]()
         for path in self._folder.glob("*.*/program.json"):
             job, _, number = path.parent.name.rpartition(".")
@@ -123,7 +114,7 @@ class NodePrograms:
         return sorted(found)
 
     def _waits(self, name: AttemptName) -> bool:
-        """Whether it is still to be started; an agent may have been killed just before it did."""
+        """Whether it is still to be started. An agent may have been killed just before it did."""
         if (
             name in self._keepers
             or name in self._unstarted
@@ -135,7 +126,7 @@ class NodePrograms:
             return unkept
 
     def _skip(self, name: AttemptName) -> None:
-        """What was not started, and is not to start any more, is told of as over."""
+        """Report an attempt as over that was stopped before it started."""
         folder = self.folder(name)
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / "stop").touch()
@@ -143,7 +134,6 @@ class NodePrograms:
         (folder / "program.json").touch()
 
     def _begun(self, name: AttemptName) -> bool:
-        """Whether a keeper has taken it up, now or at any time."""
         return self.log(name).exists()
 
     def _start(self, name: AttemptName, program: JobProgram, wanted: Mapping[str, Any]) -> None:
@@ -160,7 +150,7 @@ class NodePrograms:
         }
         (folder / "new").write_text(json.dumps(told), encoding="utf-8")
         (folder / "new").replace(folder / "program.json")
-        # Its own session: what ends an agent or its terminal is not meant for it.
+        # Its own session, so that signals to the agent or its terminal do not reach it.
         self._keepers[name] = subprocess.Popen(
             [sys.executable, "-S", "-E", keeper.__file__, str(folder)],
             stdin=subprocess.DEVNULL,
@@ -174,13 +164,12 @@ class NodePrograms:
         return part
 
     def _code(self, name: AttemptName) -> int | None:
-        """None while it runs, or is still to be started."""
         if (code := self._written(name)) is not None:
             return code
         with self._unkept(name) as unkept:
             if not unkept:
                 return None
-        if (code := self._written(name)) is not None:  # before the lock was let go
+        if (code := self._written(name)) is not None:  # written before the lock was released
             return code
         if name not in self._keepers and not self._begun(name):
             return None
@@ -196,7 +185,7 @@ class NodePrograms:
 
     @contextlib.contextmanager
     def _unkept(self, name: AttemptName) -> Iterator[bool]:
-        """Whether no keeper of it lives; then none can begin inside."""
+        """Whether no keeper of it lives. None can begin inside the context."""
         mine = self._keepers.get(name)
         if not self.folder(name).exists() or (mine is not None and mine.poll() is None):
             yield mine is None or mine.poll() is not None
@@ -212,13 +201,12 @@ class NodePrograms:
             os.close(handle)
 
     def _drop(self, name: AttemptName) -> None:
-        """End one that nobody wants; forget it when it is over."""
         if self._code(name) is None and self._begun(name):
             (self.folder(name) / "kill").touch()
             return
         with self._unkept(name) as unkept:
             if unkept:
-                # First of all: what is left of a folder without it is nobody's.
+                # Remove this file first: a folder without it is never read again.
                 (self.folder(name) / "program.json").unlink(missing_ok=True)
                 shutil.rmtree(self.folder(name), ignore_errors=True)
                 self._keepers.pop(name, None)

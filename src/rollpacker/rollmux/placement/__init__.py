@@ -1,4 +1,1 @@
-"""Which jobs may share which nodes, and what that costs.
-
-Nothing here changes the cluster.
-"""
+"""Decides which jobs may share which nodes, and at which cost. It never changes the cluster."""

@@ -1,4 +1,4 @@
-"""May these jobs share these nodes? The slowdown that a job can afford, and the exact test."""
+"""Admission: the slowdown that a job can afford, and the exact test of a group."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from rollpacker.rollmux.placement.permit_order import bits, load_bound
 
 Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool, bool], ...]
-"""Their nodes, whether they are known, and whether they leave tails."""
-
+"""For each member: job, masks of both pools, whether it is known, whether it leaves tails."""
 
 GUESSED_SLOWDOWN = 1.3
-"""Of all members, in the guess of how busy they keep a node: experiments/LOG.md."""
-SEAT_EFFORT = 0.35
-"""Of rehearsing a member."""
+"""Assumed slowdown of all members in a guess (experiments/LOG.md)."""
+SEAT_EFFORT = 0.35  # of simulating a member
 REMEMBER_S = 7200.0
-"""Seconds for which the slowdowns of a rehearsal are taken to be the same."""
+"""Seconds for which a simulated slowdown stays valid."""
 REMEMBERED = 2_000
 TURNS_OUT = 0.8
-"""Share of its worst case that a job may turn out to take: experiments/LOG.md."""
+"""Share of its worst case that an unknown job may really take (experiments/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """Whether a group keeps all promises, and its mean slowdown."""
+    """Whether a group meets all SLOs, and its mean slowdown."""
 
     kept: bool
     slowdown: float
@@ -40,14 +38,14 @@ class GroupVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Joiner:
-    """A job that might join a group, on nodes given as masks."""
+    """A job that might join a group, with the masks of its nodes."""
 
     job: Job
     masks: Masks
 
 
 def expected(job: Job) -> tuple[float, float]:
-    """Rollout and training seconds to plan with: observed once known, else the worst case."""
+    """Rollout and training seconds to plan with: observed means, or the worst case at first."""
     if job.observed.known:
         return job.observed.means
     return job.spec.worst_rollout_s, job.spec.worst_train_s
@@ -56,8 +54,7 @@ def expected(job: Job) -> tuple[float, float]:
 def affordable(job: Job, now: float, reserve_s: float = 0.0) -> float:
     """The slowdown at which the rest of a job's life uses up its lifetime budget.
 
-    ``slo * (seconds alone, done and to come)`` less what has passed and a reserve, spread over
-    what is to come: slack that was banked may be spent.
+    The budget is ``slo * (seconds alone, done and to come)`` less the elapsed time and a reserve.
     """
     rest = job.remaining() * sum(expected(job))
     budget = job.spec.slo * (job.solo_s + rest) - (now - job.started) - reserve_s
@@ -65,7 +62,7 @@ def affordable(job: Job, now: float, reserve_s: float = 0.0) -> float:
 
 
 def expected_end(job: Job, now: float) -> float:
-    """When a job will be over at the pace that it has had; ``NEVER`` where nobody can say."""
+    """Expected end of a job at its pace so far (``NEVER`` for a job of unknown length)."""
     left = job.spec.left(job.done)
     if left is None:
         return NEVER
@@ -76,24 +73,24 @@ def expected_end(job: Job, now: float) -> float:
 
 
 class Admission:
-    """The exact test, with a budget of effort for each decision."""
+    """The exact test, with an effort budget for each decision."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
         self.left = float(settings.effort)
         self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
-        """When groups were rehearsed, and the slowdown of each member."""
+        """Time of each simulation of a group, and the slowdown of each member."""
         self.few = not all(
             cluster.inventory.ever(pool, Needs(memory_gb=0.0)) == inf for pool in POOLS
         )
-        """Whether the nodes have a limit."""
+        """Whether the number of nodes is limited."""
 
     def refill(self) -> None:
         self.left = float(self._settings.effort)
 
     def seat(self, job: Job, masks: Masks) -> Seat:
-        """A seat with what is expected of a job; its target is still to be set."""
+        """A seat with the job's expected seconds. Its target is not set yet."""
         r, t = expected(job)
         return Seat(job.spec.id, masks, r, t)
 
@@ -103,7 +100,7 @@ class Admission:
         joiners: Iterable[Joiner] = (),
         without: Collection[str] = (),
     ) -> list[Seat]:
-        """Fresh seats of who will be there: members and reservations, less those who leave."""
+        """Fresh seats of members and reservations, plus ``joiners`` and less ``without``."""
         seats: list[Seat] = []
         for old in [] if group is None else group.seats:
             job = self._cluster.jobs[old.job]
@@ -113,7 +110,6 @@ class Admission:
         return seats
 
     def judge(self, seats: Sequence[Seat], now: float) -> GroupVerdict:
-        """The exact test of a whole group."""
         if not self._settings.lifetime:
             return GroupVerdict(self._within_limits(seats), 1.0)
         reserve = load_bound(seats) + self._settings.cold_s
@@ -129,14 +125,13 @@ class Admission:
         return self._remembered(seats, now)
 
     def slowdown(self, seats: Sequence[Seat], job: Job, now: float) -> float:
-        """Of a member of a group, as rehearsed."""
         for seat in seats:
             target = affordable(self._cluster.jobs[seat.job], now)
             seat.promise(target, since=0.0)
         return self._slowdowns(sorted(seats, key=lambda seat: seat.job), now)[job.spec.id]
 
     def _remembered(self, seats: Sequence[Seat], now: float) -> GroupVerdict:
-        # Who sits where first must not matter: a verdict is of the set.
+        # The seating order must not change the verdict.
         seats = sorted(seats, key=lambda seat: seat.job)
         hopeless = min(seat.target for seat in seats) <= 1.0
         if self._recall(seats, now) is None and (
@@ -148,10 +143,10 @@ class Admission:
         return GroupVerdict(kept, self._mean([slow[seat.job] for seat in seats], seats))
 
     def _at_worst(self, job: str, slowdown: float) -> float:
-        """The slowdown if a job that is not known yet takes much less than its worst case alone.
+        """The slowdown if a job that is not known yet takes much less than its worst case.
 
-        It waits for the others as long, so that it is slowed down more. Where nodes can be had
-        it is then given some; where they are few it must not come to that.
+        Its waits for others stay the same. Free nodes would fix that later, so this is for limited
+        nodes.
         """
         if not self.few or self._known(job):
             return slowdown
@@ -181,13 +176,12 @@ class Admission:
         return self._cluster.jobs[job].observed.known
 
     def _mean(self, slow: Sequence[float], seats: Sequence[Seat]) -> float:
-        """Harmonic, weighted by what the jobs would cost alone."""
         price = self._settings.prices.of
         weights = [price(self._cluster.jobs[seat.job].spec.gangs) for seat in seats]
         return sum(weights) / sum(w / s for w, s in zip(weights, slow, strict=True))
 
     def guess(self, seats: Sequence[Seat]) -> float:
-        """A quick guess of the mean slowdown, to rank by: waiting as in a queue."""
+        """Quick estimate of the mean slowdown from queueing, for ranking."""
         slow: list[float] = []
         for seat in seats:
             wait = 0.0
@@ -223,7 +217,6 @@ class Admission:
         return {seat.job: slow for seat, slow in zip(seats, slowdowns, strict=True)}
 
     def _tails(self, seats: Sequence[Seat]) -> set[str]:
-        """Jobs that have offered one, and so will again."""
         if not self._settings.tails:
             return set()
         return {seat.job for seat in seats if self._cluster.jobs[seat.job].leaves_tails}
@@ -235,11 +228,8 @@ class Admission:
 
 
 def overloaded(seats: Sequence[Seat], switch_s: float, tails: Collection[str] = ()) -> bool:
-    """Whether a node would have to work more than all the time to meet the targets.
-
-    Args:
-        tails: jobs whose rollouts may leave most of their nodes before they are over.
-    """
+    """Whether the targets need more than the whole time of a node. ``tails`` are jobs that leave
+    tails."""
     load: dict[tuple[int, int], float] = {}
     for seat in seats:
         period = seat.target * (seat.r + seat.t)

@@ -1,7 +1,4 @@
-"""A group run ahead of time: how much slower are its members than alone?
-
-The same order of permits and the same rule for tails as in the scheduler, on observed durations.
-"""
+"""Simulates a group with the scheduler's permit order and tail rule, on observed durations."""
 
 from __future__ import annotations
 
@@ -19,10 +16,9 @@ from rollpacker.rollmux.model.tail_model import (
 from rollpacker.rollmux.placement.permit_order import earliest_deadline
 
 ITERATIONS = 16
-"""Of each member on average."""
+"""Mean iterations per member."""
 
-_IN_TURN = (TRAIN, ROLLOUT)
-"""Pools as permits are handed out."""
+_IN_TURN = (TRAIN, ROLLOUT)  # pools in the order in which permits are handed out
 
 
 def rehearse(
@@ -32,20 +28,19 @@ def rehearse(
     switch_s: float = 0.0,
     tails: Collection[str] = (),
 ) -> list[float]:
-    """Slowdown of each member when the group runs from a common start.
+    """Simulated slowdown of each member when the group runs from a common start.
 
-    The first iteration of a member does not count: plans keep a cycle in reserve for it.
-
-    Stops when the members made ``ITERATIONS`` each on average and a third of that at least, or
-    as soon as somebody is hopelessly late.
+    The first iteration does not count, since plans reserve a cycle for it. The simulation stops
+    after ``ITERATIONS`` per member on average and a third of that for each, or when a member is
+    hopelessly late.
 
     Args:
-        durations: rollout and training seconds of each member, used over and over.
-        switch_s: added to every phase.
+        durations: rollout and training seconds of each member, repeated as needed.
+        switch_s: seconds added to every phase.
         tails: jobs that leave most of their nodes when their tails begin.
 
     Returns:
-        Elapsed seconds over seconds alone, infinite for who finished nothing.
+        Elapsed seconds over seconds alone (infinite if nothing was finished).
     """
     actors = [
         _Actor(number, seat, each, seat.job in tails)
@@ -55,8 +50,6 @@ def rehearse(
 
 
 class _Actor:
-    """A member in a rehearsal: its phase, and its iterations so far."""
-
     __slots__ = (
         "_durations",
         "_first",
@@ -92,7 +85,7 @@ class _Actor:
         return self._durations[self.count % len(self._durations)][pool]
 
     def iterate(self, now: float) -> float:
-        """One more is over; what it took alone."""
+        """Finish an iteration. Returns its seconds alone."""
         seat = self.seat
         solo_s = sum(self._durations[self.count % len(self._durations)])
         seat.learn(solo_s, (seat.r, seat.t))
@@ -117,7 +110,7 @@ class _Rehearsal:
         self._tails = any(actor.leaves_tail for actor in actors)
         self._waits = [len(actors), 0]
         self._heap: list[tuple[float, int, int, bool]] = []
-        """When, whose, of which phase (``_Actor.version``), and whether its tail begins then."""
+        """Time, member, phase (``_Actor.version``), and whether it is the start of the tail."""
 
     def run(self) -> list[float]:
         actors = self._actors
@@ -175,7 +168,6 @@ class _Rehearsal:
             heappush(self._heap, (at, actor.number, actor.version, True))
 
     def _tail_end(self, seat: Seat) -> float:
-        """Until when another's tail has a part of its workers."""
         mask, running = seat.masks[ROLLOUT], RUNNING[ROLLOUT]
         return max(
             (
@@ -189,7 +181,6 @@ class _Rehearsal:
         )
 
     def _release(self, now: float) -> None:
-        """Tails leave nodes to who waits for them."""
         found = to_release(self._seats, lambda seat: self._of[seat].tail_reached)
         for seat in found:
             actor = self._of[seat]

@@ -1,4 +1,4 @@
-"""A row of numbers per group, so that all groups are scanned at once for a job."""
+"""A row of numbers per group, to scan all groups at once for a job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup
 from rollpacker.rollmux.model.seat import POOLS
 from rollpacker.rollmux.model.settings import Settings
 
-TOP = 24
-"""Groups that are looked at closely."""
+TOP = 24  # groups that are examined closely
 
 
 class GroupTable:
-    """One row of numbers per group, for a scan of all groups at once."""
+    """One row of numbers per group."""
 
     COLUMNS = 6
     SIZE, ROLLOUTS, TRAINS, ROLLOUT_LOAD, TRAIN_LOAD, TRAIN_MAX = range(COLUMNS)
@@ -28,7 +27,6 @@ class GroupTable:
         self._free: list[int] = list(range(63, -1, -1))
 
     def refresh(self) -> None:
-        """Bring the rows of changed groups up to date."""
         for number in sorted(self._cluster.changed):
             group = self._cluster.groups.get(number)
             if group is None:
@@ -64,7 +62,7 @@ class GroupTable:
     def scan(
         self, gangs: tuple[int, int], loads: tuple[float, float], settings: Settings
     ) -> list[int]:
-        """Groups that might take a job, cheapest and then fullest first."""
+        """Groups that might take a job: the cheapest first, then the fullest."""
         rows = self._rows
         keep = np.flatnonzero(rows[:, self.SIZE] < settings.group_size)
         rows = rows[keep]
@@ -88,7 +86,7 @@ class GroupTable:
 def node_loads(
     group: CoExecutionGroup, pool: int, without: Collection[str] = ()
 ) -> dict[str, float]:
-    """Share of the time that each node of a pool has to work to meet all targets."""
+    """Share of the time that each node of a pool must work to meet all targets."""
     loads = {name: 0.0 for name in group.nodes[pool]}
     for seat in group.seats:
         if seat.job in without:

@@ -1,4 +1,4 @@
-"""Who runs next inside a co-execution group, for the scheduler and for the rehearsal."""
+"""The permit order inside a co-execution group, for the scheduler and the group simulation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from rollpacker.rollmux.model.seat import (
     Seat,
 )
 
-_EARLY_S = 20.0
-"""Seconds before the latest start from which a delay counts as one."""
+_EARLY_S = 20.0  # seconds before the latest start from which a delay counts
 
 
 def earliest_deadline(seats: Sequence[Seat], pool: int, now: float) -> Seat | None:
-    """The waiting member whose phase has to start first.
+    """The waiting member whose phase must start first.
 
-    A gang that waits for some of its nodes keeps the others, except for phases that are over
-    before it can start. A phase is held back for a member that comes soon and would be late
-    because of it, if it can afford that itself. Nobody uses a node of a member that has to be
-    alone for its promise.
+    A gang that waits for some of its nodes keeps the others, except for phases that end before it
+    can start. A phase waits for a member that comes soon and would be late otherwise, if the phase
+    can afford it. Nobody uses a node of a member that must be alone for its SLO.
     """
     wanted, running = WAITING[pool], RUNNING[pool]
     taken = 0
@@ -77,7 +75,7 @@ def _free_at(seats: Sequence[Seat], pool: int, mask: int) -> float:
 
 
 def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bool:
-    """Whether the greater lateness of the two is less when a member that comes soon goes first."""
+    """Whether letting a member that comes soon go first reduces the greater lateness of the two."""
     coming, idle = RUNNING[1 - pool], IDLE[pool]
     mask = seat.masks[pool]
     end = now + seat.seconds(pool)
@@ -100,7 +98,7 @@ def _should_hold(seat: Seat, seats: Sequence[Seat], pool: int, now: float) -> bo
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The nodes of a gang."""
+    """The nodes of a gang, each as a mask."""
     while mask:
         low = mask & -mask
         yield low
@@ -108,7 +106,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def load_bound(members: Sequence[Seat]) -> float:
-    """The formula: the longest iteration alone, or the most loaded node. A lower bound always."""
+    """Lower bound of a group's cycle: the longest iteration alone, or the most loaded node."""
     loads: dict[tuple[int, int], float] = {}
     for seat in members:
         for pool in POOLS:

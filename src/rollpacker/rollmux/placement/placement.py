@@ -1,4 +1,4 @@
-"""Where to put a job: every group is scanned at once, the best few are tested exactly."""
+"""Finds sites for a job: all groups are scanned at once, and the best few are tested exactly."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ from rollpacker.rollmux.placement.admission import (
 )
 from rollpacker.rollmux.placement.group_table import GroupTable, node_loads
 
-GUESSED = 8
-"""Sites of each price whose slowdown is guessed."""
-GUESS_EFFORT = 0.05
-"""Of a guess."""
-SITE_EFFORT = 0.01
-"""Of working out a site."""
+GUESSED = 8  # sites of each price whose slowdown is guessed
+GUESS_EFFORT = 0.05  # of a guess
+SITE_EFFORT = 0.01  # of computing a site
 GENEROUS = 2.0
-"""Guesses may be too high by so much."""
-TRIED = 10
-"""Sites of one job that are tested exactly, at most."""
+"""Factor by which guesses may be too high."""
+TRIED = 10  # most sites of a job that are tested exactly
 ROLLOUT_WEIGHT = 0.35
 """Weight of a rollout node's load in a site's load (experiments/LOG.md)."""
-SWAPS_TRIED = 3
-"""The same when another leaves the group for it."""
+SWAPS_TRIED = 3  # most sites tested exactly for a swap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Nodes for a job: in a group (None: a new one), existing ones and how many new ones."""
+    """Nodes for a job: existing ones of a group (None for a new group), and numbers of new ones."""
 
     group: int | None
     nodes: tuple[tuple[str, ...], tuple[str, ...]]
@@ -45,19 +40,19 @@ class Site:
     price: float
     """Dollars per hour of the new nodes."""
     score: float = 0.0
-    """Of two sites at one price the higher is better."""
+    """Ranks sites of equal price (higher is better)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A site, and what the group's value grows by (``Placement.value``)."""
+    """A site, and the growth of the group's value (``Placement.value``)."""
 
     site: Site
     cost: float
 
 
 class Placement:
-    """Finds sites; it changes nothing."""
+    """Finds sites. It changes nothing."""
 
     def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
         self._cluster = cluster
@@ -67,10 +62,9 @@ class Placement:
         self.table = GroupTable(cluster)
 
     def isolated(self, job: Job, now: float, *, at_once: bool = False) -> Site | None:
-        """Nodes of its own, as many as it asked for; None where there are not so many.
+        """A site with nodes of its own, or None if too few are free.
 
-        Args:
-            at_once: those that are kept for who waits will do too.
+        With ``at_once``, nodes reserved for waiting jobs count as free.
         """
         gangs = job.spec.gangs
         if not self.room(job, gangs, None if at_once else now):
@@ -78,11 +72,7 @@ class Placement:
         return Site(group=None, nodes=((), ()), fresh=gangs, price=self._price(gangs))
 
     def room(self, job: Job, fresh: tuple[int, int], now: float | None) -> bool:
-        """Whether so many nodes are free for a job.
-
-        Args:
-            now: seconds; None if those that are kept for who waits will do too.
-        """
+        """Whether ``fresh`` nodes are free. ``now`` None counts reserved ones as free."""
         kept = None if now is None else self._kept_from(job, now)
         for pool in POOLS:
             if fresh[pool]:
@@ -92,15 +82,14 @@ class Placement:
         return True
 
     def still(self, site: Site, job: Job) -> bool:
-        """Whether the free nodes that a site counts on are still there."""
         return self.room(job, site.fresh, None)
 
     def _kept_from(self, job: Job, now: float) -> Reservation | None:
-        """What the first in the queue counts on, if this job would still be there then."""
+        """The reservation at the head of the queue, if this job would still run at its start."""
         kept = self._cluster.reservation
         if kept is None or kept.job == job.spec.id:
             return None
-        # One that is only expected to be over by then may go on.
+        # A job of unknown length may run longer than expected.
         ends = job.spec.iterations is not None
         return None if ends and expected_end(job, now) <= kept.at else kept
 
@@ -115,8 +104,8 @@ class Placement:
     ) -> Offer | None:
         """The best site in a group that passes the exact test and costs less than ``below``.
 
-        A thorough search tests all sites, while the decision's budget lasts; else guesses say
-        which few are worth it.
+        A thorough search tests all sites within the decision's effort. Otherwise guesses choose a
+        few.
         """
         self.table.refresh()
         loads = self._loads(job, now)
@@ -131,7 +120,7 @@ class Placement:
         return self._choose(sites, job, now, below, thorough)
 
     def inside(self, job: Job, now: float, *, below: float) -> Offer | None:
-        """The best other nodes inside its own group, at what the whole group then costs."""
+        """The best other nodes inside the job's own group. The cost is that of the whole group."""
         assert job.home is not None
         group = self._cluster.groups[job.home.group]
         loads = self._loads(job, now)
@@ -141,7 +130,7 @@ class Placement:
     def instead(
         self, job: Job, group: CoExecutionGroup, now: float, *, of: str, below: float
     ) -> Offer | None:
-        """The best site in a group that another member leaves, at what the group then costs."""
+        """The best site in a group that ``of`` leaves. The cost is that of the whole group."""
         ranked: list[tuple[float, int, Site]] = []
         for site in self.sites(job, group, self._loads(job, now), (of,), now=now):
             seats, price = self.joined(site, job, (of,))
@@ -179,7 +168,7 @@ class Placement:
         return best
 
     def cost(self, site: Site, job: Job, now: float) -> float:
-        """What a group's value grows by; infinite if a promise would be broken."""
+        """Growth of the group's value (infinite if an SLO would be violated)."""
         seats, price = self.joined(site, job)
         verdict = self._admission.judge(seats, now)
         if not verdict.kept:
@@ -199,7 +188,7 @@ class Placement:
     def joined(
         self, site: Site, job: Job, without: Collection[str] = ()
     ) -> tuple[list[Seat], float]:
-        """Seats and price of a group after a job has joined, or has moved inside it."""
+        """Seats and price of a group after a job has joined it, or moved inside it."""
         assert site.group is not None
         group = self._cluster.groups[site.group]
         joiner = Joiner(job, self._masks(group, site))
@@ -207,7 +196,6 @@ class Placement:
         return seats, self.price_of(seats)
 
     def price_of(self, seats: Sequence[Seat]) -> float:
-        """Dollars per hour of the nodes under some seats."""
         masks = [0, 0]
         for seat in seats:
             masks[0] |= seat.masks[0]
@@ -215,10 +203,7 @@ class Placement:
         return self._price((masks[0].bit_count(), masks[1].bit_count()))
 
     def value(self, group: CoExecutionGroup, now: float, without: Collection[str] = ()) -> float:
-        """Price times mean slowdown: what the work of a group costs per hour that it takes alone.
-
-        Slow jobs hold nodes for longer, so a low price alone is not cheap.
-        """
+        """Price times mean slowdown, so that slow jobs count for holding nodes longer."""
         seats = self._admission.seats(group, (), without)
         if not seats:
             return 0.0
@@ -252,7 +237,7 @@ class Placement:
         *,
         now: float,
     ) -> Iterator[Site]:
-        """Ways to pin a job in a group, once some have left: few, the most promising ones."""
+        """The few most promising ways to pin a job in a group after some members have left."""
         kept = self._kept_from(job, now)
         closed = kept.nodes if kept else frozenset[str]()
         gangs = job.spec.gangs
@@ -280,7 +265,6 @@ class Placement:
                 )
 
     def _takes(self, name: str, job: Job, needs: Needs) -> bool:
-        """Whether a job may join those on a node."""
         node, inventory = self._cluster.nodes[name], self._cluster.inventory
         others = node.used_gb - node.pins.get(job.spec.id, 0.0)
         return others + needs.memory_gb <= inventory.memory_gb(name) and inventory.takes(
@@ -291,12 +275,7 @@ class Placement:
 def _ways(
     group: CoExecutionGroup, pool: int, gang: int, load: float, have: Mapping[str, float]
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Existing nodes to take, with the load that they would have; none is a way too.
-
-    Args:
-        load: that the job adds.
-        have: nodes that may be taken, with their loads.
-    """
+    """Existing nodes to take (possibly none) of ``have``, with their load after adding ``load``."""
     yield (), 0.0
     open_nodes = sorted(have, key=lambda name: have[name])
     seen: set[tuple[str, ...]] = set()
@@ -321,7 +300,6 @@ def _moves(site: Site, job: Job) -> bool:
 
 
 def _promising(sites: list[Site]) -> list[Site]:
-    """The fullest few of each price."""
     prices = groupby(sorted(sites, key=_cheapest), key=lambda site: site.price)
     return [site for _, same in prices for site in islice(same, GUESSED)]
 

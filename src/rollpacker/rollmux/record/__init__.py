@@ -1,4 +1,1 @@
-"""Traces of jobs and logs of what a cluster did, and an independent check of the latter.
-
-The check knows nothing of the scheduler.
-"""
+"""Traces of jobs, and logs of cluster events, in formats independent of the scheduler."""

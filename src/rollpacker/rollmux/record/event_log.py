@@ -1,7 +1,4 @@
-"""The event log: what a cluster did, one JSON object a line, for people and for the checker.
-
-The simulation and the daemon write the same lines.
-"""
+"""The event log of a cluster: one JSON object a line, from the simulation and the daemon."""
 
 from __future__ import annotations
 
@@ -20,11 +17,8 @@ Line = dict[str, Any]
 
 
 def head(settings: Settings, jobs: Sequence[Line], machines: Iterable[Machine] = ()) -> Line:
-    """The first line: caps, prices, teams, and what the jobs asked for and took.
-
-    Args:
-        machines: of an inventory with names, as it was at first.
-    """
+    """The first line: caps, prices, teams, nodes at the start, and each job's request and
+    durations."""
     return {
         "kind": "meta",
         "memory_cap_gb": settings.memory_cap_gb,
@@ -42,7 +36,7 @@ def line(now: float, kind: str, job: str | None, **more: Any) -> Line:
 
 
 def lines_of(now: float, what: object) -> list[Line]:
-    """What is told of a decision, of a node's coming or going, and of what people want of jobs."""
+    """Log lines for a decision, a node event, or a change of a job."""
     if isinstance(what, ev.JobChanged):
         return [line(now, "change", what.job, held=what.held, priority=what.priority)]
     return _of_node(now, what) or _of_decision(now, what)
@@ -106,14 +100,13 @@ def _home(made: do.Place | do.Move) -> Line:
 
 
 class EventLog:
-    """Writes events in order of time; ``file`` None writes nothing."""
+    """Writes events in order of time. ``file`` None writes nothing."""
 
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody will read it."""
         return self._file is not None
 
     def meta(
@@ -127,7 +120,6 @@ class EventLog:
             self._put(line(now, kind, job, **more))
 
     def happened(self, now: float, what: ev.Event | do.Decision) -> None:
-        """A decision, or an event, where it is of a node."""
         if self._file is not None:
             for each in lines_of(now, what):
                 self._put(each)

@@ -1,8 +1,7 @@
-"""Traces of RL jobs: files, and a synthetic generator in the manner of the Philly trace.
+"""Traces of RL jobs: trace files, and a synthetic generator after the Philly trace.
 
-The generator is synthetic: it borrows from the published analysis of Microsoft's Philly cluster
-(Jeon et al., 2019) only the shape, that is arrivals with a daily rhythm and heavy-tailed
-durations. What RL jobs look like (phases, gangs, slack) is our assumption and written here.
+The generator borrows only the shape from Jeon et al. (2019): arrivals with a daily rhythm and
+heavy-tailed durations. Phases, gangs and slack are our assumptions.
 """
 
 from __future__ import annotations
@@ -26,12 +25,7 @@ _GANGS = ((1, 2, 4), (0.5, 0.3, 0.2))
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job with what it will turn out to take.
-
-    Args:
-        rollout_s: seconds alone of every rollout, sync included.
-        train_s: seconds alone of every training phase.
-    """
+    """A job with the true seconds alone of every rollout (sync included) and training phase."""
 
     spec: JobSpec
     arrival_s: float
@@ -40,11 +34,10 @@ class TraceJob:
 
     @property
     def solo_s(self) -> float:
-        """Seconds of the whole job alone."""
         return float(self.rollout_s.sum() + self.train_s.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of a trace file, and as a job of an event log's meta line."""
+        """A line of a trace file, or a job of an event log's meta line."""
         return {
             **plain(self.spec),
             "arrival_s": self.arrival_s,
@@ -55,17 +48,17 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Philly:
-    """What to generate.
+    """Parameters of the generator.
 
     Args:
-        jobs: how many.
-        days: of arrivals.
-        nodes: gangs of one node, or of 1, 2 and 4 (as many for rollout as for training).
+        days: days of arrivals.
+        nodes: gangs of 1 node, or of 1, 2 and 4 (the same for rollout and training).
         slo: range of the allowed slowdown, uniform.
-        cycles: ``mixed`` iterations of 100 to 900 s, ``one`` class of 350 to 450 s (worst case).
-        bimodal: rollouts as tail batching makes them: three short rounds, then a long one.
-        mean_hours: mean duration alone; 36 hours make solo disaggregation of one-node jobs cost
-            about as much as published ($936/h).
+        cycles: ``mixed`` for worst iterations of 100 to 900 s, ``one`` for 350 to 450 s.
+        bimodal: three short rollouts, then a long one, as in tail batching.
+        mean_hours: mean duration alone. 36 hours give about the published cost of solo
+            disaggregation
+            with one-node jobs ($936/h).
     """
 
     jobs: int = 200
@@ -77,7 +70,7 @@ class Philly:
     mean_hours: float = 36.0
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` on sizes and ranges that make no trace."""
+        """Raises ``ValueError`` on bad sizes and ranges."""
         if self.jobs < 1 or self.days <= 0:
             raise ValueError("trace: jobs must be 1 or more and days positive")
         if not 1.0 <= self.slo[0] <= self.slo[1]:
@@ -131,7 +124,7 @@ def _job(config: Philly, name: str, arrival_s: float, rng: np.random.Generator) 
 
 
 def read(path: Path) -> list[TraceJob]:
-    """A trace file, by arrival. Raises ``ValueError`` with the line of what is wrong."""
+    """Read a trace file, by arrival. Raises ``ValueError`` with the line of an error."""
     jobs = sorted(_lines(path), key=lambda job: job.arrival_s)
     if not jobs:
         raise ValueError(f"{path}: no jobs, expected one JSON object a line")
@@ -148,7 +141,7 @@ def _lines(path: Path) -> Iterator[TraceJob]:
             try:
                 yield from_json(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
-                what = f"no {error}" if isinstance(error, KeyError) else str(error)
+                what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{path}, line {number}: {what}") from error
 
 

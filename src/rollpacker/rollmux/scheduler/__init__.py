@@ -1,4 +1,1 @@
-"""The scheduler: events in, decisions out.
-
-No clock, no I/O: the daemon and the simulation drive it.
-"""
+"""The scheduler: events in, decisions out. It has no clock and no I/O."""

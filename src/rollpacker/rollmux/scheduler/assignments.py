@@ -1,4 +1,4 @@
-"""Jobs get, change and lose their nodes: the moves, and what the cluster is told of them."""
+"""Assigns nodes to jobs, moves jobs, and takes nodes away."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from rollpacker.rollmux.scheduler.reservations import Reservations
 
 
 class Assignments:
-    """Carries out what placement, repacking, guard and queue have chosen.
-
-    Args:
-        made: where decisions go.
-    """
+    """Carries out the choices of placement, repacking, guard and queue into ``made``."""
 
     def __init__(
         self,
@@ -36,7 +32,6 @@ class Assignments:
         self._made = made
 
     def admit(self, job: Job, site: Site, now: float) -> None:
-        """A job that waited gets nodes: its first ones, or others than it had."""
         new, stood = not job.admitted, job.stopped_at is not None and not job.stranded
         self._queue.take(job, now)
         self._reservations.reserve(job, site)
@@ -48,12 +43,10 @@ class Assignments:
         self._permits.rebase(self._cluster.groups[job.home.group], now)
 
     def wait(self, job: Job, now: float, *, clock_runs: bool) -> None:
-        """A job that has no nodes waits for some."""
         self._queue.put(job, now, clock_runs=clock_runs)
         job.asked = False
 
     def begin(self, job: Job, now: float, reason: do.Reason) -> None:
-        """A job goes to where it has a reservation."""
         home = job.destination
         assert home is not None
         job.going, job.went_at = True, now
@@ -73,25 +66,24 @@ class Assignments:
         )
 
     def begin_if_idle(self, job: Job, now: float, reason: do.Reason) -> None:
-        """The same for who is between two iterations; others go when theirs is over."""
+        """The same at once for a job between two iterations. Others move after their iteration."""
         if between_iterations(job):
             assert job.seat is not None
             job.asked = job.seat.state is SeatState.WAIT_R
             self.begin(job, now, reason)
 
     def arrive(self, job: Job, now: float) -> None:
-        """A job's state is loaded where it was to go."""
         self._release(self._reservations.arrive(job, now + self._settings.cold_s))
         assert job.home is not None
         self._permits.rebase(self._cluster.groups[job.home.group], now)
 
     def suspend_if_idle(self, job: Job, now: float) -> None:
-        """The same for who is between two iterations; others do when theirs is over."""
+        """The same at once for a job between two iterations. Others stop after their iteration."""
         if between_iterations(job) and not job.going:
             self.suspend(job, now)
 
     def suspend(self, job: Job, now: float) -> None:
-        """A job between two iterations gives up its nodes and waits; its clock stands still."""
+        """A job between two iterations gives up its nodes and waits. Its clock stands still."""
         assert job.home is not None
         asked = job.seat is not None and job.seat.state is SeatState.WAIT_R
         group = job.home.group
@@ -104,7 +96,6 @@ class Assignments:
         self._release(self._reservations.cancel(job))
 
     def forget(self, job: Job, now: float) -> None:
-        """Take a job from all its nodes."""
         for home, seat in ((job.home, job.seat), (job.destination, job.next_seat)):
             if home is None:
                 continue
@@ -126,7 +117,7 @@ class Assignments:
 
 
 def between_iterations(job: Job) -> bool:
-    """Whether a job has nodes and nothing runs, so that it may go elsewhere at once."""
+    """Whether a job has nodes but runs no phase, so that it may move at once."""
     seat = job.seat
     idle = seat is not None and job.token < 0 and seat.state in (SeatState.WAIT_R, SeatState.IDLE_R)
     return idle and not job.over

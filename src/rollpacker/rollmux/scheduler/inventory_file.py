@@ -1,4 +1,4 @@
-"""Inventory files: the nodes of a cluster and who owns them, in YAML.
+"""Inventory files: the nodes of a cluster and their teams, in YAML.
 
     nodes:
       - {name: "h20-[00-63]", pool: rollout, memory_gb: 1536, devices: 8, rack: a}
@@ -6,7 +6,7 @@
     teams:
       - {name: math, rollout: 40, train: 40}
 
-Or, where a provider has the nodes, with prices in dollars an hour and, if there is one, a limit:
+For rented nodes, give prices in dollars an hour and optional limits instead:
 
     cloud:
       rollout: {price: 14.8, limit: 100}
@@ -28,21 +28,14 @@ from rollpacker.rollmux.model.inventory import POOL_NAMES, Machine, count_pools
 from rollpacker.rollmux.model.settings import Prices, Settings, Team
 
 SCARCE_MARGIN = 0.05
-"""Share of slowdown budgets that plans leave alone where nodes are few: experiments/LOG.md."""
+"""Share of slowdown budgets that plans do not use if nodes are limited (experiments/LOG.md)."""
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _KEYS = ("nodes", "teams", "cloud")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryFile:
-    """What a file says.
-
-    Args:
-        machines: by name; none of a cloud.
-        teams: with what they are guaranteed.
-        prices: dollars per hour of a cloud's nodes; None of an owner's.
-        limit: most nodes of a cloud's pools.
-    """
+    """The content of an inventory file. A cloud has prices in dollars per hour, and no machines."""
 
     machines: tuple[Machine, ...] = ()
     teams: tuple[Team, ...] = ()
@@ -50,7 +43,7 @@ class InventoryFile:
     limit: tuple[int | None, int | None] = (None, None)
 
     def settings(self, base: Settings) -> Settings:
-        """How to schedule on these nodes. An owner's cost the same whether they are used or not."""
+        """Settings for these nodes. Owned nodes cost the same whether they are used or not."""
         scarce = replace(base, margin=max(base.margin, SCARCE_MARGIN), teams=self.teams)
         if self.prices is None:
             each = Prices(rollout=1.0, train=1.0)
@@ -62,7 +55,7 @@ class InventoryFile:
 
 
 def read(path: Path) -> InventoryFile:
-    """An inventory file. Raises ``ValueError`` in one line: what is wrong, and where."""
+    """Read an inventory file. Raises ``ValueError`` with a one-line reason."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -74,7 +67,7 @@ def read(path: Path) -> InventoryFile:
 
 
 def parse(data: object) -> InventoryFile:
-    """The content of an inventory file. Raises ``ValueError``."""
+    """Check the content of an inventory file. Raises ``ValueError``."""
     found = _mapping(data, "the file")
     for key in found:
         if key not in _KEYS:
@@ -83,7 +76,7 @@ def parse(data: object) -> InventoryFile:
         raise ValueError("give either nodes (by name) or cloud (by price)")
     teams = tuple(_team(each, f"teams[{n}]") for n, each in enumerate(_sequence(found, "teams")))
     if len({team.name for team in teams}) < len(teams):
-        raise ValueError("teams: two have the same name")
+        raise ValueError("teams: two teams have the same name")
     if "cloud" in found:
         return _cloud(_mapping(found["cloud"], "cloud"), teams)
     machines = tuple(
@@ -92,14 +85,14 @@ def parse(data: object) -> InventoryFile:
         for machine in _machines(each, f"nodes[{n}]")
     )
     made = InventoryFile(machines=machines, teams=teams)
-    # An empty list: all nodes join by their agents.
+    # An empty list is allowed: all nodes then join by their agents.
     for pool, count in enumerate(count_pools(machines) if machines else ()):
         if not count:
             raise ValueError(f"nodes: there is no {POOL_NAMES[pool]} node")
         owned = sum(team.guaranteed[pool] for team in teams)
         if owned > count:
             raise ValueError(
-                f"teams: {owned:g} {POOL_NAMES[pool]} nodes are guaranteed, and there are {count}"
+                f"teams: {owned:g} {POOL_NAMES[pool]} nodes are guaranteed, but there are {count}"
             )
     if len({machine.name for machine in machines}) < len(machines):
         names = [machine.name for machine in machines]
@@ -122,7 +115,7 @@ def _sequence(found: Mapping[str, Any], key: str) -> Sequence[object]:
 
 
 def _made(kind: type[Any], data: object, where: str) -> Any:
-    """A record from a mapping, with a message that says where it is wrong."""
+    """Make a record from a mapping. Errors name the place."""
     values = _mapping(data, where)
     known = kind.__dataclass_fields__
     for key in values:
@@ -167,7 +160,7 @@ def _cloud(found: Mapping[str, Any], teams: tuple[Team, ...]) -> InventoryFile:
 
 
 def expand(name: str) -> list[str]:
-    """``gpu[08-11]`` is gpu08, gpu09, gpu10 and gpu11, as Slurm writes lists of hosts."""
+    """Expand ``gpu[08-11]`` to gpu08, gpu09, gpu10 and gpu11, as in Slurm's host lists."""
     match = _RANGE.search(name)
     if match is None:
         return [name]

@@ -1,4 +1,4 @@
-"""Nodes come and go: who is on a node that is to be emptied gets other nodes."""
+"""Node events of an owner: nodes join, close, open, fail and are drained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollpacker.rollmux.scheduler.reservations import Reservations
 
 
 class Maintenance:
-    """What an owner does with named nodes. A cloud's nodes have no names to do this with."""
+    """Changes named nodes. A cloud's nodes cannot be changed."""
 
     def __init__(self, cluster: Cluster, placement: Placement, moves: Reservations) -> None:
         self._cluster = cluster
@@ -23,35 +23,29 @@ class Maintenance:
     def _fixed(self, node: str) -> Fixed:
         inventory = self._cluster.inventory
         if not isinstance(inventory, Fixed):
-            raise ValueError(
-                f"node {node}: this cluster's nodes are a cloud's, without an inventory"
-            )
+            raise ValueError(f"node {node}: this cluster rents its nodes, so it has no inventory")
         return inventory
 
     def _known(self, node: str) -> Fixed:
         inventory = self._fixed(node)
         if node not in inventory.slots:
-            raise ValueError(f"node {node}: there is none of this name")
+            raise ValueError(f"node {node}: no node has this name")
         return inventory
 
     def joined(self, now: float, event: ev.NodeJoined) -> None:
         self._fixed(event.machine.name).join(event.machine, now)
 
     def heard(self, event: ev.AgentHeard) -> None:
-        """A node has an agent."""
         agent = "programs" if event.programs else "heard"
         self._known(event.node).hear(event.node, agent)
 
     def closed(self, now: float, event: ev.NodeClosed) -> None:
-        """Nothing new comes to a node."""
         self._known(event.node).close(event.node, event.status, event.why, now)
 
     def opened(self, now: float, event: ev.NodeOpened) -> None:
-        """A node is used again."""
         self._known(event.node).open(event.node, now)
 
     def removed(self, event: ev.NodeRemoved) -> None:
-        """A node is not ours any more."""
         self._known(event.node).remove(event.node)
 
     def failed(self, now: float, event: ev.NodeFailed) -> None:
@@ -60,7 +54,7 @@ class Maintenance:
             inventory.fail(event.node, now, event.why)
 
     def bound_for(self, node: str) -> list[Job]:
-        """Jobs that have a place on a node where they are not yet, and have not set out for it."""
+        """Jobs with a reservation on a node to which they have not started to move."""
         held = self._cluster.nodes.get(node)
         jobs = [self._cluster.jobs[name] for name in held.pins] if held is not None else []
         return [
@@ -72,7 +66,7 @@ class Maintenance:
         ]
 
     def move_out(self, now: float) -> list[Job]:
-        """Reserve other nodes for jobs on nodes that are to be emptied, while there are some."""
+        """Reserve other nodes for jobs on draining nodes, as far as possible."""
         inventory = self._cluster.inventory
         if not isinstance(inventory, Fixed):
             return []
@@ -102,7 +96,6 @@ class Maintenance:
             moved.append(job)
 
     def _others_instead(self, job: Job) -> Site:
-        """Free nodes in place of those to be emptied: nobody is worse off for it."""
         assert job.home is not None
         names = job.home.nodes
         kept = [tuple(n for n in names[pool] if not self._is_to_empty(n)) for pool in POOLS]
@@ -118,5 +111,4 @@ class Maintenance:
         return isinstance(inventory, Fixed) and inventory.slots[node].status == "draining"
 
     def to_empty(self, job: Job) -> bool:
-        """Whether a job is on a node that is to be emptied."""
         return job.home is not None and any(map(self._is_to_empty, job.home.names))

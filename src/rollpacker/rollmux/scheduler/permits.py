@@ -1,4 +1,4 @@
-"""Who may run a phase now, group by group, who waits for whom, and until when."""
+"""Permits: the jobs that may run a phase now, in each group."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rollpacker.rollmux.placement.permit_order import earliest_deadline, load_bo
 
 
 def due(job: Job, seat: Seat, pool: int, now: float, settings: Settings) -> float:
-    """When a phase that starts now has to be over, unless its job promised too much."""
+    """Latest end of a phase that starts now, if the job's worst case is right."""
     worst = job.spec.worst_rollout_s if pool == ROLLOUT else job.spec.worst_train_s
     longest = max(worst, seat.seconds(pool))
     return now + settings.warm_s + longest * SLOWEST_BESIDE
 
 
 class WakeTimers:
-    """When a waiting member of a group must be reconsidered although no event came, because the
-    member that it was held back for is late."""
+    """Times to reconsider a group without an event, because the member that another waits for is
+    late."""
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
-        """Times as they were noted; those that do not count any more are passed over."""
+        """All noted times, including outdated ones that ``next`` skips."""
 
     def note(self, group: CoExecutionGroup, now: float) -> None:
         seats = group.seats
@@ -46,23 +46,20 @@ class WakeTimers:
                 heappush(self._heap, (self._times[group.id], group.id))
 
     def times(self) -> list[tuple[int, float]]:
-        """Groups and their times, to ``restore`` them."""
         return sorted(self._times.items())
 
     def restore(self, times: Iterable[tuple[int, float]]) -> None:
-        """Take up the times of a snapshot; nothing was noted yet."""
         for group, at in times:
             self._times[group] = at
             heappush(self._heap, (at, group))
 
     def next(self) -> float:
-        """The first time; ``seat.NEVER`` for none."""
+        """The first time (``seat.NEVER`` for none)."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
     def take(self, now: float) -> list[int]:
-        """Groups whose time has come."""
         due: list[int] = []
         while self.next() <= now:
             due.append(heappop(self._heap)[1])
@@ -71,11 +68,7 @@ class WakeTimers:
 
 
 class Permits:
-    """Hands out permits in the groups that an event has touched.
-
-    Args:
-        made: where decisions go.
-    """
+    """Hands out permits in the groups that an event has touched. Decisions go to ``made``."""
 
     def __init__(self, cluster: Cluster, settings: Settings, made: list[do.Decision]) -> None:
         self._cluster = cluster
@@ -84,14 +77,11 @@ class Permits:
         self._touched: dict[int, None] = {}
         self.timers = WakeTimers()
         self.token = 0
-        """Of the next permit."""
 
     def touch(self, group: int) -> None:
-        """Something in a group has changed."""
         self._touched[group] = None
 
     def hand_out(self, now: float) -> None:
-        """To all groups that were touched."""
         for number in list(self._touched):
             if (group := self._cluster.groups.get(number)) is not None:
                 self._dispatch(group, now)
@@ -99,12 +89,11 @@ class Permits:
         self._touched.clear()
 
     def time_passed(self, now: float) -> None:
-        """Look at the groups whose time has come."""
         for number in self.timers.take(now):
             self.touch(number)
 
     def rebase(self, group: CoExecutionGroup, now: float) -> None:
-        """A group has other members, or another order of them: new targets for all."""
+        """A group's members or their order have changed: set new targets for all."""
         group.epoch += 1
         self._cluster.changed.add(group.id)
         self.touch(group.id)
@@ -145,7 +134,6 @@ class Permits:
             )
 
     def _release_tails(self, group: CoExecutionGroup) -> bool:
-        """Nodes of rollouts that are nearly over go to who waits for them."""
         jobs = self._cluster.jobs
         found = to_release(group.seats, lambda seat: jobs[seat.job].tail_reached)
         for seat in found:

@@ -1,7 +1,7 @@
-"""Jobs that wait for nodes: who is next, who may overtake, and who has to make room.
+"""Jobs that wait for nodes: their order, backfilling, and reclaiming of borrowed nodes.
 
-The first one that does not fit gets a reservation of the nodes that are expected to be free
-soonest; whoever would not be over by then has to do without them (EASY backfilling, Lifka, 1995).
+The first job that does not fit reserves the nodes that are expected to be free soonest. Other jobs
+may use them only if they end before (EASY backfilling, Lifka, 1995).
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from rollpacker.rollmux.scheduler.teams import Shares
 
 Choose = Callable[[Job, float], Site | None]
 MOST_OF_A_TEAM = 500
-"""Jobs of one team that may wait: each event looks at all that do."""
-TRIED = 20
-"""Jobs that are tried at once."""
-_NAMED = 3
-"""Nodes without an agent that a reason names."""
+"""Most jobs of one team that may wait, since each event looks at all of them."""
+TRIED = 20  # jobs that are tried in one event
+_NAMED = 3  # most nodes without an agent that a message names
 RETRY_S = 600.0
-"""Seconds after which those who wait are tried again though nothing happened: slack grows."""
+"""Seconds after which waiting jobs are tried again without an event, since slack grows."""
 
 
 class Queue:
-    """Changes nothing but the reservation; ``offers`` says who gets which nodes.
+    """Chooses the next jobs to get nodes. It changes nothing except the reservation.
 
-    Args:
-        choose: the site that a job would get now; None for none.
+    ``choose`` returns the site that a job would get now, or None.
     """
 
     def __init__(self, cluster: Cluster, settings: Settings, choose: Choose) -> None:
@@ -40,16 +37,13 @@ class Queue:
         self._settings = settings
         self._choose = choose
         self.jobs: dict[str, Job] = {}
-        """Those that wait, in no order."""
+        """Waiting jobs, in no order."""
         self.urgent: dict[str, Job] = {}
-        """Those that need nodes of their own: the next ones are theirs."""
+        """Jobs that need nodes of their own and get the next free ones."""
         self.retry_at = NEVER
-        """When to try again though nothing happens."""
         self._order: list[Job] = []
-        """As of the last offer."""
 
     def urge(self, job: Job, urgent: bool) -> None:
-        """A job needs nodes of its own to keep its promise, or does not any more."""
         job.urgent = urgent
         if urgent:
             self.urgent[job.spec.id] = job
@@ -57,12 +51,10 @@ class Queue:
             self.urgent.pop(job.spec.id, None)
 
     def put(self, job: Job, now: float, *, clock_runs: bool) -> None:
-        """A job waits from now on."""
         job.wait(now, clock_runs=clock_runs)
         self.jobs[job.spec.id] = job
 
     def take(self, job: Job, now: float) -> None:
-        """A job gets nodes, or has ended."""
         job.admit(now)
         del self.jobs[job.spec.id]
         if not self.jobs:
@@ -70,14 +62,13 @@ class Queue:
             self.retry_at = NEVER
 
     def restore(self, retry_at: float) -> None:
-        """Take up the jobs of the cluster that wait."""
         waiting = (job for job in self._cluster.jobs.values() if job.waits_since is not None)
         self.jobs = {job.spec.id: job for job in waiting}
         self.urgent = {job.spec.id: job for job in self._cluster.jobs.values() if job.urgent}
         self.retry_at = retry_at
 
     def waiting(self, now: float) -> list[Job]:
-        """Those that may get nodes, the next one first."""
+        """Waiting jobs that are not held, the next one first."""
         jobs = [job for job in self.jobs.values() if not job.held]
         if len(jobs) < 2:
             return jobs
@@ -85,9 +76,9 @@ class Queue:
         return sorted(jobs, key=lambda job: self._turn(job, shares, now))
 
     def _turn(self, job: Job, shares: Shares, now: float) -> tuple[int, float, int, float, str]:
-        """To sort by: those whose promise runs, the impatient, those owed, then by what teams have.
+        """Sort key: running SLOs, impatient jobs, teams that are owed nodes, then by shares.
 
-        Priorities count inside a team: nobody gets past another team by them.
+        Priorities count only inside a team.
         """
         assert job.waits_since is not None
         rank, ratio, priority = 3, shares.ratio(job.spec.team), -job.spec.priority
@@ -103,7 +94,7 @@ class Queue:
         return job.waits_since is not None and now - job.waits_since > self._settings.patience_s
 
     def offers(self, now: float) -> Iterator[tuple[Job, Site]]:
-        """Who gets what; each offer is to be taken before the next one is asked for."""
+        """Jobs with their sites. Take each offer before asking for the next one."""
         self._cluster.reservation = self._for_urgent(now)
         refused: set[str] = set()
         self._order = self._possible(now)
@@ -116,7 +107,7 @@ class Queue:
             site = self._choose(job, now)
             if site is not None:
                 yield job, site
-                # Its team has more by now: others may come before the ones that were tried.
+                # Its team now has more nodes, so the order may have changed.
                 self._order = self._possible(now)
                 tries = iter(self._order)
                 continue
@@ -128,14 +119,14 @@ class Queue:
         self.retry_at = now + RETRY_S if self.jobs else NEVER
 
     def _possible(self, now: float) -> list[Job]:
-        """Those that open nodes could take: the others would use up the tries of who is behind."""
+        """Waiting jobs that open nodes could take. Others would use up the tries."""
         jobs = self.waiting(now)
         if not self._settings.backfill:
             return jobs
         return [job for job in jobs if could_start(self._cluster.inventory, job)]
 
     def _for_urgent(self, now: float) -> Reservation | None:
-        """What nobody else may have: the most that one of them asks for."""
+        """Nodes reserved for urgent jobs: the largest request of them."""
         if not self.urgent:
             return None
         gangs = [job.spec.gangs for job in self.urgent.values()]
@@ -143,7 +134,7 @@ class Queue:
         return Reservation(job="", at=now, nodes=(), fresh=fresh)
 
     def _reserve(self, job: Job, now: float) -> Reservation | None:
-        """The nodes that are expected to be free soonest; None where there never are enough."""
+        """Reserve the nodes expected to be free soonest (None if there are never enough)."""
         at, nodes, fresh = now, set[str](), [0, 0]
         for pool in POOLS:
             gang = job.spec.gangs[pool]
@@ -160,7 +151,7 @@ class Queue:
             at = max([at] + [end for end, _ in wanted])
             nodes |= {name for _, name in wanted}
         if self._impatient(job, now):
-            at = now  # Whatever was expected: nobody else comes to these nodes any more.
+            at = now  # It has waited too long, so nobody else comes to these nodes any more.
         return Reservation(
             job=job.spec.id, at=at, nodes=tuple(sorted(nodes)), fresh=(fresh[0], fresh[1])
         )
@@ -172,7 +163,7 @@ class Queue:
         return expected_end(job, now)
 
     def to_reclaim(self) -> list[Job]:
-        """After ``offers``: who has to leave for those whose teams are owed nodes."""
+        """After ``offers``: jobs that must leave so that teams get their guaranteed nodes."""
         if not self._settings.teams:
             return []
         shares = Shares(self._cluster, self._settings.teams)
@@ -180,12 +171,12 @@ class Queue:
 
 
 def could_start(inventory: Inventory, job: Job) -> bool:
-    """Whether enough nodes for a job are open, with nothing else running."""
+    """Whether enough open nodes exist for a job if nothing else ran."""
     return all(inventory.usable(pool, job.needs(pool)) >= job.spec.gangs[pool] for pool in POOLS)
 
 
 def why_it_waits(cluster: Cluster, job: Job) -> str:
-    """Why a job has no nodes yet, for people."""
+    """Why a job has no nodes yet, as a message."""
     never = why_never(cluster.inventory, job)
     if never is not None:
         return never
@@ -213,17 +204,16 @@ def why_it_waits(cluster: Cluster, job: Job) -> str:
         if not cluster.groups:
             return own
         return f"no group can take it ({_why_no_group(cluster, job)}), and {own}"
-    return "the free nodes are kept for who is before it"
+    return "the free nodes are reserved for an earlier job"
 
 
 def _why_no_group(cluster: Cluster, job: Job) -> str:
-    """What is in the way of sharing nodes that are in use."""
     inventory = cluster.inventory
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
         needs, name = job.needs(pool), POOL_NAMES[pool]
         shared = gang - inventory.free(pool, needs)
         if shared <= 0:
-            continue  # nobody else has to be on its nodes of this pool
+            continue  # enough nodes of this pool are free
         used = [node for node in cluster.nodes.values() if node.pool == pool]
         fitting = [node for node in used if inventory.takes(node.name, needs)]
         if len(fitting) < shared:
@@ -239,7 +229,6 @@ def _why_no_group(cluster: Cluster, job: Job) -> str:
 
 
 def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
-    """Nodes that would do, but are cordoned, draining, set aside or down."""
     slots = inventory.slots.values() if isinstance(inventory, Fixed) else ()
     return sum(
         slot.status != "open"
@@ -250,7 +239,6 @@ def _closed(inventory: Inventory, pool: int, needs: Needs) -> int:
 
 
 def _without_agents(inventory: Inventory, pool: int, needs: Needs) -> list[str]:
-    """Free nodes that would do if an agent started programs there."""
     slots = inventory.slots if isinstance(inventory, Fixed) else {}
     return [
         name
@@ -261,7 +249,7 @@ def _without_agents(inventory: Inventory, pool: int, needs: Needs) -> list[str]:
 
 
 def why_never(inventory: Inventory, job: Job) -> str | None:
-    """Why a job will not get nodes even when nothing else runs; None if it will."""
+    """Why a job never gets nodes even if nothing else runs (None if it can)."""
     for pool, gang in zip(POOLS, job.spec.gangs, strict=True):
         needs = job.needs(pool)
         have, name = inventory.ever(pool, needs), POOL_NAMES[pool]
@@ -272,5 +260,5 @@ def why_never(inventory: Inventory, job: Job) -> str | None:
         such = ", ".join(f"{key}={value}" for key, value in needs.labels.items())
         more = f" with {such}" if such else ""
         devices = f" of {needs.devices} devices" if needs.devices > 1 else ""
-        return f"wants {gang} {name} nodes{devices}{more}, and there are {have:g}"
+        return f"needs {gang} {name} nodes{devices}{more}, but there are {have:g}"
     return None

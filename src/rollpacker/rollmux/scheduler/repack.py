@@ -1,4 +1,4 @@
-"""Repacking: moves that save money, tried a few at a time so that no decision takes long."""
+"""Repacking: moves that save money, a few per decision so that no decision takes long."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from rollpacker.rollmux.placement.placement import Offer, Placement
 from rollpacker.rollmux.scheduler.reservations import Reservations
 
 AMORTISED = 20.0
-"""A job moves only if what is left of it is so many loads long."""
+"""A job moves only if the rest of it takes at least so many loads."""
 COVERED = 2.5
-"""Loads that a mover's slack has to cover."""
+"""Loads that the slack of a moving job must cover."""
 LASTS_S = 7200.0
-"""Seconds for which a better packing is taken to last, at most."""
+"""Most seconds for which a better packing is expected to last."""
 TOLL = 2.0
-"""Prices of a job's nodes that a load takes: both homes, while the job stands still."""
-TRY_EFFORT = 0.1
-"""Of looking for sites."""
+"""Cost of a load in prices of the job's nodes: it holds both homes and stands still."""
+TRY_EFFORT = 0.1  # of looking for sites
 DISSOLVED = 4
-"""Members of a group that may be dissolved, at most."""
+"""Most members of a group that may be dissolved."""
 SWAPPED = 24
-"""Other groups that a job is tried in for one of their members."""
+"""Most other groups in which a swap is tried for a job."""
 NEIGHBOURS = 6
-"""Groups that are looked at again after a change somewhere else."""
+"""Groups that are examined again after a change elsewhere."""
 
 
 class RepackStep(NamedTuple):
-    """Something to try: a move of a job to other nodes, or the end of a group.
+    """Something to try: a move of a job, or the end of a group.
 
     Args:
-        kind: ``move`` into another group, ``inside`` its own group, ``swap`` with a member of
-            another group, or ``dissolve``.
-        group: the one to dissolve, or that after which swaps go on.
-        left: groups in which a swap is still to be tried.
+        kind: ``move`` into another group, ``inside`` its own, ``swap`` with a member of another
+            one, or
+            ``dissolve``.
+        group: the group to dissolve, or the last one in which a swap was tried.
+        left: number of groups in which a swap is still to be tried.
     """
 
     kind: Literal["move", "inside", "dissolve", "swap"]
@@ -48,7 +48,7 @@ class RepackStep(NamedTuple):
 
 
 class Repack:
-    """A list of things to try; ``work`` tries some and makes reservations."""
+    """A list of moves to try. ``work`` tries some and makes reservations."""
 
     def __init__(
         self,
@@ -64,10 +64,9 @@ class Repack:
         self._placement = placement
         self._reservations = moves
         self.agenda: OrderedDict[RepackStep, None] = OrderedDict()
-        """What is still to be tried, in order and each thing once."""
 
     def suggest(self, group: int) -> None:
-        """A group changed: it may be dissolved, or its neighbours may move into it."""
+        """Steps for a changed group and the smallest others: dissolve it, or move its members."""
         if not self._settings.repack:
             return
         self._about(group)
@@ -77,14 +76,13 @@ class Repack:
             self._about(other.id)
 
     def everything(self) -> None:
-        """All that can be tried."""
         for number in self._cluster.groups:
             self._about(number)
         for job in self._cluster.jobs.values():
             self._suggest_swaps(job)
 
     def again(self, job: Job, now: float) -> None:
-        """Once in a while a job is looked at though nothing happened: slack grows."""
+        """Look at a job again from time to time without an event, since slack grows."""
         if not self._settings.repack or now < job.looked_at + self._settings.look_s:
             return
         job.looked_at = now
@@ -111,7 +109,7 @@ class Repack:
             self.agenda.setdefault(RepackStep("swap", job.spec.id, job.home.group, SWAPPED))
 
     def work(self, now: float) -> list[Job]:
-        """Try what is on the list, within the budget. Returns jobs that got a reservation."""
+        """Try steps within the effort budget. Returns jobs that got a reservation."""
         reserved: list[Job] = []
         while self.agenda and self._admission.left > 0:
             task, _ = self.agenda.popitem(last=False)
@@ -141,10 +139,7 @@ class Repack:
         return [job]
 
     def _swap(self, task: RepackStep, job: Job, now: float) -> list[Job]:
-        """Try a job in other groups, each with a member of it that leaves instead.
-
-        Goes on in a later decision where the budget of this one is spent.
-        """
+        """Try to swap a job with members of other groups. A later decision continues."""
         assert job.home is not None
         numbers = sorted(self._cluster.groups)
         numbers = numbers[bisect_right(numbers, task.group) :] + numbers
@@ -191,7 +186,7 @@ class Repack:
         return []
 
     def _reserve_both(self, *moves: tuple[Job, Offer]) -> bool:
-        """Unless the first one takes the free nodes that the second one needs."""
+        """Reserve both, unless the first takes free nodes that the second needs."""
         (job, offer), (other, its) = moves
         self._reservations.reserve(job, offer.site)
         if not self._placement.still(its.site, other):
@@ -220,13 +215,12 @@ class Repack:
         return moved
 
     def _toll(self, job: Job) -> float:
-        """Dollars per hour that a move has to save to pay for itself."""
         rest = job.remaining() * sum(expected(job))
         share = TOLL * self._settings.cold_s / min(rest, LASTS_S)
         return share * self._settings.prices.of(job.spec.gangs)
 
     def _worth(self, job: Job, now: float) -> bool:
-        """Whether a move pays and the job can afford it."""
+        """Whether a move can pay and the job can afford it."""
         if job.destination is not None or job.home is None or job.over or job.held:
             return False
         rest = job.remaining() * sum(expected(job))

@@ -10,14 +10,14 @@ from rollpacker.rollmux.placement.placement import Site
 
 
 class Reservations:
-    """The only place where jobs get, reserve and leave homes."""
+    """The only place where jobs reserve, get and leave homes."""
 
     def __init__(self, cluster: Cluster, admission: Admission) -> None:
         self._cluster = cluster
         self._admission = admission
 
     def reserve(self, job: Job, site: Site) -> None:
-        """Take memory and a seat at the destination; the job stays where it is."""
+        """Take memory and a seat at the destination. The job stays at its home for now."""
         assert job.destination is None
         group = (
             self._cluster.new_group() if site.group is None else self._cluster.groups[site.group]
@@ -35,9 +35,9 @@ class Reservations:
         job.destination, job.next_seat = home, seat
 
     def cancel(self, job: Job) -> list[str]:
-        """Undo a reservation that did not begin; in reverse order it restores every number.
+        """Undo a reservation before its move began. In reverse order this restores every number.
 
-        Returns nodes to give back: those whose other jobs have left meanwhile.
+        Returns nodes to give back, if their other jobs have left since.
         """
         home, seat = job.destination, job.next_seat
         assert home is not None
@@ -54,7 +54,7 @@ class Reservations:
     def _give_back_numbers(self, names: list[str], group: CoExecutionGroup) -> None:
         cluster = self._cluster
         cluster.inventory.untake(name for name in names if name not in cluster.nodes)
-        # One that others were in until now has a past: its epochs are not to be counted again.
+        # Other jobs have used the group, so its number and epochs must not be used again.
         new = group.id == cluster.number - 1 and not group.epoch
         if new and group.id not in cluster.groups:
             cluster.number -= 1
@@ -63,18 +63,17 @@ class Reservations:
         return [name for name in home.names if not self._cluster.nodes[name].held]
 
     def acquire(self, home: Home) -> list[do.Decision]:
-        """Ask the provider for the nodes of a home that it still has to give."""
+        """Ask the provider for new nodes of a home."""
         fresh = self._fresh(home)
         for name in fresh:
             self._cluster.nodes[name].held = True
         return [do.AcquireNodes(nodes=tuple(fresh))] if fresh else []
 
     def memory(self, job: Job, home: Home) -> dict[str, float]:
-        """GB that a job takes of each node of a home."""
         return {name: self._cluster.nodes[name].pins[job.spec.id] for name in home.names}
 
     def take(self, job: Job, asks_by: float) -> list[do.Decision]:
-        """A new job takes what it has reserved; ``asks_by`` as for ``arrive``."""
+        """A new job takes its reserved nodes (``asks_by`` as in ``arrive``)."""
         home = job.destination
         assert home is not None
         acquired, memory = self.acquire(home), self.memory(job, home)
@@ -90,7 +89,7 @@ class Reservations:
         return [*acquired, placed]
 
     def depart(self, job: Job) -> CoExecutionGroup:
-        """Leave the present seat, keeping the memory; returns the group that it was in."""
+        """Leave the seat but keep the memory. Returns the group."""
         assert job.home is not None
         assert job.seat is not None
         group = self._cluster.groups[job.home.group]
@@ -100,10 +99,9 @@ class Reservations:
         return group
 
     def arrive(self, job: Job, asks_by: float) -> list[str]:
-        """The state is loaded: let go of the old home. Returns nodes to give back.
+        """The state is loaded, so leave the old home. Returns nodes to give back.
 
-        Args:
-            asks_by: when it should have asked for its next rollout.
+        ``asks_by`` is the time by which the job should ask for its next rollout.
         """
         old, new = job.home, job.destination
         assert new is not None

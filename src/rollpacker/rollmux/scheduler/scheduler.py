@@ -1,4 +1,4 @@
-"""The scheduler: events in, decisions out. The daemon and the simulation drive this one class."""
+"""The scheduler: events in, decisions out. The daemon and the simulation drive this class."""
 
 from __future__ import annotations
 
@@ -28,24 +28,22 @@ from rollpacker.rollmux.scheduler.slo_guard import SloGuard
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
 
 FEW = 6
-"""Groups that an arriving job may try one and all."""
+"""Up to so many groups, an arriving job tries all of them."""
 
 
 def nodes_of(settings: Settings) -> Inventory:
-    """A new inventory: a cloud's nodes, or named ones that are still to join."""
+    """A new inventory: rented nodes, or named ones that join later."""
     if settings.nodes == "named":
         return Fixed()
     return Cloud(settings.memory_cap_gb, settings.limit)
 
 
 class Scheduler:
-    """Places jobs in groups, hands out permits, repacks, guards SLOs; who does not fit waits.
+    """Places jobs in groups, hands out permits, repacks and guards SLOs. Other jobs wait.
 
     Args:
-        settings: how.
-        inventory: which nodes there are; None for those of the settings, and no named ones yet.
-        choose: where a job goes that has no nodes; None for the cheapest site that keeps all
-            promises.
+        inventory: the nodes (None for an empty inventory by ``settings``).
+        choose: chooses nodes for a waiting job (None for the cheapest site that keeps all SLOs).
     """
 
     def __init__(
@@ -71,9 +69,9 @@ class Scheduler:
         self._maintenance = Maintenance(cluster, self.placement, self._reservations)
 
     def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
-        """Take one event; the decisions are in the order in which to perform them.
+        """Handle one event. Carry out the returned decisions in their order.
 
-        Raises ``ValueError`` on what cannot be: then nothing has happened.
+        Raises ``ValueError`` on an impossible event. Nothing has changed then.
         """
         self._made.clear()
         self.admission.refill()
@@ -82,19 +80,18 @@ class Scheduler:
         return list(self._made)
 
     def next_look(self) -> float:
-        """When to send ``TimePassed`` if nothing happens; ``seat.NEVER`` for never."""
+        """Time for ``TimePassed`` if nothing happens before (``seat.NEVER`` for never)."""
         return min(self._permits.timers.next(), self.queue.retry_at)
 
     def number_from(self, token: int) -> None:
-        """The next permit has this number, or a higher one."""
+        """The next permit has at least this number."""
         self._permits.token = max(self._permits.token, token)
 
     def look_again(self) -> None:
-        """Put every group on the list of things to repack."""
         self._repack.everything()
 
     def snapshot(self) -> SchedulerSnapshot:
-        """All that later decisions depend on; it shares what it holds with the scheduler."""
+        """All state on which later decisions depend. It shares objects with the scheduler."""
         return SchedulerSnapshot(
             jobs=list(self.cluster.jobs.values()),
             groups=list(self.cluster.groups.values()),
@@ -113,11 +110,10 @@ class Scheduler:
         return plain(self.snapshot())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict`` into a new scheduler of the same settings."""
         self.restore(load(state, SchedulerSnapshot))
 
     def restore(self, saved: SchedulerSnapshot) -> None:
-        """Take over what a snapshot holds, in a new scheduler of the same settings."""
+        """Restore a snapshot into a new scheduler with the same settings."""
         saved.restore(self.cluster)
         self._permits.token = saved.token
         self.queue.restore(saved.retry_at)
@@ -135,7 +131,7 @@ class Scheduler:
     def _arrived(self, now: float, event: ev.JobArrived) -> None:
         spec = event.spec
         if spec.id in self.cluster.jobs:
-            raise ValueError(f"job {spec.id}: there is one of this id already")
+            raise ValueError(f"job {spec.id}: this id is in use")
         job = Job(spec, now, submitted=now, looked_at=now, programs=event.programs)
         why = why_never(self.cluster.inventory, job)
         if why is not None and spec.too_large == "refuse":
@@ -163,7 +159,7 @@ class Scheduler:
         self._rearrange(now)
 
     def _serve(self, now: float) -> None:
-        """Nodes may have become free: jobs that wait get some, and others may have to leave."""
+        """Nodes may have become free: serve waiting jobs, and reclaim borrowed nodes."""
         for name in sorted(self.queue.urgent):
             job = self.cluster.jobs[name]
             if job.destination is not None:
@@ -223,7 +219,7 @@ class Scheduler:
         self._rearrange(now)
 
     def _leave(self, job: Job, now: float) -> None:
-        """An iteration is over: a job that has to leave its nodes does."""
+        """After an iteration, start the pending move, suspension or eviction of a job."""
         assert job.seat is not None
         if job.destination is not None:
             self.queue.urge(job, urgent=False)
@@ -246,7 +242,7 @@ class Scheduler:
             self.queue.urge(job, urgent=self.admission.few and self._guard.crowded(job, now))
 
     def _leave_alone(self, job: Job, now: float) -> None:
-        """Others on its nodes wait for a job, but for those whose promises are in danger too."""
+        """Make other jobs on its nodes wait, except those whose SLOs are in danger too."""
         assert job.home is not None
         for seat in self.cluster.groups[job.home.group].seats:
             other = self.cluster.jobs[seat.job]
@@ -254,7 +250,6 @@ class Scheduler:
                 seat.go_alone(True)
 
     def _elsewhere(self, job: Job, now: float) -> Site | None:
-        """Another group that keeps all promises, for a job that has to go without free nodes."""
         assert job.home is not None
         offer = self.placement.best(job, now, below=inf, avoid=(job.home.group,), thorough=True)
         return None if offer is None else offer.site
@@ -269,7 +264,6 @@ class Scheduler:
         self.cluster.changed.add(job.home.group)
 
     def _rearrange(self, now: float) -> None:
-        """Moves that save money, and moves away from nodes that are to be emptied."""
         for job in self._maintenance.move_out(now):
             self._assignments.begin_if_idle(job, now, "drain")
         for job in self._repack.work(now):
@@ -334,7 +328,7 @@ class Scheduler:
             else:
                 self._assignments.forget(job, now)
                 stranded.append(job)
-        # Not before: a group has its dead node as long as anyone is pinned there.
+        # Only now: a group keeps its dead node while any job is pinned there.
         for job in stranded:
             self._assignments.wait(job, now, clock_runs=not job.held)
             job.stranded = True

@@ -1,4 +1,4 @@
-"""The SLO guard: takes a job to nodes of its own before its lifetime SLO is lost."""
+"""The SLO guard: moves a job to nodes of its own before its lifetime SLO is lost."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, affordable, expected
 
 LATE = 1.25
-"""What comes next may be so much longer than expected."""
+"""The next iteration may be longer than expected by this factor."""
 NEXT_WAITS = 1.5
-"""Of the iteration to come, which the slack has to cover beside what is likely later:
-experiments/LOG.md."""
+"""Weight of the next iteration's wait, which the slack must cover (experiments/LOG.md)."""
 CERTAIN = 0.95
-"""Share of the slack of iterations to come that is counted on."""
+"""Share of the slack of later iterations that is counted on."""
 CERTAIN_IF_FEW = 0.3
-"""The same where there may be no nodes to go to: experiments/LOG.md."""
+"""The same if nodes are limited, so that there may be none to move to (experiments/LOG.md)."""
 
 SURE = 1.02
-"""A slowdown may be so much higher than rehearsed."""
+"""Real slowdowns may be higher than simulated by this factor."""
 
 
 class SloGuard:
-    """Looks at a job between two iterations."""
+    """Checks a job between two iterations."""
 
     def __init__(self, cluster: Cluster, settings: Settings, admission: Admission) -> None:
         self._cluster = cluster
@@ -30,7 +29,7 @@ class SloGuard:
         self._admission = admission
 
     def must_leave(self, job: Job, now: float) -> bool:
-        """Whether staying is likely to break the promise and one more iteration is too many."""
+        """Whether staying probably violates the SLO, and one more iteration is too many."""
         if job.home is None or job.seat is None or job.destination is not None:
             return False
         group = self._cluster.groups[job.home.group]
@@ -47,10 +46,10 @@ class SloGuard:
         return rest * LATE * (self._slowdown(job.seat, now) - 1.0) + NEXT_WAITS * next_wait > slack
 
     def crowded(self, job: Job, now: float) -> bool:
-        """Whether its group is not expected to keep its promise, long before it has to leave.
+        """Whether its group is expected to violate its SLO, long before it must leave.
 
-        Admission goes by the worst case until a job is known, and may have been too hopeful. Where
-        nodes are few it has to ask for some in time.
+        Admission uses an unknown job's worst case, which may be too optimistic. With limited nodes
+        the job must ask for some in time.
         """
         if job.home is None or job.destination is not None:
             return False
@@ -61,7 +60,6 @@ class SloGuard:
         return slowdown * SURE > affordable(job, now)
 
     def _next_wait(self, group: CoExecutionGroup, seat: Seat, alone: float) -> float:
-        """Seconds that one more iteration here may take on top of those alone."""
         wait = (LATE - 1.0) * alone
         for other in group.seats:
             if other is seat or other.state is SeatState.AWAY:
@@ -72,5 +70,5 @@ class SloGuard:
         return wait
 
     def _slowdown(self, seat: Seat, now: float) -> float:
-        """As measured in this epoch, where there is a measurement."""
+        """The slowdown measured in this epoch (the target without a measurement)."""
         return (now - seat.anchor) / seat.solo if seat.solo > 0 else max(seat.target, 1.0)

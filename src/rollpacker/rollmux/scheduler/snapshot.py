@@ -1,4 +1,4 @@
-"""The whole state of a scheduler as JSON, and back: it goes on with the same decisions."""
+"""The whole state of a scheduler as JSON. A restored scheduler makes the same decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollpacker.rollmux.scheduler.repack import RepackStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """A group that was rehearsed; JSON has no infinity: the slowdown is None then."""
+    """A simulated group. An infinite slowdown is None, since JSON has no infinity."""
 
     members: Members
     at: float
@@ -23,7 +23,7 @@ class Rehearsed:
 
 
 def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -> list[Rehearsed]:
-    """What ``Admission`` remembers, in its order."""
+    """The simulated groups of ``Admission``, in its order."""
     return [
         Rehearsed(
             members=members,
@@ -36,7 +36,7 @@ def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSnapshot:
-    """All that later decisions depend on: the cluster, then what the scheduler's parts keep."""
+    """The cluster, and all other state on which later decisions depend."""
 
     jobs: list[Job]
     groups: list[CoExecutionGroup]
@@ -69,7 +69,7 @@ class SchedulerSnapshot:
         cluster.changed |= cluster.groups.keys()
         for group in self.groups:
             for seat in group.seats:
-                # Groups and jobs had the same seats, not equal ones.
+                # Groups and jobs shared seat objects, so share them again.
                 job = cluster.jobs[seat.job]
                 if seat.state is SeatState.AWAY:
                     job.next_seat = seat

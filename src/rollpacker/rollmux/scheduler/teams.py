@@ -1,7 +1,7 @@
-"""What each team has of the nodes, beside what it is guaranteed.
+"""The nodes that each team uses, against its guarantee.
 
-A node counts for the jobs that share it in equal parts. The larger of both pools' shares says how
-much a team has: dominant resource fairness (Ghodsi et al., NSDI'11), weighted by the guarantees.
+Jobs that share a node count for equal parts of it. A team's share is the larger one of both pools:
+dominant resource fairness (Ghodsi et al., NSDI'11), weighted by the guarantees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 
 class Shares:
-    """Node-equivalents in use, by team, as they are now."""
+    """Node-equivalents in use, by team."""
 
     def __init__(self, cluster: Cluster, teams: Iterable[Team]) -> None:
         self._cluster = cluster
@@ -30,21 +30,19 @@ class Shares:
                 used[node.pool] += 1.0 / len(node.pins)
 
     def used(self, team: str) -> tuple[float, float]:
-        """Nodes of either pool that its jobs have."""
         rollout, train = self._used.get(team, (0.0, 0.0))
         return rollout, train
 
     def guaranteed(self, team: str) -> tuple[float, float]:
-        """Nodes of either pool that it may have whenever it wants."""
         return self._teams[team].guaranteed if team in self._teams else (0.0, 0.0)
 
     def ratio(self, team: str) -> float:
-        """What a team has over what it is guaranteed; one node stands for no guarantee."""
+        """Used over guaranteed nodes. A missing guarantee counts as one node."""
         used, owned = self.used(team), self.guaranteed(team)
         return max(used[pool] / max(owned[pool], 1.0) for pool in POOLS)
 
     def entitled(self, jobs: Iterable[Job]) -> list[Job]:
-        """Those whose nodes are their team's own, also after the ones before them have theirs."""
+        """Jobs that fit into their team's guarantee, together with the jobs before them."""
         found: list[Job] = []
         more: dict[str, list[float]] = {}
         for job in jobs:
@@ -57,14 +55,14 @@ class Shares:
         return found
 
     def borrows(self, team: str, pool: int) -> bool:
-        """Whether it has more than its own."""
         return self.used(team)[pool] > self.guaranteed(team)[pool] + _ROUNDING
 
     def to_reclaim(self, jobs: Iterable[Job]) -> list[Job]:
-        """Who has to leave so that these get the nodes that their teams are owed.
+        """Jobs that must leave so that ``jobs`` get the guaranteed nodes of their teams.
 
-        Nodes that only borrowers are on, those with the least important and latest jobs first, and
-        before them those that are being left already. A job that cannot get enough so gets none.
+        Only nodes used solely by borrowers are reclaimed: nodes that are being left first, then
+        those with the lowest priority and the latest jobs. A job that cannot get enough nodes
+        reclaims none.
         """
         chosen: dict[str, Job] = {}
         counted_on: set[str] = set()
@@ -89,7 +87,7 @@ class Shares:
     def _borrowed(
         self, pool: int, needs: Needs, without: Collection[str]
     ) -> list[tuple[str, list[Job]]]:
-        """Nodes that only borrowers are on, and who they are; the first to be left come first."""
+        """Nodes used only by borrowers, with their jobs. The first to be left come first."""
         found: list[tuple[str, list[Job]]] = []
         for node in self._cluster.nodes.values():
             if node.pool != pool or node.name in without:

@@ -1,4 +1,1 @@
-"""The RollMux daemon: drives the scheduler with HTTP requests, keeps what it said on disk.
-
-It decides nothing about jobs by itself.
-"""
+"""The RollMux daemon: serves the scheduler over HTTP and keeps its decisions on disk."""

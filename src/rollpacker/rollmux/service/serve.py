@@ -38,24 +38,22 @@ _KEEP_ALIVE_S = 75
 _HANDSHAKE_S = 10.0
 _BACKLOG = 1024
 _OURS = ("mux.sqlite*", "token*", "audit.jsonl", "logs", "logs/*.log")
-"""Files of a state folder."""
 STRANGERS, _KNOWN, _OF_ONE = 256, 2048, 1024
-"""Places for connections; those of one token are many: agents may share one, and permits are waited
-for."""
+"""Limits of connections: without a token, with tokens, and per token (several agents)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How to serve.
+    """Options of the daemon.
 
     Args:
         state: folder of the database and the token.
-        host: address to bind; any but a loopback needs TLS.
+        host: address to bind. Any except a loopback needs TLS.
         port: 0 takes a free one.
         ttl: seconds of a lease.
-        settings: of the scheduler; None takes those of the database.
-        inventory: file of nodes and teams; None for a cloud's nodes, or what the database has.
-        token_file: of the operator's token; None for one in ``state``, made where it is missing.
+        settings: settings of the scheduler (None for those in the database).
+        inventory: file of nodes and teams (None for rented nodes, or those in the database).
+        token_file: file of the operator's token (None for one in ``state``, created if missing).
     """
 
     state: Path
@@ -73,10 +71,10 @@ class ServeOptions:
         if not 1.0 <= self.ttl <= 3600.0:
             raise ValueError(f"--ttl {self.ttl:g}: must be 1 to 3600 seconds")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key: both are needed, or none")
+            raise ValueError("--tls-cert and --tls-key: give both or none")
         if not _loopback(self.host) and self.tls_cert is None:
             raise ValueError(
-                f"--host {self.host}: reachable from elsewhere; needs --tls-cert and --tls-key"
+                f"--host {self.host}: other machines can reach it: give --tls-cert and --tls-key"
             )
 
 
@@ -90,9 +88,9 @@ def _loopback(host: str) -> bool:
 
 
 def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
-    """Run until SIGINT or SIGTERM. ``ready`` is told the address and the token file.
+    """Run until SIGINT or SIGTERM. ``ready`` gets the address and the token file.
 
-    Raises ``ValueError`` or ``StoreError`` where the daemon must not start.
+    Raises ``ValueError`` or ``StoreError`` if the daemon must not start.
     """
     _check_certificate(options)
     _make_private(options.state)
@@ -101,15 +99,14 @@ def serve(options: ServeOptions, ready: Callable[[str, Path], None]) -> None:
         make_token(token_file)
     elif not token_file.exists():
         raise ValueError(
-            f"--token-file {token_file}: no such file; without --token-file the daemon makes one"
+            f"--token-file {token_file}: no such file. Without --token-file the daemon makes one"
         )
     token = read_token(token_file)
     asyncio.run(_serve(options, token, lambda url: ready(url, token_file)))
 
 
 def _make_private(state: Path) -> None:
-    """What is in the folder, or comes into it, is for its owner alone, also where it was there
-    before: programs' environments and logs, hashes of tokens."""
+    """Protect present and future files: environments, logs and hashes of tokens."""
     os.umask(0o077)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     ours = [path for name in _OURS for path in state.glob(name)]
@@ -120,7 +117,6 @@ def _make_private(state: Path) -> None:
 
 
 def _check_certificate(options: ServeOptions) -> None:
-    """Before anybody is told that the daemon listens."""
     if options.tls_cert is None:
         return
     try:
@@ -169,11 +165,11 @@ async def _serve(options: ServeOptions, token: bytes, ready: Callable[[str], Non
         await asyncio.to_thread(writer.stop)
         audit.close()
     if crashed:
-        raise StoreError(f"{crashed[0]} because of an internal error; its trace is above")
+        raise StoreError(f"{crashed[0]} because of an internal error. Its traceback is above")
 
 
 def _config(options: ServeOptions, app: App) -> uvicorn.Config:
-    # Strangers may send what is no request as often as they like.
+    # Otherwise strangers could fill the log with invalid requests.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -205,7 +201,7 @@ def _listen(options: ServeOptions) -> socket.socket:
     except OSError as error:
         address = f"{options.host} port {options.port}"
         raise RuntimeError(f"cannot listen on {address}: {error.strerror}") from error
-    # For those that are accepted: else each answer waits for the reader's delayed acknowledgement.
+    # Accepted connections inherit it. Otherwise answers wait for delayed acknowledgements.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -217,7 +213,7 @@ def _url(options: ServeOptions, listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Stops at the first signal, without a trace, and waits for no handshake for long."""
+    """Stops at the first signal, without a traceback, and limits the time of handshakes."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         protocol = partial(
@@ -238,7 +234,6 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the daemon."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave)

@@ -1,7 +1,7 @@
-"""The daemon's state and its history on disk: one SQLite file.
+"""The daemon's state and history on disk: one SQLite file.
 
-A store knows no meaning of what it keeps. Write-ahead log, a full sync at every commit, one writer
-by file lock.
+It uses a write-ahead log, a full sync at every commit, and a file lock for its single writer. A
+store does not interpret its content.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS timeline (phase TEXT NOT NULL)",
 )
 _OLD_TABLES = ("permits", "snapshots", "ended_jobs")
-"""Of format 1, which had no state beside its entries."""
+"""Tables of format 1, which had no state beside its entries."""
 _PAGE = 2000
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre", "afs", "ncp")
 
 
 class StoreError(RuntimeError):
-    """The store cannot be opened, or does not hold what it should; the daemon must not start."""
+    """The store cannot be opened or is damaged. The daemon must not start."""
 
 
 class UnavailableError(RuntimeError):
-    """A transaction did not go through, or nobody knows; ask the store again what it holds."""
+    """A transaction failed or its outcome is unknown. Read the store again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event with everything that was decided and answered because of it.
+    """One event with its decisions and its answer.
 
     Args:
         seq: 1, 2, 3, ...
         t: seconds on the cluster's clock.
-        wall_s: of the wall clock, for people only.
-        key: idempotency key of the request; None for what the daemon found out itself.
+        wall_s: wall-clock seconds, for users only.
+        key: idempotency key of the request (None for the daemon's own events).
         request: fingerprint of the request.
         event, decisions: JSON.
-        status, answer: of HTTP; ``answer`` is JSON, or None where the answer is the permit.
+        status, answer: of HTTP. ``answer`` is JSON, or None if the answer is the permit.
     """
 
     seq: int
@@ -67,13 +67,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Changes:
-    """What a transaction adds to the history and changes of the state.
+    """Additions to the history and changes of the state, in one transaction, as JSON.
 
-    Args:
-        state: pieces by name that are new or different, as JSON.
-        gone: names of pieces that there are no more.
-        ended: jobs that will not change any more, as JSON.
-        timeline: phases that are over, as JSON.
+    ``state`` has new or changed pieces by name, ``gone`` the names of removed ones.
     """
 
     entries: Sequence[Entry] = ()
@@ -89,13 +85,10 @@ _ROW = attrgetter(*_NAMES)
 
 
 class Store:
-    """Durable: what ``append`` returned from survives a crash of the machine. One writer.
-
-    Args:
-        path: of the database; ``path`` with ``.lock`` behind it is the lock file.
+    """A durable store: appended changes survive a crash of the machine. It has one writer.
 
     Raises:
-        StoreError: another daemon has it, the disk is remote, or the file is damaged.
+        StoreError: another daemon uses it, the disk is remote, or the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,12 +115,12 @@ class Store:
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StoreError(
-                f"{self._path}: the database is damaged ({found}); put back a copy or move it away"
+                f"{self._path}: the database is damaged ({found}). Restore a copy or move it away"
             )
         if (later := _behind_damage(self._path, self._db)) > 1:
             raise StoreError(
-                f"{self._path}-wal is damaged in its middle: {later} transactions from there on "
-                "are lost. Put back a backup with rollpacker mux restore, or go on without them: "
+                f"{self._path}-wal is damaged in its middle: {later} transactions after that are "
+                "lost. Restore a backup with rollpacker mux restore, or continue without them: "
                 f"rollpacker mux restore {self._path}"
             )
         mode = self._db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
@@ -136,27 +129,25 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
 
     def _lost(self) -> int:
-        """How many entries were answered, as the lock file says, and are not there any more."""
+        """Number of answered entries, by the lock file, that are missing in the database."""
         last = self._db.execute("SELECT max(seq) FROM entries").fetchone()[0] or 0
         noted = os.pread(self._lock, 20, 0).strip()
         self._note_last(last)
         return max(int(noted) - last, 0) if noted.isdigit() else 0
 
     def _closed(self) -> bool:
-        """Whether the last daemon said so: reading it all takes long where it is large."""
+        """Whether the last daemon closed it. Checking a large database takes long."""
         if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
             return False
         return self.meta().get("closed") == "yes"
 
     def reader(self) -> Store:
-        """Another connection, which only reads."""
         reader = object.__new__(Store)
         reader._path, reader._lock = self._path, -1
         reader._db = _connected(self._path, "ro")
         return reader
 
     def close(self) -> None:
-        """Let go of the connection and of the lock."""
         self._db.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -184,7 +175,6 @@ class Store:
         return dict(self._read("SELECT name, value FROM meta"))
 
     def set_meta(self, values: Mapping[str, str]) -> None:
-        """Write some of it, in a transaction of its own."""
         sql = (
             "INSERT INTO meta (name, value) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -193,18 +183,18 @@ class Store:
             self._db.executemany(sql, list(values.items()))
 
     def set_closed(self, closed: bool) -> None:
-        """Whether the last daemon left in good order; one that runs has not."""
+        """Whether the last daemon ended in good order."""
         self.set_meta({"closed": "yes" if closed else ""})
 
     def append(self, changes: Changes) -> None:
-        """One transaction. Raises ``UnavailableError`` where nobody knows that it is on disk."""
+        """Write one transaction. Raises ``UnavailableError`` if it may not be on disk."""
         with self._transaction():
             self._write(changes)
         if changes.entries:
             self._note_last(changes.entries[-1].seq)
 
     def _note_last(self, seq: int) -> None:
-        """Beside the database, so that one without an entry that was answered is known as such."""
+        """Note the last entry beside the database, so that a missing answered entry is noticed."""
         os.pwrite(self._lock, f"{seq:<20}\n".encode(), 0)
 
     def _write(self, changes: Changes) -> None:
@@ -221,7 +211,7 @@ class Store:
         self._db.executemany("INSERT INTO timeline VALUES (?)", [(x,) for x in changes.timeline])
 
     def convert(self, changes: Changes, created: str) -> None:
-        """Make a database of format 1 one of this format, in one transaction."""
+        """Convert a database of format 1 to this format, in one transaction."""
         with self._transaction():
             for table in _OLD_TABLES:
                 self._db.execute(f"DROP TABLE IF EXISTS {table}")
@@ -231,7 +221,7 @@ class Store:
             self._write(changes)
 
     def snapshot_of_format_1(self) -> tuple[str, list[str]] | None:
-        """The newest state that a daemon of format 1 wrote, and the lists of jobs ended by then."""
+        """The newest state of a daemon of format 1, and the lists of jobs ended by then."""
         found = self._read("SELECT seq, state FROM snapshots ORDER BY seq DESC LIMIT 1")
         if not found:
             return None
@@ -244,21 +234,18 @@ class Store:
         return dict(self._read("SELECT name, value FROM state ORDER BY rowid"))
 
     def ended(self) -> list[str]:
-        """All jobs that have ended, in that order."""
         return [row[0] for row in self._read("SELECT job FROM ended ORDER BY rowid")]
 
     def timeline(self, most: int) -> list[str]:
-        """The last phases, in the order in which they ended."""
         rows = self._read("SELECT phase FROM timeline ORDER BY rowid DESC LIMIT ?", (most,))
         return [row[0] for row in reversed(rows)]
 
     def find(self, key: str) -> Entry | None:
-        """The entry of an idempotency key."""
         rows = self._read(f"SELECT {_COLUMNS} FROM entries WHERE key = ?", (key,))
         return _entry(rows[0]) if rows else None
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """All entries after a sequence number, in order, a page at a time."""
+        """All entries after a sequence number, in order. They are read in pages."""
         sql = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? ORDER BY seq LIMIT {_PAGE}"
         while rows := self._read(sql, (after,)):
             for row in rows:
@@ -267,9 +254,9 @@ class Store:
 
 
 def backup(path: Path, to: Path) -> int:
-    """Copy a database, also one that a daemon uses, into a new file; how many entries it has.
+    """Copy a database into a new file, even while a daemon uses it. Returns its number of entries.
 
-    Raises ``StoreError`` where there is none, ``FileExistsError`` where there is a copy already.
+    Raises ``StoreError`` if there is no database, ``FileExistsError`` if the file exists.
     """
     if not path.exists():
         raise StoreError(f"{path}: there is no database")
@@ -284,9 +271,9 @@ def backup(path: Path, to: Path) -> int:
 
 
 def restore(copy: Path, path: Path) -> int:
-    """Put a copy in the place of a database that no daemon uses; how many entries it has.
+    """Replace a database that no daemon uses by a copy. Returns its number of entries.
 
-    The next daemon grants nothing for one lease. Raises ``StoreError``.
+    The next daemon waits for one lease before it grants a permit. Raises ``StoreError``.
     """
     lock = _locked(path.with_name(path.name + ".lock"))
     new = path.with_name(path.name + ".new")
@@ -303,7 +290,7 @@ def restore(copy: Path, path: Path) -> int:
         new.replace(path)
         os.ftruncate(lock, 0)
     except sqlite3.Error as error:
-        raise StoreError(f"{copy}: is no copy of a database: {error}") from error
+        raise StoreError(f"{copy}: not a copy of a database: {error}") from error
     finally:
         new.unlink(missing_ok=True)
         os.close(lock)
@@ -311,9 +298,9 @@ def restore(copy: Path, path: Path) -> int:
 
 
 def _behind_damage(path: Path, db: sqlite3.Connection) -> int:
-    """Transactions in the write-ahead log that SQLite passes over, since one frame is damaged.
+    """Number of transactions in the write-ahead log that SQLite skips after a damaged frame.
 
-    One may be that of a crash, which nobody was told of.
+    The last one may be an unanswered transaction of a crash.
     """
     wal = path.with_name(path.name + "-wal")
     if not wal.exists():
@@ -354,7 +341,7 @@ def _locked(path: Path) -> int:
 
 
 def _refuse_remote(folder: Path) -> None:
-    """File locks and syncs of remote file systems are not to be trusted."""
+    """Remote file systems have unreliable file locks and syncs."""
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return
@@ -366,4 +353,4 @@ def _refuse_remote(folder: Path) -> None:
         if where.is_relative_to(point) and len(point.parts) >= len(best.parts):
             best, kind = point, fields[2]
     if kind.startswith(_REMOTE):
-        raise StoreError(f"{folder}: is on {kind}; the database needs a local disk (--state)")
+        raise StoreError(f"{folder}: is on {kind}, but the database needs a local disk (--state)")

@@ -1,4 +1,1 @@
-"""The scheduler over simulated time: forecasts, baselines, the paper's results.
-
-No decision is made here that the scheduler makes.
-"""
+"""The scheduler in simulated time: forecasts, baselines, and the paper's results."""

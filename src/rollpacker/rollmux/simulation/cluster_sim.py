@@ -1,4 +1,4 @@
-"""A simulated cluster: timed events into the scheduler, its decisions carried out."""
+"""A simulated cluster: sends timed events to the scheduler and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def simulate(
     clock: Clock | None = None,
     nodes: InventoryFile | None = None,
 ) -> SimulationResult:
-    """A trace through the scheduler; under ``solo`` every job gets nodes of its own.
+    """Run a trace through the scheduler. Under ``solo`` every job gets nodes of its own.
 
-    Args:
-        nodes: what there is; None for a cloud without a limit.
+    ``nodes`` None is a cloud without a limit.
     """
 
     def own_nodes(job: Job, now: float) -> Site | None:
@@ -78,12 +77,10 @@ class Running:
     clock_runs: bool = False
 
     def wait(self, now: float, *, clock_runs: bool) -> None:
-        """It has no nodes from now on."""
         self.waits_since, self.clock_runs = now, clock_runs
         self.homes = ((), ())
 
     def go_on(self, now: float) -> None:
-        """It has nodes, or will have."""
         if self.waits_since is not None:
             waited = now - self.waits_since
             self.waited_s += waited
@@ -91,18 +88,15 @@ class Running:
             self.waits_since = None
 
     def seconds(self) -> float:
-        """Of the phase that is running or next, alone."""
         times = self.job.rollout_s if self.phase == "rollout" else self.job.train_s
         return float(times[self.done])
 
     @property
     def last(self) -> bool:
-        """Whether no iteration follows the one that is running."""
         return self.done + 1 == len(self.job.rollout_s)
 
     @property
     def ends(self) -> bool:
-        """Whether it leaves by itself."""
         return True
 
     def iterate(self) -> None:
@@ -110,15 +104,12 @@ class Running:
 
 
 class ClusterSimulation:
-    """Runs a trace through a scheduler.
+    """Runs a trace through a scheduler, which gets only events of a real cluster.
 
     Args:
-        jobs: the trace.
-        scheduler: decides; it is told only what a real cluster would tell.
-        log: where events go.
-        clock: for the time that decisions take; None does not measure.
-        failures: ``(seconds, pool)``: a node of that pool that is busy then dies.
-        others: what else happens, by time: nodes that come and go.
+        clock: measures the time of decisions (None does not measure).
+        failures: ``(seconds, pool)``: the busiest node of that pool dies then.
+        others: other events by time, such as nodes that join or leave.
     """
 
     def __init__(
@@ -139,10 +130,8 @@ class ClusterSimulation:
         self._count = 0
         self._live: dict[str, Running] = {}
         self._look = NEVER
-        """When the next event of passing time is due."""
         self._tenant: dict[str, str] = {}
         self._pools: dict[str, int] = {}
-        """Of nodes that are held."""
         self._tails: dict[str, float] = {}
         self.meter = Meter(since=jobs[0].arrival_s if jobs else 0.0)
         self.results: list[FinishedJob] = []
@@ -155,7 +144,6 @@ class ClusterSimulation:
             self._at(at, self._happen, event)
 
     def run(self) -> SimulationResult:
-        """Until every job is done."""
         prices = self._scheduler.settings.prices
         machines = self._scheduler.cluster.inventory.machines
         self._log.meta(self._scheduler.settings, self._jobs, machines)
@@ -173,7 +161,6 @@ class ClusterSimulation:
         )
 
     def _next(self) -> None:
-        """The next thing that happens."""
         at, _, action, args = heappop(self._heap)
         self.now = max(self.now, at)
         action(*args)
@@ -248,7 +235,7 @@ class ClusterSimulation:
         run.moving = True
 
     def _wait(self, decision: do.Wait) -> None:
-        """A new job does anyway; another has lost its nodes."""
+        """A new job waits already. Any other job has lost its nodes."""
         run = self._live[decision.job]
         if run.waits_since is None:
             run.wait(self.now, clock_runs=True)
@@ -264,7 +251,7 @@ class ClusterSimulation:
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
 
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
-        """Alone, with the switch and what a tail takes."""
+        """Seconds of a phase with the switch and the delay by a tail."""
         job, settings = run.job.spec.id, self._scheduler.settings
         seconds = run.seconds()
         if any(self._tenant.get(node, job) != job for node in decision.nodes):
@@ -352,7 +339,7 @@ class ClusterSimulation:
         self._ask(run)
 
     def _fail(self, pool: int) -> None:
-        """A node of a pool dies: the one with the most jobs."""
+        """The node of a pool with the most jobs dies."""
         nodes = [
             node
             for node in self._scheduler.cluster.nodes.values()

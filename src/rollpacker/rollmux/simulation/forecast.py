@@ -1,8 +1,7 @@
-"""When jobs that wait are expected to get nodes: the scheduler itself, run ahead on a copy.
+"""Forecasts when waiting jobs get nodes: runs a copy of the scheduler ahead.
 
-The copy drives a simulated cluster that begins where the scheduler stands: phases go on, those of
-a job take what its observed ones did, and who is placed, moved or set aside is decided by the same
-code as ever. Jobs go on arriving as they did lately.
+The copy drives a simulated cluster from the scheduler's present state. Phases take observed times
+of their jobs, jobs arrive as they did lately, and the same code decides.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from rollpacker.rollmux.simulation.arrivals import NOBODY, Arrivals
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
 
 EVENTS = 200_000
-"""Of a run ahead at most."""
+"""Most events of a run."""
 RUNS = 5
-"""Runs ahead of which the middle is told: experiments/LOG.md."""
+"""Runs of a forecast, whose median is reported (experiments/LOG.md)."""
 ENOUGH = 3
-"""Runs whose least and most are told as a range."""
+"""Runs needed to report their range."""
 USUAL_SHARE = 0.8
-"""Share of its worst case that a phase takes, where none was seen."""
+"""Share of its worst case that a phase takes if none was observed."""
 
 Pair = tuple[float, float]
-"""Seconds of a rollout and of a training phase, or shares of their worst cases."""
+"""Rollout and training seconds, or shares of their worst cases."""
 
 
 def forecast(
@@ -49,42 +48,41 @@ def forecast(
     events: int = EVENTS,
     arrivals: Arrivals = NOBODY,
 ) -> dict[str, float]:
-    """Seconds until each job that waits starts, in one run ahead; infinite where nobody can say.
+    """Seconds until each waiting job starts, in one run ahead (infinite if unknown).
 
-    Changes nothing; takes about as many milliseconds as there are events.
+    Changes nothing. It takes about a millisecond per event.
 
     Args:
-        number: of the run: phases are drawn anew in each.
-        job: the run ends when this one has started; None: when all have.
-        events: of the run at most; who would start later is not told.
-        arrivals: who comes meanwhile.
+        number: number of the run, which seeds the drawn phases.
+        job: stop when this job has started (None waits for all).
+        events: most events of the run. Later starts are infinite.
+        arrivals: jobs that arrive meanwhile.
     """
     return _Ahead(scheduler, now, number, arrivals).starts(job, events)
 
 
 class ExpectedStart(NamedTuple):
-    """When a job that waits is expected to start, in seconds from now: the middle of runs ahead.
+    """Expected start of a waiting job in seconds from now: the median of the runs.
 
-    ``least`` and ``most`` of them are as far apart as chance makes them; ``most`` may be infinite.
-    Of five runs they hold what happens in two of three cases.
+    ``least`` and ``most`` are the range over the runs. ``most`` may be infinite. The range of five
+    runs contains the real start in two of three cases.
     """
 
     middle: float
     least: float
     most: float
     runs: int
-    """That know the job."""
 
     @property
     def between(self) -> tuple[float, float | None] | None:
-        """Least and most; None for the latter where some say never, and at all of few runs."""
+        """Range. Its end is None if some runs say never (None if there are too few runs)."""
         if self.runs < ENOUGH:
             return None
         return self.least, self.most if math.isfinite(self.most) else None
 
 
 def expected_starts(runs: Sequence[Mapping[str, float]]) -> dict[str, ExpectedStart]:
-    """Of each job that any run ahead has seen; those that may never start are left out."""
+    """The expected start of each job. Jobs that may never start are left out."""
     found: dict[str, ExpectedStart] = {}
     for job in dict.fromkeys(job for run in runs for job in run):
         waits = [run[job] for run in runs if job in run]
@@ -96,13 +94,9 @@ def expected_starts(runs: Sequence[Mapping[str, float]]) -> dict[str, ExpectedSt
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Course(Running):
-    """How a job goes on: each iteration is one of those that were seen.
+    """The rest of a job: each iteration is drawn from the observed ones.
 
-    Args:
-        random: draws them.
-        seen: what they took.
-        left: iterations, the one that is running included; infinite where nobody can say.
-        drawn: what this one takes.
+    ``left`` includes the running iteration. It is infinite if unknown.
     """
 
     random: np.random.Generator
@@ -117,7 +111,6 @@ class _Course(Running):
         self.drawn = seen[int(self.random.integers(len(seen)))]
 
     def lasts(self, least_s: float) -> None:
-        """The phase that is running has not been over after so many seconds."""
         pool = POOL_NAMES.index(self.phase)
         self._draw([pair for pair in self.seen if pair[pool] >= least_s] or self.seen)
 
@@ -138,8 +131,6 @@ class _Course(Running):
 
 
 class _Ahead(ClusterSimulation):
-    """The cluster of a scheduler's copy, from now on."""
-
     def __init__(self, scheduler: Scheduler, now: float, number: int, arrivals: Arrivals) -> None:
         super().__init__((), deepcopy(scheduler))
         self._random = np.random.default_rng(number)
@@ -156,7 +147,7 @@ class _Ahead(ClusterSimulation):
         self._expect_another()
 
     def starts(self, job: str | None, events: int) -> dict[str, float]:
-        """Until the job has started, or all who ever will, or so many events have happened."""
+        """Run until ``job``, or every job that can, has started, or ``events`` have happened."""
         cluster, queue = self._scheduler.cluster, self._scheduler.queue
         found = dict.fromkeys(queue.jobs, math.inf)
         waiting = {
@@ -195,7 +186,7 @@ class _Ahead(ClusterSimulation):
             seen = [(rollout * spec.worst_rollout_s, train * spec.worst_train_s)]
         none, left = np.zeros(0), spec.left(done)
         if left is None and spec.expected_iterations is not None:
-            left = 1  # it is over any moment
+            left = 1  # the job may end any moment
         return _Course(
             TraceJob(spec, submitted, none, none),
             random=self._random,
@@ -204,7 +195,6 @@ class _Ahead(ClusterSimulation):
         )
 
     def _take_up(self, run: _Course, job: Job) -> None:
-        """It does what it was doing."""
         if job.waits_since is not None:
             run.wait(self.now, clock_runs=job.stopped_at is None)
             run.moving = job.admitted
@@ -226,19 +216,18 @@ class _Ahead(ClusterSimulation):
             self._at(self.now, self._finish if job.over else self._ask, run)
 
     def _reach_tail(self, run: Running, token: int) -> None:
-        """As far as anybody knows, those leave no tail that have finished a rollout without one."""
+        """Jobs that have finished a rollout without a tail are assumed to leave none."""
         job = self._scheduler.cluster.jobs.get(run.job.spec.id)
         if job is not None and (job.leaves_tails or not job.observed.count):
             super()._reach_tail(run, token)
 
     def _go_on(self, run: _Course, job: Job, seat: Seat) -> None:
-        """Its phase has been running for a while."""
         assert job.home is not None
         nodes = job.home.nodes[seat.pool]
         self._tenant |= dict.fromkeys(nodes, job.spec.id)
         run.token = job.token
         run.began = seat.running_since
-        # Beside a tail, or as one itself, it takes longer.
+        # A phase beside a tail, or a tail itself, takes longer.
         longer = (seat.expected_end - seat.running_since) / seat.seconds(seat.pool)
         run.lasts((self.now - run.began) / longer)
         run.end_at = run.began + run.seconds() * longer
@@ -253,7 +242,7 @@ class _Ahead(ClusterSimulation):
 
 
 def _shares(cluster: Cluster) -> list[Pair]:
-    """Of their worst cases that phases take, of each job whose iterations were seen."""
+    """Shares of their worst cases that phases take, for each observed job."""
     shares = [
         (
             job.observed.means[0] / job.spec.worst_rollout_s,

@@ -1,4 +1,4 @@
-"""What a cluster simulation measures: money, promises, idle time, peaks."""
+"""The results of a cluster simulation: cost, SLOs, idle time and peaks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rollpacker.rollmux.model.settings import Prices
 from rollpacker.rollmux.model.tail_model import HELD
 from rollpacker.rollmux.record.trace import TraceJob
 
-GPUS = 8
-"""Per node."""
+GPUS = 8  # per node
 
 
 @dataclass(slots=True)
@@ -28,7 +27,6 @@ class Meter:
     since: float = 0.0
 
     def change(self, now: float, pool: int, by: int) -> None:
-        """Nodes were taken or given back."""
         for each in (0, 1):
             self.held_s[each] += self.nodes[each] * (now - self.since)
         self.since = now
@@ -38,12 +36,12 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """A finished job: seconds from arrival to end, alone, and what it was promised.
+    """A finished job: seconds from arrival to end, seconds alone, and its SLO.
 
     Args:
-        waited_s: of ``elapsed_s``, without nodes.
-        uncounted_s: of ``elapsed_s``, what its promise does not count.
-        ended: when.
+        waited_s: part of ``elapsed_s`` without nodes.
+        uncounted_s: part of ``elapsed_s`` that its SLO does not count.
+        ended: time of its end.
     """
 
     id: str
@@ -56,7 +54,7 @@ class FinishedJob:
 
     @property
     def ratio(self) -> float:
-        """Slowdown over the allowed one; at most 1 when the promise was kept."""
+        """Slowdown over the allowed one (at most 1 if the SLO was kept)."""
         return (self.elapsed_s - self.uncounted_s) / (self.solo_s * self.slo)
 
     @property
@@ -66,18 +64,18 @@ class FinishedJob:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """A whole simulation."""
+    """The results of a whole simulation."""
 
     jobs: tuple[FinishedJob, ...]
     meter: Meter
     hours: float
-    """Of the trace: from the first arrival to when the last job would end alone."""
+    """Hours from the first arrival to the last end if every job ran alone."""
     lower_bound: float
     """Dollars."""
     prices: Prices
     decision_s: Sequence[float] = ()
     nodes: tuple[int, int] | None = None
-    """Of either pool in an inventory; None where nodes are rented."""
+    """Nodes of each pool in an inventory (None if nodes are rented)."""
 
     @property
     def cost(self) -> float:
@@ -85,7 +83,7 @@ class SimulationResult:
         return self.prices.of(self.meter.held_s) / 3600.0
 
     def to_json(self) -> dict[str, Any]:
-        """What ``mux simulate --json`` prints."""
+        """The output of ``mux simulate --json``."""
         held, used = self.meter.held_s, self.meter.used_s
         ratios = [job.ratio for job in self.jobs]
         waits = np.array([job.waited_s for job in self.jobs])
@@ -119,7 +117,7 @@ class SimulationResult:
         }
 
     def _spent(self) -> dict[str, Any]:
-        """Dollars of rented nodes; of an owner's, how much of the time they did nothing."""
+        """Dollars of rented nodes, or the idle share of owned ones."""
         if self.nodes is None:
             return {
                 "cost_per_h": self.cost / self.hours,
@@ -136,15 +134,15 @@ class SimulationResult:
 
 
 def span_hours(jobs: Sequence[TraceJob]) -> float:
-    """Hours from the first arrival to the last end if every job ran alone: of the trace only."""
+    """Hours from the first arrival to the last end if every job ran alone."""
     first = min(job.arrival_s for job in jobs)
     return (max(job.arrival_s + job.solo_s for job in jobs) - first) / 3600.0
 
 
 def lower_bound(jobs: Iterable[TraceJob], prices: Prices) -> float:
-    """Dollars that no schedule goes below: every node busy all the time.
+    """Dollars that no schedule can undercut, since every node is busy all the time.
 
-    A rollout holds its nodes until its tail has moved, then a quarter of them.
+    A rollout holds its nodes until its tail has moved, and then a quarter of them.
     """
     return (
         sum(

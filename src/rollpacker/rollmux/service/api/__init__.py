@@ -1,4 +1,1 @@
-"""The interface as data: routes, bodies, answers, roles.
-
-Nothing here does anything.
-"""
+"""The interface as data: routes, bodies, answers and roles."""

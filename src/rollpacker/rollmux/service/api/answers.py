@@ -1,5 +1,4 @@
-"""What the daemon answers, field by field: commands and views make it, clients read it, and the
-description of the API says it."""
+"""The daemon's answers, field by field, from which the API's description is generated."""
 
 from __future__ import annotations
 
@@ -22,67 +21,65 @@ SloState = Literal["kept", "near", "behind", "missed"]
 
 
 class Error(TypedDict):
-    """What is wrong; some errors tell more beside."""
+    """An error. Some errors have more fields."""
 
-    error: Annotated[str, says("One line: what is wrong, and which field.")]
-    code: NotRequired[
-        Annotated[str | None, says("The reason for programs, where there are several.")]
-    ]
+    error: Annotated[str, says("One line with the problem and its field.")]
+    code: NotRequired[Annotated[str | None, says("The reason, for programs.")]]
 
 
 class Submitted(TypedDict):
-    """A job that was taken."""
+    """An accepted job."""
 
     id: str
     seq: Annotated[int, says("Its number in the log.")]
-    state: Annotated[JobState, says("`queued` where it waits for nodes.")]
+    state: Annotated[JobState, says("`queued` if it waits for nodes.")]
 
 
 class PermitView(TypedDict):
     """A lease of nodes for one phase."""
 
-    token: Annotated[int, says("Grows with every permit: newer ones fence older ones off.")]
+    token: Annotated[int, says("Grows with every permit, so that newer ones fence off older ones.")]
     phase: Phase
     nodes: list[str]
-    ttl_s: Annotated[float, says("Seconds left, counted from when the request was sent.")]
+    ttl_s: Annotated[float, says("Seconds left from the time of the request.")]
     lease_s: Annotated[float, says("Seconds of a full lease.")]
 
 
 class MoveView(TypedDict):
-    """Where a job has to go."""
+    """New nodes for a job."""
 
     id: int
     rollout: list[str]
     train: list[str]
     reason: Literal["repack", "guard", "failure", "drain", "resume"]
-    memory_gb: Annotated[dict[str, float], says("Host memory to be taken on each node.")]
+    memory_gb: Annotated[dict[str, float], says("GB of host memory that it takes on each node.")]
 
 
 class Moving(TypedDict):
-    """In place of a permit: the job has to change nodes first."""
+    """Instead of a permit: the job must change nodes first."""
 
     move: MoveView
 
 
 class BeatAnswer(TypedDict):
-    """A lease that has its full time again."""
+    """An extended lease."""
 
     ttl_s: float
     lease_s: float
-    release_tail: Annotated[bool, says("Others have nodes: move to a quarter of the workers.")]
+    release_tail: Annotated[bool, says("Move the rollout to a quarter of the workers.")]
 
 
 class DoneAnswer(TypedDict):
-    """A phase that is over."""
+    """A finished phase."""
 
     job: str
     phase: Phase
     done: Annotated[int, says("Iterations so far.")]
-    next: Annotated[Phase | None, says("The phase to ask for; null when all iterations are done.")]
+    next: Annotated[Phase | None, says("The phase to ask for (null when all iterations are done).")]
 
 
 class GivenBack(TypedDict):
-    """A phase that has to be asked for again."""
+    """A phase that the job must ask for again."""
 
     job: str
     next: Phase | None
@@ -95,13 +92,13 @@ class TailTold(TypedDict):
 
 
 class EndedAnswer(TypedDict):
-    """A job that is over, or will be when its permit is."""
+    """A job that has ended, or ends with its permit."""
 
     state: Literal["ended", "ending"]
 
 
 class Changed(TypedDict):
-    """A job that is treated otherwise."""
+    """A changed job."""
 
     state: Annotated[JobState, says("`held` once it has given its nodes back.")]
     held: bool
@@ -111,16 +108,14 @@ class Changed(TypedDict):
 class Queued(TypedDict):
     """A job that waits for nodes."""
 
-    position: Annotated[int, says("1 is the next one.")]
+    position: Annotated[int, says("1 is next.")]
     of: int
     since_s: float
     reason: str
-    starts_in_s: Annotated[
-        float | None, says("As expected; null where nobody can say, or not yet.")
-    ]
+    starts_in_s: Annotated[float | None, says("Expected seconds to its start (null if unknown).")]
     starts_between_s: Annotated[
         tuple[float, float | None] | None,
-        says("The range that chance allows; null: not known; the latter null: perhaps never."),
+        says("Range of `starts_in_s` (null if unknown). The last value is null for perhaps never."),
     ]
 
 
@@ -129,41 +124,41 @@ class AttemptTold(TypedDict):
 
     number: int
     node: str
-    members: Annotated[list[str], says("Its job's other nodes, where it has processes too.")]
+    members: Annotated[list[str], says("The job's other nodes with processes of the attempt.")]
     began: float
     ended: float | None
-    code: Annotated[int | None, says("Of its exit; null while it runs, or where its node failed.")]
+    code: Annotated[int | None, says("Exit code (null while it runs, or if its node failed).")]
     lost: Annotated[list[str], says("Members that failed.")]
-    broken: Annotated[bool, says("Its process on a member failed.")]
+    broken: Annotated[bool, says("Whether its process on a member failed.")]
 
 
 class StartedProgram(TypedDict):
-    """A job's program, without its environment, and what became of it."""
+    """A job's program, without its environment, and its attempts."""
 
     program: dict[str, Any]
     attempts: list[AttemptTold]
-    used: Annotated[int, says("Restarts since the job last got on.")]
-    nodes_lost: Annotated[int, says("Nodes that failed under it since; after 3 it has failed.")]
-    done: Annotated[int, says("Iterations at the last of them.")]
+    used: Annotated[int, says("Restarts since the job's last finished iteration.")]
+    nodes_lost: Annotated[int, says("Nodes that failed under it since (3 end the program).")]
+    done: Annotated[int, says("Iterations at the time of the last restart.")]
     outcome: Annotated[Outcome, says("Empty while it may run.")]
-    lead: Annotated[str | None, says("The node where it belongs.")]
-    ready_at: Annotated[float | None, says("When it may start; null: it runs, or never will.")]
+    lead: Annotated[str | None, says("The node for its first process.")]
+    ready_at: Annotated[float | None, says("Earliest next start (null if it runs or is over).")]
 
 
 class JobView(TypedDict):
-    """A job, also one that has ended."""
+    """A live or ended job."""
 
     id: str
     number: Annotated[int, says("0, 1, 2, ... by arrival.")]
     state: JobState
     spec: _Spec
-    by: Annotated[str, says("Whose token submitted it; empty where nobody wrote it down.")]
-    held: Annotated[bool, says("It gets no nodes, and gives back those that it has.")]
+    by: Annotated[str, says("Name of the token that submitted it (empty if unknown).")]
+    held: Annotated[bool, says("It gives its nodes back and gets none.")]
     arrived_s: float
     ended_s: float | None
-    outcome: Annotated[JobOutcome, says("Empty: not yet; `ended`: its driver said no more.")]
+    outcome: Annotated[JobOutcome, says("Empty while it lives, `ended` without a result.")]
     elapsed_s: float
-    uncounted_s: Annotated[float, says("Waiting for nodes, which its SLO does not count.")]
+    uncounted_s: Annotated[float, says("Seconds of waiting that its SLO does not count.")]
     queue: Queued | None
     done: Annotated[int, says("Iterations so far.")]
     next: Phase | None
@@ -172,15 +167,15 @@ class JobView(TypedDict):
     train_nodes: list[str]
     permit: PermitView | None
     move: MoveView | None
-    program: Annotated[StartedProgram | None, says("Null where agents start nothing.")]
-    solo_s: Annotated[float, says("What its phases would have taken alone.")]
-    slo_slack_s: Annotated[float, says("What it may still lose without missing its SLO.")]
+    program: Annotated[StartedProgram | None, says("Null if agents start nothing.")]
+    solo_s: Annotated[float, says("Seconds that its phases would have taken alone.")]
+    slo_slack_s: Annotated[float, says("Seconds that it may still lose within its SLO.")]
     slo_state: SloState
     slowdown: float | None
     recent_s: NotRequired[
         Annotated[
             list[tuple[float, float]],
-            says("Solo seconds of both phases, of its last iterations; of a single job only."),
+            says("Seconds alone of both phases in its last iterations (only for a single job)."),
         ]
     ]
 
@@ -192,31 +187,31 @@ class Jobs(TypedDict):
 
 
 class NodeView(TypedDict):
-    """A node; one that nobody knows has state ``unknown``."""
+    """A node. Its state is ``unknown`` if it is not in the inventory."""
 
     name: str
     pool: Phase | None
     state: NodeState
     group: int | None
-    memory_gb: Annotated[dict[str, float], says("By job.")]
+    memory_gb: Annotated[dict[str, float], says("GB of host memory by job.")]
     total_gb: float
-    token: Annotated[int, says("The highest that was permitted on it, or -1.")]
-    agent: Annotated[bool, says("Whether its agent's silence is a failure.")]
+    token: Annotated[int, says("The highest token of a permit on it, or -1.")]
+    agent: Annotated[bool, says("Whether its agent's silence counts as a failure.")]
     reported_s: Annotated[float | None, says("Seconds since its agent reported.")]
-    status: NotRequired[Annotated[NodeStatus, says("Of named nodes, as the following.")]]
-    why: NotRequired[Annotated[str, says("Why it is not open; empty where it is.")]]
-    status_s: NotRequired[
-        Annotated[float | None, says("Seconds since its status changed; null for never.")]
+    status: NotRequired[
+        Annotated[NodeStatus, says("Only named nodes have this and the next fields.")]
     ]
+    why: NotRequired[Annotated[str, says("Why it is not open, or empty.")]]
+    status_s: NotRequired[Annotated[float | None, says("Its age in seconds (null for never).")]]
     machine: NotRequired[_Machine]
 
 
 class NodeChanged(TypedDict):
-    """A node that was opened or closed."""
+    """An opened or closed node."""
 
     node: str
     status: NodeStatus
-    jobs: Annotated[list[str], says("On it now.")]
+    jobs: Annotated[list[str], says("Jobs on it now.")]
 
 
 class NodeRemovedAnswer(TypedDict):
@@ -226,7 +221,7 @@ class NodeRemovedAnswer(TypedDict):
 
 
 class Registered(TypedDict):
-    """A node whose agent was heard."""
+    """A registered node."""
 
     status: NodeStatus
     ttl_s: Annotated[float, says("Seconds of silence after which it counts as failed.")]
@@ -238,63 +233,63 @@ class WantedAttempt(TypedDict):
     job: str
     number: int
     program: _Program
-    rank: Annotated[int, says("Of the node among the job's: 0 has its driver.")]
-    nodes: Annotated[list[str], says("Of the job, by rank; the rollout nodes come first.")]
-    stop: Annotated[bool, says("It is to end there.")]
+    rank: Annotated[int, says("Rank of the node in the job (0 has the driver).")]
+    nodes: Annotated[list[str], says("The job's nodes by rank, rollout nodes first.")]
+    stop: Annotated[bool, says("Whether the program must end.")]
 
 
 class AliveAnswer(TypedDict):
-    """An agent that was heard."""
+    """The answer to a node's report."""
 
     ttl_s: Annotated[float, says("Seconds of silence after which the node counts as failed.")]
     attempts: NotRequired[
-        Annotated[list[WantedAttempt], says("All that is to be there, of agents with programs.")]
+        Annotated[list[WantedAttempt], says("All programs for the node, if its agent starts some.")]
     ]
 
 
 class PrintedAnswer(TypedDict):
-    """What the daemon has of a log."""
+    """The daemon's part of a log."""
 
-    have: Annotated[int, says("Bytes.")]
-    full: Annotated[bool, says("It takes no more.")]
+    have: Annotated[int, says("Stored bytes.")]
+    full: Annotated[bool, says("Whether it takes no more.")]
 
 
 class Log(TypedDict):
-    """A piece of what an attempt printed."""
+    """A piece of an attempt's output."""
 
     attempt: int
     node: str
     code: int | None
-    at: Annotated[int, says("The byte at which it begins.")]
+    at: Annotated[int, says("First byte.")]
     data: Annotated[str, says("In base64.")]
-    over: Annotated[bool, says("The attempt has ended, and this is the end of it.")]
+    over: Annotated[bool, says("Whether this is the end of a finished attempt.")]
 
 
 class NodeGone(TypedDict):
-    """A node that has failed, or will have when permits on it are over."""
+    """A node that has failed, or fails when its permits are over."""
 
     state: Literal["failed", "failing"]
     jobs: list[str]
 
 
 class Drained(TypedDict):
-    """Whether new jobs are turned away."""
+    """Whether new jobs are refused."""
 
     draining: bool
-    jobs: Annotated[int, says("Live ones.")]
+    jobs: Annotated[int, says("Live jobs.")]
 
 
 class TokenView(TypedDict):
-    """Whose a token is."""
+    """A token's holder."""
 
     name: str
     role: Role
     team: str
-    made_s: Annotated[float, says("Of the wall clock.")]
+    made_s: Annotated[float, says("Wall-clock time of its creation.")]
 
 
 class TokenList(TypedDict):
-    """Those besides the operator's."""
+    """All tokens except the operator's."""
 
     tokens: list[TokenView]
 
@@ -303,7 +298,7 @@ class TokenMade(TypedDict):
     """A new token."""
 
     name: str
-    token: Annotated[str, says("It is kept nowhere, and told once.")]
+    token: Annotated[str, says("Shown once and stored nowhere.")]
 
 
 class Health(TypedDict):
@@ -313,23 +308,23 @@ class Health(TypedDict):
 
 
 class TeamJobs(TypedDict):
-    """Live jobs of a team."""
+    """Numbers of a team's live jobs."""
 
     placed: int
     waiting: int
 
 
 class TeamView(TypedDict):
-    """What a team has of each pool, in nodes; shared ones count in part."""
+    """A team's nodes of each pool. Shared nodes count in part."""
 
-    name: Annotated[str, says("Empty for the jobs of no team.")]
+    name: Annotated[str, says("Empty for jobs without a team.")]
     guaranteed: dict[Phase, float]
     used: dict[Phase, float]
     borrowed: dict[Phase, float]
-    share: Annotated[float, says("Of its guarantee, in the fuller pool: who has least is next.")]
+    share: Annotated[float, says("Use over guarantee in the fuller pool. The least is next.")]
     jobs: TeamJobs
-    owed: Annotated[bool, says("Whether a job of it waits for nodes that are its own.")]
-    priority: Annotated[int | None, says("The highest of its jobs that wait.")]
+    owed: Annotated[bool, says("Whether one of its jobs waits for guaranteed nodes.")]
+    priority: Annotated[int | None, says("Highest priority of its waiting jobs.")]
 
 
 class GroupView(TypedDict):
@@ -343,7 +338,7 @@ class GroupView(TypedDict):
 
 
 class Cost(TypedDict):
-    """Dollars per hour; of an owner's nodes: nodes."""
+    """Dollars per hour, or numbers of nodes if they are owned."""
 
     now: float
     solo: float
@@ -355,7 +350,7 @@ class Status(TypedDict):
     now: float
     seq: int
     draining: bool
-    named: Annotated[bool, says("Whether its nodes are an owner's.")]
+    named: Annotated[bool, says("Whether the nodes are owned, not rented.")]
     lease_s: float
     cost_per_h: Cost
     counts: dict[JobState, int]
@@ -363,12 +358,12 @@ class Status(TypedDict):
     teams: list[TeamView]
     groups: list[GroupView]
     memory_cap_gb: float
-    jobs: Annotated[list[JobView], says("Live ones.")]
-    ended: Annotated[list[JobView], says("The last fifty.")]
+    jobs: Annotated[list[JobView], says("Live jobs.")]
+    ended: Annotated[list[JobView], says("The last fifty ended jobs.")]
 
 
 class PhaseRun(TypedDict):
-    """A phase that runs or ran."""
+    """A running or finished phase."""
 
     job: str
     number: int

@@ -1,4 +1,4 @@
-"""What a request may carry: its key, what stands behind its path's question mark, its body."""
+"""The parts of requests: idempotency keys, queries and bodies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}$")]
 _OptionalName = Annotated[str, Meta(pattern=f"^({NAME.pattern})?$")]
 _Agent = Annotated[
     str,
-    says("its identity: while one is heard, others of the same node are refused", max_length=64),
+    says(
+        "identity of the agent. While one reports, others of the same node are refused.",
+        max_length=64,
+    ),
 ]
 
 
@@ -30,130 +33,132 @@ class Empty(Struct, frozen=True):
 
 
 class NewJob(JobSpec, frozen=True, kw_only=True):
-    """What a job asks for."""
+    """A job's request."""
 
     id: Annotated[_Name, says("unique.")]
-    program: Annotated[JobProgram | None, says("what agents start.")] = None
+    program: Annotated[JobProgram | None, says("the program that agents start.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewNode(Machine):
-    """A node as its agent describes it."""
+    """A node as described by its agent."""
 
     name: _Name
     agent: _Agent = ""
 
 
 class Closed(Struct, frozen=True):
-    """How a node is closed."""
+    """A way to close a node."""
 
     status: Literal["cordoned", "draining"]
-    reason: Annotated[str, says("for people", max_length=200)] = ""
+    reason: Annotated[str, says("for users", max_length=200)] = ""
 
 
 class Change(Struct, frozen=True):
-    """How a job is to be treated; null leaves it as it is."""
+    """Changes of a job. Null keeps a value."""
 
     held: Annotated[
         bool | None,
-        says("it gives its nodes back when its iteration is over, and gets none."),
+        says("gives its nodes back after its iteration, and gets none."),
     ] = None
-    priority: Annotated[int | None, says("the higher ones of a team go first.")] = None
+    priority: Annotated[int | None, says("jobs of a team with a higher one go first.")] = None
 
 
 class Ask(Struct, frozen=True):
-    """Of a permit."""
+    """A request for a permit."""
 
     phase: Phase
     wait_s: Annotated[float, says("seconds that the request may wait", ge=0, le=60)] = 20.0
 
 
 class OfJob(Struct, frozen=True, kw_only=True):
-    """Whose permit it is."""
+    """The job of a permit."""
 
-    job: Annotated[_OptionalName, says("the sender's; refused where the permit is another's")] = ""
+    job: Annotated[_OptionalName, says("the sender's. Refused if another job has the permit.")] = ""
 
 
 class FinishedBody(OfJob, frozen=True, kw_only=True):
-    """A phase that is over."""
+    """A finished phase."""
 
-    seconds: Annotated[float, says("what it took on its nodes", ge=1e-6, lt=1e9)]
+    seconds: Annotated[float, says("time on its nodes", ge=1e-6, lt=1e9)]
 
 
 class TailBody(Struct, frozen=True):
-    """Of the rollout with this permit."""
+    """The permit of a running rollout."""
 
     token: int
 
 
 class MovedBody(Struct, frozen=True):
-    """The number of the move that is done."""
+    """The number of a finished move."""
 
     move: int
 
 
 class GateBody(Struct, frozen=True):
-    """Where the driver of an attempt is to be found."""
+    """The address of an attempt's driver."""
 
     host: Annotated[str, Meta(max_length=255)]
     port: Annotated[int, Meta(ge=1, le=65535)]
     key: Annotated[
-        str, says("what both know, sealed with their token, in hex", pattern="^[0-9a-f]{160}$")
+        str, says("shared key, sealed with the token, in hex", pattern="^[0-9a-f]{160}$")
     ]
-    names: Annotated[list[str], says("of each process, by its node's rank", max_length=1024)]
+    names: Annotated[list[str], says("name of each process, by its node's rank", max_length=1024)]
 
 
 class SeenAttempt(Struct, frozen=True):
-    """An attempt that is on a node."""
+    """An attempt on a node."""
 
     job: str
     number: int
     code: Annotated[int | None, says("null while it runs")] = None
-    stopped: Annotated[bool, says("asked to end")] = False
+    stopped: Annotated[bool, says("whether it was asked to end")] = False
 
 
 class AliveBody(Struct, frozen=True):
-    """A node lives."""
+    """A report of a node."""
 
-    attempts: Annotated[list[SeenAttempt] | None, says("null where it starts nothing")] = None
+    attempts: Annotated[list[SeenAttempt] | None, says("null if the agent starts no programs")] = (
+        None
+    )
     agent: _Agent = ""
 
 
 class PrintedBody(Struct, frozen=True):
-    """What an attempt printed."""
+    """A piece of an attempt's output."""
 
-    at: Annotated[int, says("the byte at which it begins", ge=0)]
+    at: Annotated[int, says("first byte", ge=0)]
     data: Annotated[str, says("in base64", max_length=48 * 1024)]
 
 
 class FailedBody(Struct, frozen=True):
-    """A node that is gone."""
+    """A failed node."""
 
-    reason: Annotated[str, says("for people")] = ""
+    reason: Annotated[str, says("for users")] = ""
 
 
 class Drain(Struct, frozen=True):
-    """Turn new jobs away, or no longer."""
+    """Refuse new jobs, or accept them again."""
 
     draining: bool = True
 
 
 class NewToken(Struct, frozen=True):
-    """Whose token is made."""
+    """A new token."""
 
     name: str
     role: Role
-    team: Annotated[str, says("of `submit`: whose jobs it may touch; empty for everybody's")] = ""
+    team: Annotated[str, says("for `submit`: team whose jobs it may change, empty for all")] = ""
 
 
 class RevokedToken(Struct, frozen=True):
-    """Whose token counts no more."""
+    """A revoked token."""
 
     name: str
 
 
 class Window(Struct, frozen=True):
-    """Which phases."""
+    """Selects phases."""
 
     window_s: Annotated[float, Meta(ge=0, le=1e12)] = 600.0
     job: _OptionalName = ""
@@ -161,19 +166,19 @@ class Window(Struct, frozen=True):
 
 
 class After(Struct, frozen=True):
-    """Which entries."""
+    """Selects entries."""
 
     after: Annotated[int, Meta(ge=0, le=_LARGEST)] = 0
 
 
 class OfAttempt(Struct, frozen=True):
-    """Of one start of a program."""
+    """Selects an attempt."""
 
     attempt: int
 
 
 class Piece(Struct, frozen=True):
-    """Which piece of a log."""
+    """Selects a piece of a log."""
 
     attempt: Annotated[int, Meta(ge=0, le=_LARGEST)] | None = None
     at: Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)] = 0
@@ -181,11 +186,11 @@ class Piece(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A POST: its idempotency key, a fingerprint of what it asks, and who asks.
+    """A POST: its idempotency key, a fingerprint of its content, and its sender.
 
     Args:
-        job, token: what it is about, where its route says that somebody owns that.
-        of: the job that the body names, the sender's.
+        job, token: subject of a route that checks the owner.
+        of: the job that the body names as its sender.
     """
 
     key: str
@@ -196,12 +201,11 @@ class Post:
     of: str = ""
 
     def known(self) -> dict[str, Any]:
-        """What is recorded of it."""
         return {"key": self.key, "request": self.fingerprint}
 
 
 def asked(key: str, line: str, body: object, **more: Any) -> Post:
-    """A POST of ``body``; how long it may wait for its answer is not what it asks."""
+    """A POST of ``body``. Its fingerprint leaves out ``wait_s``."""
     of = body.get("job", "") if isinstance(body, dict) else ""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "wait_s"}

@@ -1,5 +1,4 @@
-"""Who somebody is: the names, roles and teams of bearer tokens (``http.routes`` says what each may
-do), and a request that is refused."""
+"""Names, roles and teams of bearer tokens (rights are in ``http.routes``), and refusals."""
 
 from __future__ import annotations
 
@@ -8,29 +7,24 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 Role = Literal["read", "submit", "node", "operate"]
-"""``read`` looks, ``submit`` has jobs, ``node`` is an agent and the jobs that it starts,
-``operate`` may do all."""
+"""``read`` looks, ``submit`` has jobs, ``node`` is for agents and their jobs, ``operate`` may do
+all."""
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Whose token a request carries.
-
-    Args:
-        team: of ``submit``: whose jobs it may touch; empty for everybody's.
-    """
+    """The holder of a request's token. A ``team`` restricts ``submit`` to that team's jobs."""
 
     name: str
     role: Role
     team: str = ""
 
     def is_one_of(self, roles: Collection[Role]) -> bool:
-        """Whether the role is one of these; ``operate`` always is."""
+        """Whether the role is one of these, or ``operate``."""
         return self.role == "operate" or self.role in roles
 
     def may_touch(self, team: str) -> bool:
-        """Whether the jobs of a team are its own."""
         return not self.team or self.team == team
 
     def __str__(self) -> str:
@@ -38,17 +32,11 @@ class Principal:
 
 
 OPERATOR: Final = Principal(name="operator", role="operate")
-"""Who has the token that the daemon began with."""
+"""Holder of the daemon's first token."""
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """A request is refused and changed nothing.
-
-    Args:
-        status: of HTTP.
-        error: one line: what is wrong, and which field.
-        more: further fields of the answer.
-    """
+    """A request is refused and changed nothing."""
 
     def __init__(self, status: int, error: str, **more: Any) -> None:
         super().__init__(error)

@@ -1,7 +1,4 @@
-"""The daemon as jobs, nodes and commands see it.
-
-Nothing here knows the daemon's inside.
-"""
+"""The client side of the daemon, for jobs, nodes and commands."""
 
 from rollpacker.rollmux.service.client.client import LeaseLostError, MuxClient
 from rollpacker.rollmux.service.client.phase import Phases, StateLostError

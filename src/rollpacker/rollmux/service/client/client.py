@@ -1,7 +1,7 @@
-"""The daemon's HTTP API as a job or a node sees it.
+"""A client of the daemon's HTTP API, for jobs and nodes.
 
-Every POST carries an idempotency key and is repeated with the same key until an answer comes, so
-what was asked for happens once, whatever is lost on the way or restarted at the other end.
+Every POST is repeated with the same idempotency key until an answer comes. The request is therefore
+carried out once, even if messages are lost or the daemon restarts.
 """
 
 from __future__ import annotations
@@ -34,18 +34,15 @@ if TYPE_CHECKING:  # a job needs nothing that serves HTTP
 
 SOCKET_S = 10.0
 _UNAUTHORIZED = 401
-_AGAIN = (408, 503)
-"""The request did not arrive whole, or nobody knows what became of it."""
+_AGAIN = (408, 503)  # the request was incomplete, or its outcome is unknown
 _PAUSE_S = (0.05, 1.0)
 _NO_HTTP = (ssl.SSLError, http.client.BadStatusLine, ConnectionResetError)
-"""What comes of plain HTTP to a daemon with TLS, or the other way round."""
-_SCHEME = "; does --url (mux.url) say http:// where it speaks TLS, or https:// where it does not?"
-_KEPT_S = 60.0
-"""Of a connection between two requests: less than the daemon has patience."""
+_SCHEME = "; check http:// or https:// in --url (mux.url): the daemon may use the other one"
+_KEPT_S = 60.0  # seconds to keep an idle connection, less than the daemon does
 
 
 class MuxError(RuntimeError):
-    """The daemon refused; ``status`` and ``answer`` (its JSON object) say why."""
+    """The daemon refused. ``status`` and ``answer`` (its JSON object) have the reason."""
 
     def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
         super().__init__(str(answer.get("error", f"HTTP status {status}")))
@@ -55,11 +52,11 @@ class MuxError(RuntimeError):
 
 
 class UnreachableError(ConnectionError):
-    """No answer came in time; what was asked for may or may not have happened."""
+    """No answer came in time. The request may or may not have been carried out."""
 
 
 class AilingDaemonError(UnreachableError):
-    """The daemon answered, but could not do it in time: its disk may be full."""
+    """The daemon answered but could not finish in time. Its disk may be full."""
 
 
 def new_key() -> str:
@@ -68,13 +65,10 @@ def new_key() -> str:
 
 
 class DaemonLink:
-    """Talks to one daemon; safe to share between threads.
+    """A connection to one daemon, safe to share between threads.
 
-    Args:
-        token_file: nobody else may read it.
-        patience_s: how long to go on asking when no answer comes.
-
-    Raises ``ValueError`` for a wrong address, token file or certificate.
+    Without an answer it repeats a request for ``patience_s`` seconds. Raises ``ValueError`` for a
+    wrong address, token file or certificate.
     """
 
     def __init__(
@@ -98,10 +92,9 @@ class DaemonLink:
         self._host, self._port = parts.hostname, parts.port
         self.token, self._token_file = _token(token_file), token_file
         self._patience_s = patience_s
-        self._answered = False
-        """Whether it has ever: then the address is right."""
+        self._answered = False  # whether the address ever worked
         self._kept: tuple[http.client.HTTPConnection, float] | None = None
-        """A connection for the next request, and until when it is good."""
+        """A connection for the next request, and the time until which it is good."""
         self._lock = threading.Lock()
 
     def call(
@@ -114,14 +107,10 @@ class DaemonLink:
         wait_s: float = 0.0,
         patience_s: float | None = None,
     ) -> tuple[float, Any]:
-        """The time just before the request that was answered was sent, and the answer, an object.
+        """The time just before the answered request was sent, and the answer, an object.
 
-        Args:
-            body: JSON; None sends none.
-            wait_s: that the daemon may take for its answer.
-            patience_s: in place of the usual one.
-
-        Raises ``MuxError``, ``UnreachableError``, and ``ValueError`` for an untrusted certificate.
+        The daemon may take ``wait_s`` seconds. Raises ``MuxError``, ``UnreachableError``, and
+        ``ValueError`` for an untrusted certificate.
         """
         patience = self._patience_s if patience_s is None else patience_s
         give_up = time.monotonic() + patience
@@ -158,7 +147,7 @@ class DaemonLink:
     def _refusal(self, status: int, answer: Mapping[str, Any]) -> MuxError:
         if status != _UNAUTHORIZED:
             return MuxError(status, answer)
-        text = f"{self._token_file}: the daemon does not take this token"
+        text = f"{self._token_file}: the daemon refuses this token"
         return MuxError(status, {"error": f"mux.token_file (--token-file) {text}"})
 
     def _once(
@@ -183,8 +172,7 @@ class DaemonLink:
         return response.status, _parse(data)
 
     def _take(self, timeout: float) -> http.client.HTTPConnection:
-        """The connection that was kept, where nothing has come on it since: the daemon only says
-        there that it ends. Else a new one."""
+        """The kept connection if nothing has arrived on it (only its end can), else a new one."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None and kept[0].sock is not None:
@@ -196,7 +184,6 @@ class DaemonLink:
         return self._connect(self._host, self._port, timeout=timeout)
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
-        """One for the next request, whichever thread's it is."""
         with self._lock:
             if self._kept is None and connection.sock is not None:
                 self._kept = connection, time.monotonic() + _KEPT_S
@@ -205,7 +192,7 @@ class DaemonLink:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """The answer's object. Raises ``HTTPException`` when it is none: no answer of the daemon's."""
+    """The answer's object. Raises ``HTTPException`` if the data is not the daemon's."""
     if not data:
         return {}
     try:
@@ -222,7 +209,7 @@ def _token(path: str | Path) -> bytes:
         return read_token(Path(path))
     except FileNotFoundError as error:
         raise ValueError(
-            f"mux.token_file (--token-file): there is no {path}; a daemon makes its operator's "
+            f"mux.token_file (--token-file): there is no {path}. A daemon makes its operator's "
             "token in its folder (--state) at its first start"
         ) from error
     except (OSError, ValueError) as error:
@@ -237,13 +224,13 @@ def _trusted(cafile: str | Path | None) -> ssl.SSLContext:
 
 
 SAFE_SHARE = 0.9
-"""Share of a lease in which its holder works: the rest is for clocks and for stopping."""
+"""Share of a lease in which its holder works. The rest is for clock drift and stopping."""
 _WAIT_S = 20.0
 _LONGEST_REASON = 1000
 
 
 class LeaseLostError(RuntimeError):
-    """The nodes may be another job's by now: stop, and ask for the phase again."""
+    """Another job may have the nodes now: stop, and ask for the phase again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +238,9 @@ class PhasePermit:
     """A lease of nodes for one phase of a job.
 
     Args:
-        token: fencing token; higher than every earlier one.
+        token: fencing token, higher than all earlier ones.
         stop_at: monotonic seconds after which nothing may run.
-        lease_s: length of a whole lease.
+        lease_s: seconds of a whole lease.
     """
 
     token: int
@@ -266,12 +253,10 @@ class PhasePermit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """Instead of a permit: load the job's state on other rollout and training nodes first.
+    """Instead of a permit: load the job's state on other nodes first, then report ``moved``.
 
-    Args:
-        id: to be reported by ``moved``.
-        reason: ``repack``, ``guard``, ``drain``, ``resume`` (its nodes were taken back for another
-            team) or ``failure`` (the state has to come from a checkpoint).
+    The reason is ``repack``, ``guard``, ``drain``, ``resume`` (after its nodes went to another
+    team) or ``failure`` (load a checkpoint).
     """
 
     id: int
@@ -282,8 +267,10 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverGate:
-    """Where the driver of an attempt lets the processes of its other nodes in: both sides show that
-    they know ``key``; ``names`` are of the processes, by their nodes' ranks."""
+    """The address where an attempt's driver admits the processes of its other nodes.
+
+    Both sides prove that they know ``key``. The processes' ``names`` are by their nodes' ranks.
+    """
 
     host: str
     port: int
@@ -296,32 +283,30 @@ def _about(job: str, attempt: int, host: str, port: int, names: Sequence[str]) -
 
 
 class MuxClient(DaemonLink):
-    """Talks to one daemon, as ``DaemonLink`` does: what a job or a node asks for, in calls."""
+    """The requests of jobs and nodes."""
 
     def submit(self, spec: JobSpec) -> None:
         """Register a job. Raises ``MuxError`` (409: ``exists``, ``draining`` or ``too_large``)."""
         self.call("POST", "/v1/jobs", plain(spec), new_key())
 
     def job(self, job: str) -> answers.JobView:
-        """The daemon's view of a job. Raises ``MuxError`` (404 when it knows none)."""
+        """The daemon's view of a job. Raises ``MuxError`` (404 if it is unknown)."""
         return self.call("GET", f"/v1/jobs/{quote(job, safe='')}")[1]
 
     def status(self) -> answers.Status:
-        """Pools, groups, jobs and cost."""
         return self.call("GET", "/v1/status")[1]
 
     def timeline(self, window_s: float) -> list[answers.PhaseRun]:
-        """The phases of the last ``window_s`` seconds; see the daemon's ``/v1/timeline``."""
         return self.call("GET", f"/v1/timeline?window_s={window_s:g}")[1]["phases"]
 
     def permit(
         self, job: str, phase: Phase, key: str, *, wait_s: float = _WAIT_S
     ) -> PhasePermit | MoveOrder | None:
-        """Ask for a phase's nodes; None when it is not the job's turn yet: ask again, same key.
+        """Ask for a phase's nodes (None if it is not the job's turn, so ask again with the same
+        key).
 
-        The answer comes within ``wait_s``, at most 60.
-
-        Raises ``MuxError`` when there is nothing to wait for; see its ``code``.
+        The answer comes within ``wait_s``, at most 60 s. Raises ``MuxError`` if waiting is useless.
+        See its ``code``.
         """
         body = {"phase": phase, "wait_s": wait_s}
         path = f"/v1/jobs/{quote(job, safe='')}/permits"
@@ -340,16 +325,18 @@ class MuxClient(DaemonLink):
         )
 
     def heartbeat(self, permit: PhasePermit) -> tuple[float, bool]:
-        """Extend a lease: the new ``stop_at``, and whether another job has the nodes of a rollout's
-        tail. Raises ``LeaseLostError``."""
+        """Extend a lease. Raises ``LeaseLostError``.
+
+        Returns the new ``stop_at``, and whether another job has the nodes of a rollout's tail.
+        """
         patience = permit.stop_at - time.monotonic()
         sent, answer = self._for_permit(permit, "heartbeat", {}, patience)
         return sent + SAFE_SHARE * answer["ttl_s"], answer["release_tail"]
 
     def tail(self, job: str, permit: PhasePermit) -> bool:
-        """Report that most responses of a running rollout are there. Raises ``LeaseLostError``.
+        """Report that most responses of a running rollout are done. Raises ``LeaseLostError``.
 
-        True when another job has the nodes: what is left has to move to a quarter of the workers.
+        True if another job has the nodes: the rest must move to a quarter of the workers.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/tail"
         try:
@@ -358,23 +345,22 @@ class MuxClient(DaemonLink):
             raise LeaseLostError(f"permit {permit.token} ({permit.phase}): {error}") from error
 
     def finish(self, permit: PhasePermit, seconds: float, key: str) -> answers.DoneAnswer:
-        """The phase is over; ``seconds`` is what it took alone. Raises ``LeaseLostError``."""
+        """Finish a phase that took ``seconds`` alone. Raises ``LeaseLostError``."""
         return self._for_permit(permit, "finish", {"seconds": seconds}, None, key)[1]
 
     def abandon(self, permit: PhasePermit) -> None:
-        """Give the nodes back with the phase unfinished; no harm when the lease is lost."""
+        """Give the nodes back with the phase unfinished. Does nothing if the lease is lost."""
         try:
             self._for_permit(permit, "abandon", {}, SOCKET_S)
         except (LeaseLostError, UnreachableError):
             return
 
     def moved(self, job: str, move: MoveOrder, key: str | None = None) -> None:
-        """The job's state is on its new nodes."""
         path = f"/v1/jobs/{quote(job, safe='')}/moved"
         self.call("POST", path, {"move": move.id}, key or new_key())
 
     def end(self, job: str, *, patience_s: float | None = None) -> None:
-        """The job is done or given up; its nodes are free."""
+        """The job is done or given up, so free its nodes."""
         path = f"/v1/jobs/{quote(job, safe='')}/end"
         self.call("POST", path, {}, new_key(), patience_s=patience_s)
 
@@ -386,10 +372,10 @@ class MuxClient(DaemonLink):
         agent: str = "",
         patience_s: float | None = None,
     ) -> tuple[float, answers.AliveAnswer]:
-        """Report a node, with the programs that are there where its agent starts some; the time
-        just before the request was sent, and the answer.
+        """Report a node, and its programs if its agent starts some.
 
-        Raises ``MuxError`` (410: failed; 409, ``taken``: another agent reports it).
+        Returns the time just before the request was sent, and the answer. Raises ``MuxError`` (410
+        when the node has failed, 409 ``taken`` when another agent reports it).
         """
         path = f"/v1/nodes/{quote(node, safe='')}/heartbeat"
         body = {"attempts": attempts, "agent": agent}
@@ -398,8 +384,8 @@ class MuxClient(DaemonLink):
     def printed(
         self, job: str, number: int, at: int, data: bytes, *, patience_s: float | None = None
     ) -> tuple[int, bool]:
-        """Send what an attempt printed from byte ``at`` on; how much the daemon has of it, and
-        whether it takes no more."""
+        """Send an attempt's output from byte ``at``. Returns the daemon's bytes, and whether it is
+        full."""
         path = f"/v1/jobs/{quote(job, safe='')}/attempts/{number}/log"
         body = {"at": at, "data": base64.b64encode(data).decode()}
         answer = self.call("POST", path, body, new_key(), patience_s=patience_s)[1]
@@ -408,16 +394,16 @@ class MuxClient(DaemonLink):
     def open_gate(
         self, job: str, attempt: int, host: str, port: int, key: bytes, names: Sequence[str]
     ) -> None:
-        """Say where the driver of the job's running attempt is; see ``gate``."""
+        """Publish the address of the driver of the job's running attempt. See ``gate``."""
         sealed = seal(key, self.token, _about(job, attempt, host, port, names))
         body = {"host": host, "port": port, "key": sealed, "names": [*names]}
         self.call("POST", f"/v1/jobs/{quote(job, safe='')}/gate", body, new_key())
 
     def gate(self, job: str, attempt: int) -> DriverGate:
-        """Where the driver of an attempt is.
+        """The address of an attempt's driver.
 
-        Raises ``MuxError`` (404, ``no_gate``: not yet), ``ValueError`` where the driver has another
-        token.
+        Raises ``MuxError`` (404, ``no_gate``: not yet), and ``ValueError`` if the driver has
+        another token.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/gate?attempt={attempt}"
         found = self.call("GET", path)[1]
@@ -426,15 +412,16 @@ class MuxClient(DaemonLink):
             key = unseal(found["key"], self.token, _about(job, attempt, host, port, names))
         except ValueError as error:
             raise ValueError(
-                f"job {job}: its driver, at {host}:{port}, has another token than this node: "
-                "agents on whose nodes one job runs need the same one (--token-file)"
+                f"job {job}: its driver at {host}:{port} has another token than this node. All "
+                "agents of a job's nodes need the same token (--token-file)"
             ) from error
         return DriverGate(host=host, port=port, key=key, names=names)
 
     def register(
         self, machine: Machine, *, agent: str = "", patience_s: float | None = None
     ) -> float:
-        """Join the inventory with a node, as its agent; seconds in which to report it again."""
+        """Add a node to the inventory as its agent. Returns the seconds until the next report is
+        due."""
         body = plain(machine) | {"agent": agent}
         return self.call("POST", "/v1/nodes", body, new_key(), patience_s=patience_s)[1]["ttl_s"]
 
@@ -443,8 +430,8 @@ class MuxClient(DaemonLink):
         return self.call("GET", f"/v1/nodes/{quote(node, safe='')}")[1]
 
     def node_failed(self, node: str, reason: str) -> None:
-        """Report that a node is gone, with all that was on it."""
-        # Of a check's own words: the daemon takes one line.
+        """Report that a node and all its state are lost."""
+        # The reason may come from a check's output, and the daemon takes one line.
         body = {"reason": visible(" ".join(reason.split()), kept="")[:_LONGEST_REASON]}
         self.call("POST", f"/v1/nodes/{quote(node, safe='')}/failed", body, new_key())
 

@@ -1,4 +1,4 @@
-"""Phases of a job of one's own, as a context manager and as a decorator.
+"""Phases of your own job, as a context manager and as a decorator.
 
 mux = Phases(MuxClient(url, token_file), "my-job")
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class StateLostError(RuntimeError):
-    """The job's nodes failed: load the last checkpoint; the iteration begins with a rollout."""
+    """The job's nodes failed. Load the last checkpoint. The iteration begins with a rollout."""
 
 
 def acquire(
@@ -49,11 +49,13 @@ def acquire(
     wait_s: float = 20.0,
     away: Callable[[UnreachableError], None] = lambda _error: None,
 ) -> PhasePermit:
-    """Wait for a phase's nodes, moving the job's state first where that is asked for.
+    """Wait for a phase's nodes, and move the job's state first if the daemon asks for it.
 
-    While the daemon is away the wait goes on: nothing may run without it. Raises ``MuxError`` for
-    what waiting cannot mend (see its ``code``), ``StateLostError`` when the nodes have failed and
-    ``LeaseLostError`` when ``stopped``, which is asked every ``wait_s`` at least, says so.
+    It waits while the daemon is unreachable, since nothing may run without it. Raises ``MuxError``
+    if
+    waiting is useless (see its ``code``), ``StateLostError`` if the nodes failed, and
+    ``LeaseLostError``
+    if ``stopped``, which is asked at least every ``wait_s`` seconds.
     """
     key = new_key()
     while True:
@@ -68,7 +70,7 @@ def acquire(
             on_move(got)
             patiently(partial(client.moved, job, got, new_key()), stopped, away)
             if got.reason == "failure":
-                raise StateLostError(f"job {job}: a node failed; going on from a checkpoint")
+                raise StateLostError(f"job {job}: a node failed, so it continues from a checkpoint")
 
 
 def patiently(
@@ -76,7 +78,7 @@ def patiently(
     stopped: Callable[[], bool],
     away: Callable[[UnreachableError], None] = lambda _error: None,
 ) -> T:
-    """Repeat a request until it is answered; ``away`` is told of every time that it was not.
+    """Repeat a request until it is answered. Call ``away`` after each failure.
 
     Raises ``LeaseLostError`` when ``stopped``.
     """
@@ -85,13 +87,13 @@ def patiently(
             return call()
         except UnreachableError as error:
             away(error)
-    raise LeaseLostError("stopped while it waited for the daemon")
+    raise LeaseLostError("stopped while waiting for the daemon")
 
 
 def _next_key(error: MuxError, key: str) -> str:
-    """The key to ask again with; raises the error when asking again cannot help."""
+    """The key for the next try. Raises the error if another try is useless."""
     if error.code == "held":
-        # A process of this job that is gone still holds a lease; it runs out.
+        # A dead process of this job still holds a lease, which will expire.
         time.sleep(min(1.0, max(0.05, float(error.answer.get("ttl_s", _RETRY_S)))))
         return key
     if error.code == "over":
@@ -102,11 +104,10 @@ def _next_key(error: MuxError, key: str) -> str:
 class HeldLease:
     """A permit whose lease a thread extends until ``close``.
 
-    ``check`` is for the owner's safe points: it looks at the clock itself, so a process that was
-    stopped for longer than the lease finds out before it does anything else.
-
-    Of a lease that was given up, or is closed, nobody is told anything any more: an answer that
-    comes late would start workers which have been stopped since.
+    Call ``check`` at safe points. It reads the clock, so a process that was stopped for longer than
+    the
+    lease notices first. A lost or closed lease has no callbacks, since a late answer would restart
+    stopped workers.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class HeldLease:
         self._on_lost = on_lost
         self._on_tail = on_tail
         self.tail_released = False
-        """Whether another job has the nodes: the rest of a rollout has to leave most workers."""
+        """Whether another job has the nodes, so that the rest of a rollout must leave most workers.
+        """
         self._problem: str | None = None
-        self._telling = threading.Lock()
-        """Held while the owner is told, and while it is decided that it is not any more."""
+        self._telling = threading.Lock()  # held during callbacks, and while they are switched off
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._keep, name=f"lease-{permit.token}", daemon=True
@@ -138,22 +139,22 @@ class HeldLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the nodes may be another job's."""
+        """Whether another job may have the nodes."""
         return self._problem is not None or time.monotonic() >= self.stop_at
 
     def check(self) -> None:
-        """Raises ``LeaseLostError`` when the phase has to stop."""
+        """Raises ``LeaseLostError`` if the phase must stop."""
         if self.lost:
             reason = self._problem or "its lease ran out"
             raise LeaseLostError(f"permit {self.permit.token} ({self.permit.phase}): {reason}")
 
     def give_up(self, reason: str) -> None:
-        """It is lost, as the daemon or the clock has said: no answer brings it back."""
+        """Mark the lease as lost. No later answer restores it."""
         with self._telling:
             self._problem = self._problem or reason
 
     def offer_tail(self, job: str) -> None:
-        """Most responses of a rollout are there; nothing happens where the daemon is away."""
+        """Report that most responses of a rollout are done. Does nothing without the daemon."""
         try:
             released = self._client.tail(job, self.permit)
         except (LeaseLostError, UnreachableError):
@@ -172,7 +173,7 @@ class HeldLease:
                 self._on_tail()
 
     def close(self) -> None:
-        """Stop extending; may be called from ``on_lost``, and not from what else it tells."""
+        """Stop extending. Except for ``on_lost``, no callback may call this."""
         with self._telling:
             self._closing.set()
         if threading.current_thread() is not self._thread:
@@ -201,27 +202,25 @@ class HeldLease:
 
 
 class PhaseState(Protocol):
-    """What a phase needs on its devices; ``train.state.warm_state.WarmState`` is one."""
+    """A phase's state on its devices. ``train.state.warm_state.WarmState`` is one."""
 
     def load(self) -> None: ...
 
     def offload(self) -> None:
-        """Device to host memory, the device's memory given back."""
+        """Move it from device to host memory, and free the device's memory."""
         ...
 
 
 def stay(_move: MoveOrder) -> None:
-    """What a job does on a move when its state is reachable from any node."""
+    """The reaction to a move of a job whose state is reachable from any node."""
 
 
 class Phases:
-    """A job's phases; without a client, as without a daemon, they just run.
+    """A job's phases. Without a client they simply run.
 
     Args:
-        client: of the daemon; None to run alone.
-        job: its id, submitted before.
-        states: what each phase loads before it begins and offloads when it is over.
-        on_move: loads the job's state on other nodes, from the last checkpoint when the reason is
+        states: state that each phase loads first and offloads at its end.
+        on_move: loads the job's state on other nodes, from the last checkpoint if the reason is
             ``failure``.
     """
 
@@ -240,7 +239,7 @@ class Phases:
         self._lease: HeldLease | None = None
 
     def submit(self, spec: JobSpec) -> None:
-        """Register the job; nothing to do when the daemon knows it already."""
+        """Register the job, unless the daemon knows it already."""
         if self._client is None:
             return
         try:
@@ -252,11 +251,13 @@ class Phases:
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[PhasePermit | None]:
-        """Run a phase on nodes of its own; yields the permit, None without a daemon.
+        """Run a phase on its own nodes. Yields the permit, or None without a daemon.
 
-        An exception gives the nodes back with the phase unfinished: it has to be asked for again.
-        Raises ``LeaseLostError`` at the end when the lease was lost on the way, ``MuxError`` when
-        it is not this phase's turn, ``StateLostError`` when the nodes have failed.
+        An exception gives the nodes back with the phase unfinished, so the job must ask for it
+        again. Raises
+        ``LeaseLostError`` at the end if the lease was lost, ``MuxError`` if it is not this phase's
+        turn, and
+        ``StateLostError`` if the nodes have failed.
         """
         if self._client is None:
             yield None
@@ -279,7 +280,7 @@ class Phases:
                 state.offload()
             client.finish(permit, seconds, new_key())
         except BaseException as error:
-            # Off the devices, whatever state the phase was left in; once, as buffers move with it.
+            # Offload in any state of the phase, but only once, since buffers move with it.
             if state is not None and there:
                 state.offload()
             if not isinstance(error, LeaseLostError):
@@ -290,15 +291,16 @@ class Phases:
             self._lease = None
 
     def check(self) -> None:
-        """A safe point: raises ``LeaseLostError`` when the running phase has to stop."""
+        """A safe point: raises ``LeaseLostError`` if the running phase must stop."""
         if self._lease is not None:
             self._lease.check()
 
     def offer_tail(self) -> bool:
-        """Most responses of the running rollout are there: others may have its nodes.
+        """Report that most responses of the running rollout are done.
 
-        True when another job has them: move the rest to a quarter of the workers. To be asked
-        again later, as a job may come.
+        True if another job has the nodes: move the rest to a quarter of the workers. Call it again
+        later,
+        since a job may arrive.
         """
         if self._lease is None:
             return False

@@ -1,4 +1,2 @@
-"""What each request does: checked against the state, recorded, answered.
-
-Nothing here knows how a request came.
-"""
+"""The effect of each request: checked against the state, recorded and answered, independent of
+HTTP."""

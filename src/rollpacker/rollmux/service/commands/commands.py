@@ -1,4 +1,4 @@
-"""What each request does: checked against the state first, then recorded."""
+"""The effect of each request: first checked against the state, then recorded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 
 
 def once(core: TransactionLog, request: Post, act: Callable[[], Outcome]) -> Outcome:
-    """Carry out a request unless its key is known: then it gets the answer of the first time."""
+    """Carry out a request, or repeat its first answer if its key is known."""
     own_job(core, request)
     entry = core.find(request.key)
     if entry is None:
         return act()
     if entry.request != request.fingerprint:
-        raise Refused(422, "Idempotency-Key: was used for another request before")
+        raise Refused(422, "Idempotency-Key: another request has used this key")
     if entry.answer is None:
         event = cast(ev.PermitRequested, daemon_events.decode(entry.event))
         return poll(core, event.job, request.key)
@@ -41,7 +41,7 @@ def once(core: TransactionLog, request: Post, act: Callable[[], Outcome]) -> Out
 
 
 def own_job(core: TransactionLog, request: Post) -> None:
-    """Raises ``Refused`` where the job is of a team that is not the sender's."""
+    """Raises ``Refused`` if the job or permit belongs to another team or job."""
     name, lease = (
         request.job,
         core.leased.leases.get(-1 if request.token is None else request.token),
@@ -50,37 +50,37 @@ def own_job(core: TransactionLog, request: Post) -> None:
     if record is not None:
         own_team(request, record.spec.team)
     if lease is not None and request.of not in ("", lease.job):
-        text = f"permit {lease.token} is another job's, not {request.of}'s"
+        text = f"permit {lease.token} belongs to another job, not to {request.of}"
         raise Refused(409, text, code="lost")
 
 
 def own_team(request: Post, team: str) -> None:
-    """Raises ``Refused`` where the sender's token is for another team."""
+    """Raises ``Refused`` if the sender's token is for another team."""
     if not request.by.may_touch(team):
-        whose = f"team {team!r}" if team else "no team: set team (of a run: mux.team)"
+        whose = f"team {team!r}" if team else "no team: set team (in a run: mux.team)"
         text = f"the token of {request.by} is not for jobs of {whose}"
         raise Refused(403, text, code="forbidden")
 
 
 def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
-    """Place a new job."""
+    """Submit a job."""
     spec: JobSpec = convert(body, JobSpec, from_attributes=True)
     _check_fit(spec, body.program, core.settings.memory_cap_gb)
     own_team(request, spec.team)
     if spec.id in core.leased.jobs:
         over = core.leased.jobs[spec.id].ended is not None
         text = (
-            f"was a job {spec.id}: ids are not used again, give it another one"
+            f"job {spec.id} has ended, and its id cannot be used again"
             if over
-            else f"is a job {spec.id} already"
+            else f"job {spec.id} exists already"
         )
-        raise Refused(409, f"id: there {text}", code="exists")
+        raise Refused(409, f"id: {text}", code="exists")
     if core.leased.draining:
-        raise Refused(409, "the cluster is draining: no new jobs", code="draining")
+        raise Refused(409, "the cluster is draining and takes no new jobs", code="draining")
     queue = core.leased.scheduler.queue
     if sum(job.spec.team == spec.team for job in queue.jobs.values()) >= MOST_OF_A_TEAM:
-        whose = f"of team {spec.team}" if spec.team else "of no team"
-        text = f"{MOST_OF_A_TEAM} jobs {whose} wait for nodes: submit it when some have them"
+        whose = f"of team {spec.team}" if spec.team else "without a team"
+        text = f"{MOST_OF_A_TEAM} jobs {whose} wait for nodes: submit it when some have started"
         raise Refused(409, text, code="too_many")
     seq = core.leased.seq + 1
     program = body.program
@@ -100,21 +100,20 @@ def submit(core: TransactionLog, request: Post, body: bodies.NewJob) -> Outcome:
 
 
 def _check_fit(spec: JobSpec, program: JobProgram | None, cap_gb: float) -> None:
-    """What only the daemon knows. Raises ``Refused``."""
     for name in ("rollout_memory_gb", "train_memory_gb"):
         if getattr(spec, name) > cap_gb:
             asked = getattr(spec, name)
-            text = f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most that a node has"
+            text = f"{name}: {asked:g}: must be 0 to {cap_gb:g}, the most of a node"
             raise Refused(400, text)
     if program is not None and not program.command[0]:
-        raise Refused(400, "program.command: its first part, the program, must not be empty")
+        raise Refused(400, "program.command: the first part, the program, must not be empty")
 
 
 def permit(core: TransactionLog, request: Post, job: str, body: bodies.Ask) -> Outcome:
-    """Ask for a phase: a permit, a move that has to come first, or not yet.
+    """Ask for a phase: a permit, a move that must come first, or not yet.
 
-    Deadline of a permit: your clock just before you sent this request, and ``ttl_s``. After a
-    move, repeat the request with the same key; after one for a ``failure`` with a new key: the
+    A permit's deadline is your clock just before you sent the request plus ``ttl_s``. After a move,
+    repeat the request with the same key. After a move for a ``failure`` use a new key, since the
     iteration begins again with a rollout.
     """
     record = job_record(core, job)
@@ -136,13 +135,13 @@ def permit(core: TransactionLog, request: Post, job: str, body: bodies.Ask) -> O
     if wanted is None:
         raise Refused(409, f"job {job} has done all its iterations", code="complete", next=None)
     if body.phase != wanted:
-        raise Refused(409, f"phase: job {job} is to ask for {wanted}", code="order", next=wanted)
+        raise Refused(409, f"phase: job {job} must ask for {wanted}", code="order", next=wanted)
     core.record(ev.PermitRequested(job=job, phase=body.phase), **request.known())
     return poll(core, job, request.key)
 
 
 def poll(core: TransactionLog, job: str, key: str) -> Outcome:
-    """What became of a recorded permit request."""
+    """The present answer to a recorded permit request."""
     record = core.leased.jobs[job]
     if record.ended is not None or record.ending:
         raise Refused(409, f"job {job} is {core.leased.state(job)}", code="ended")
@@ -155,17 +154,17 @@ def poll(core: TransactionLog, job: str, key: str) -> Outcome:
         untold = lease.fenced or core.quiet
         return NoPermitYet(job, key) if untold else Answer(200, permit_body(core, lease))
     if lease is not None or record.request is not None:
-        raise Refused(409, "a newer request took this one's place", code="superseded")
+        raise Refused(409, "a newer request replaced this one", code="superseded")
     raise Refused(
         409,
-        "the permit of this request is over: ask with a new Idempotency-Key",
+        "the permit of this request has ended: ask with a new Idempotency-Key",
         code="over",
         next=core.leased.next_phase(job),
     )
 
 
 def permit_body(core: TransactionLog, lease: Lease) -> answers.PermitView:
-    """A permit, with what is left of it now."""
+    """A permit with its remaining time."""
     return {
         "token": lease.token,
         "phase": lease.phase,
@@ -176,7 +175,7 @@ def permit_body(core: TransactionLog, lease: Lease) -> answers.PermitView:
 
 
 def move_body(record: JobRecord) -> answers.Moving:
-    """Where a job has to go."""
+    """A job's pending move."""
     assert record.move is not None
     decision = record.move.decision
     return {
@@ -195,7 +194,7 @@ def _left(core: TransactionLog, lease: Lease) -> float:
 
 
 def heartbeat(core: TransactionLog, request: Post, token: int) -> Outcome:
-    """Give a lease its full time again; a repeated key does not."""
+    """Extend a lease to its full time. A repeated key extends nothing."""
     own_job(core, request)
     lease = _lease(core, token)
     if lease.beat != request.key:
@@ -206,7 +205,7 @@ def heartbeat(core: TransactionLog, request: Post, token: int) -> Outcome:
 
 
 def finish(core: TransactionLog, request: Post, token: int, body: bodies.FinishedBody) -> Outcome:
-    """The phase is over."""
+    """Finish the phase."""
     lease = _over_if_fenced(core, token)
     job, phase = lease.job, lease.phase
 
@@ -219,7 +218,7 @@ def finish(core: TransactionLog, request: Post, token: int, body: bodies.Finishe
 
 
 def abandon(core: TransactionLog, request: Post, token: int, _: bodies.OfJob) -> Outcome:
-    """The phase is given back unfinished: it has to be asked for again."""
+    """Give the nodes back with the phase unfinished. The job must ask for the phase again."""
     lease = _over_if_fenced(core, token)
     job = lease.job
 
@@ -234,7 +233,7 @@ def tail(core: TransactionLog, request: Post, job: str, body: bodies.TailBody) -
     record, token = job_record(core, job), body.token
     lease = _lease(core, token)
     if record.token != token or lease.phase != "rollout":
-        raise Refused(409, f"token: {token} is no running rollout of job {job}", code="lost")
+        raise Refused(409, f"token: {token} is not a running rollout of job {job}", code="lost")
 
     def answer() -> answers.TailTold:
         return {"release_tail": lease.tail}
@@ -252,7 +251,7 @@ def moved(core: TransactionLog, request: Post, job: str, body: bodies.MovedBody)
 
 
 def end(core: TransactionLog, request: Post, job: str) -> Outcome:
-    """The job is done, or cancelled."""
+    """The job is done or cancelled."""
     record = job_record(core, job)
     told, status = answers.EndedAnswer(state="ended"), 200
     if record.ending or (record.ended is None and record.token is not None):
@@ -263,17 +262,17 @@ def end(core: TransactionLog, request: Post, job: str) -> Outcome:
 
 
 def the_end(record: JobRecord) -> daemon_events.Recorded:
-    """Of a live job: at once, or when its permit is over."""
+    """The event that ends a live job, at once or with its permit."""
     if record.token is None:
         return ev.JobEnded(job=record.spec.id)
     return daemon_events.EndFenced(job=record.spec.id, token=record.token)
 
 
 def change(core: TransactionLog, request: Post, job: str, body: bodies.Change) -> Outcome:
-    """Hold the job, let it go on, or give it another priority inside its team.
+    """Hold the job, release it, or change its priority inside its team.
 
-    A held job loses nothing: it finishes its iteration, then its program is asked to end, as where
-    its nodes go to another team. It gets nodes again when it is not held any more.
+    A held job loses nothing. It finishes its iteration, and then its program must end as if another
+    team had taken the nodes back. After its release it gets nodes again.
     """
     record = job_record(core, job)
     if record.ended is not None or record.ending:
@@ -289,7 +288,7 @@ def change(core: TransactionLog, request: Post, job: str, body: bodies.Change) -
 
 
 def drain(core: TransactionLog, request: Post, body: bodies.Drain) -> Outcome:
-    """Turn new jobs away, or no longer; live ones go on."""
+    """Refuse new jobs, or accept them again. Live jobs continue."""
 
     def answer() -> answers.Drained:
         return {"draining": body.draining, "jobs": len(core.leased.scheduler.cluster.jobs)}
@@ -304,13 +303,13 @@ def recorded(
     answer: Callable[[], Mapping[str, Any]],
     status: int = 200,
 ) -> Outcome:
-    """Let an event happen, and answer."""
+    """Record an event, and answer."""
     entry = core.record(event, **request.known(), status=status, answer=answer)
     return Answer(status, loads(entry.answer or "{}"))
 
 
 def job_record(core: TransactionLog, job: str) -> JobRecord:
-    """What is known of a job. Raises ``Refused`` where there is none."""
+    """A job's record. Raises ``Refused`` if the job is unknown."""
     record = core.leased.jobs.get(job)
     if record is None:
         raise Refused(404, f"there is no job {job[:64]!r}", code="unknown")
@@ -318,15 +317,15 @@ def job_record(core: TransactionLog, job: str) -> JobRecord:
 
 
 def running(core: TransactionLog, job: str) -> ProgramRun:
-    """The attempt of a job that agents run now. Raises ``Refused``."""
+    """The running attempt of a job. Raises ``Refused``."""
     found = job_record(core, job).running
     if found is None:
-        raise Refused(404, f"job {job}: agents run nothing of it", code="no_attempt")
+        raise Refused(404, f"job {job}: agents run no program of it", code="no_attempt")
     return found
 
 
 def attempt(core: TransactionLog, job: str, number: int | None) -> ProgramRun:
-    """One of a job's, the last one for None. Raises ``Refused``."""
+    """An attempt of a job (the last one for None). Raises ``Refused``."""
     started = job_record(core, job).program
     attempts = [] if started is None else started.attempts
     wanted = [each for each in attempts if number is None or each.number == number]
@@ -347,7 +346,7 @@ def _lease(core: TransactionLog, token: int) -> Lease:
 
 
 def _over_if_fenced(core: TransactionLog, token: int) -> Lease:
-    """The lease of a permit whose holder stops now; what waited for it goes on at once."""
+    """The lease of a permit whose holder stops now. Events that waited for it happen at once."""
     lease = core.leased.leases.get(token)
     if lease is not None and lease.fenced:
         core.leased.over(token)
@@ -357,19 +356,20 @@ def _over_if_fenced(core: TransactionLog, token: int) -> Lease:
 
 _log = logging.getLogger(__name__)
 _ROUNDED = 0.97
-"""A node may report so much of what the inventory says: firmware and kernel take some."""
+"""A node may report this share of the inventory's numbers: firmware and kernel take some."""
 
 
 def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outcome:
-    """A named node's agent says what the node is.
+    """Register a named node as its agent.
 
-    One that has less than the inventory says, or failed three times within an hour, is set aside.
+    If the node has less than the inventory lists, or failed three times within an hour, it is set
+    aside.
     """
     told = {name: getattr(body, name) for name in Machine.__dataclass_fields__}
     machine = Machine(**told)
     if core.settings.nodes != "named":
         raise Refused(
-            409, "this cluster's nodes are a cloud's: serve with --inventory", code="cloud"
+            409, "this cluster rents its nodes: serve with --inventory for named ones", code="cloud"
         )
     _only_agent(core, machine.name, body.agent)
     slot = core.leased.slots.get(machine.name)
@@ -386,29 +386,28 @@ def register(core: TransactionLog, request: Post, body: bodies.NewNode) -> Outco
 
 
 def _heard(core: TransactionLog, node: str, *, programs: bool) -> None:
-    """Jobs whose programs agents start come only to named nodes whose agents start some."""
+    """Note the agent's kind: jobs with programs need named nodes whose agents start some."""
     slot = core.leased.slots.get(node)
     if slot is not None and slot.agent != ("programs" if programs else "heard"):
         core.record(ev.AgentHeard(node=node, programs=programs))
 
 
 def _only_agent(core: TransactionLog, node: str, agent: str) -> None:
-    """Raises ``Refused`` where another one is heard: both would start the same programs."""
+    """Raises ``Refused`` if another agent reports the node, since both would start its programs."""
     if (known := core.leased.agent(node)) in (None, "", agent):
         return
     ago = core.now() - core.leased.agents[node]
     text = (
-        f"node {node[:64]}: another agent reports it, last {ago:.1f} s ago: stop one of them, or "
-        "give it a --node of its own"
+        f"node {node[:64]}: another agent reported it {ago:.1f} s ago. Stop one of them, or use "
+        "another --node"
     )
-    _log.warning("%s; agent %.8s was refused, %.8s is heard", text, agent or "(none)", known)
+    _log.warning("%s (agent %.8s was refused, %.8s is heard)", text, agent or "(none)", known)
     raise Refused(409, text, code="taken")
 
 
 def _lacks(listed: Machine, reported: Machine) -> str:
-    """What a node has less of than the inventory says."""
     if reported.pool != listed.pool:
-        return f"its agent says that it is a {reported.pool} node"
+        return f"its agent reports a {reported.pool} node"
     found = [
         f"{getattr(reported, name):g} {what}, not {getattr(listed, name):g}"
         for name, what in (("memory_gb", "GB of memory"), ("devices", "devices"))
@@ -418,9 +417,9 @@ def _lacks(listed: Machine, reported: Machine) -> str:
 
 
 def node_closed(core: TransactionLog, request: Post, node: str, body: bodies.Closed) -> Outcome:
-    """Nothing new comes to the node.
+    """Take nothing new on the node.
 
-    Jobs on a draining one get others between two iterations, as soon as there are some.
+    Jobs on a draining node get others between two iterations, as soon as some are free.
     """
     _named(core, node)
     event = ev.NodeClosed(node=node, status=body.status, why=body.reason)
@@ -428,16 +427,16 @@ def node_closed(core: TransactionLog, request: Post, node: str, body: bodies.Clo
 
 
 def node_opened(core: TransactionLog, request: Post, node: str) -> Outcome:
-    """The node is used again."""
+    """Use the node again."""
     if _named(core, node).status == "down":
-        raise Refused(409, f"node {node} is down: its agent has to report it", code="failed")
+        raise Refused(409, f"node {node} is down: its agent must report it", code="failed")
     return recorded(core, request, ev.NodeOpened(node=node), lambda: _on(core, node))
 
 
 def node_removed(core: TransactionLog, request: Post, node: str) -> Outcome:
-    """The node leaves the inventory."""
+    """Remove the node from the inventory."""
     if _named(core, node).used:
-        raise Refused(409, f"node {node}: jobs are on it; drain it first", code="used")
+        raise Refused(409, f"node {node}: jobs are on it, so drain it first", code="used")
     if jobs := core.leased.programs.on(node):
         text = f"node {node}: the program of job {jobs[0]} is about to end there"
         raise Refused(409, text, code="used")
@@ -461,9 +460,9 @@ def _named(core: TransactionLog, node: str) -> Slot:
 def node_heartbeat(
     core: TransactionLog, request: Post, node: str, body: bodies.AliveBody
 ) -> Outcome:
-    """The node's agent lives; once it has reported, its silence is a failure.
+    """Report the node. After its first report, an agent's silence counts as a failure.
 
-    Where it starts programs it is told which belong there.
+    An agent that starts programs gets the list of those for its node.
     """
     _node(core, node)
     _only_agent(core, node, body.agent)
@@ -481,7 +480,7 @@ def node_heartbeat(
 def settled(
     core: TransactionLog, node: str, seen: Sequence[bodies.SeenAttempt]
 ) -> list[answers.WantedAttempt]:
-    """Take what has ended, begin what belongs there; all that is to run or to be stopped."""
+    """Record ended attempts and begin new ones. Returns all that must run or stop."""
     leased = core.leased
     for each in seen:
         if each.code is not None:
@@ -490,7 +489,7 @@ def settled(
     for job in sorted(held.pins) if held is not None else ():
         record, started = leased.jobs[job], leased.jobs[job].program
         if started is not None and started.outcome == "failed" and not record.ending:
-            # The last node that it had has failed under it: nobody saw an end there.
+            # Its last node failed under the job, so nobody saw the end of its program there.
             core.record(the_end(record))
             continue
         ready_at = None if started is None else started.ready_at()
@@ -508,13 +507,13 @@ def settled(
 
 
 def _seen_end(core: TransactionLog, node: str, seen: bodies.SeenAttempt, code: int) -> None:
-    """A process of an attempt is over; the driver's is the attempt's own."""
+    """A process of an attempt has ended. The driver's end is the attempt's end."""
     record = core.leased.jobs.get(seen.job)
     running = None if record is None else record.running
     if running is None or running.number != seen.number:
         return
     if node == running.node:
-        # Its job may be back here by now.
+        # The job may have returned to these nodes.
         stopped = seen.stopped and not running.broken
         told = stopped or core.leased.gang(seen.job) != running.nodes
         _ended(core, seen.job, code, told=told)
@@ -523,19 +522,18 @@ def _seen_end(core: TransactionLog, node: str, seen: bodies.SeenAttempt, code: i
 
 
 def _told(core: TransactionLog, record: JobRecord, node: str) -> answers.WantedAttempt | None:
-    """A program that is on a node; None, so that its agent ends it, where it cannot be told: the
-    node's other programs go on."""
+    """The entry of an attempt on a node (None after an error, so that only this program ends)."""
     try:
         wanted = _wanted(core, record, node)
         dumps(wanted)
     except Exception:
-        _log.exception("job %s: node %s cannot be told of its program", record.spec.id, node)
+        _log.exception("job %s: its program cannot be sent to node %s", record.spec.id, node)
         return None
     return wanted
 
 
 def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.WantedAttempt:
-    """A program that is on a node. Its driver is told to stop, and sees to the others."""
+    """The entry of an attempt on a node. Only its driver must stop, and it stops the others."""
     started = record.program
     assert started is not None
     assert started.running is not None
@@ -554,7 +552,7 @@ def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.Wante
 
 
 def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
-    """A program is over; where it does not start again, so is its job."""
+    """A program has ended. If it does not restart, end its job."""
     core.record(daemon_events.AttemptEnded(job=job, code=code, told=told))
     record = core.leased.jobs[job]
     over = record.program is not None and record.program.outcome
@@ -566,7 +564,7 @@ _LONGEST_WHY = 200
 
 
 def node_failed(core: TransactionLog, request: Post, node: str, body: bodies.FailedBody) -> Outcome:
-    """The node is gone with all that was on it."""
+    """The node and all its state are lost."""
     if node in core.leased.failed:
         return Answer(200, answers.NodeGone(state="failed", jobs=[]))
     _node(core, node, failing_too=True)

@@ -1,4 +1,4 @@
-"""The single writer: a thread that takes requests in batches and answers after their commit."""
+"""The single writer: a thread that runs requests in batches and answers after their commit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _log = logging.getLogger(__name__)
 MAX_BATCH = 256
 MAX_QUEUE = 4096
 COMMIT_S = 0.1
-"""Until a batch is committed; requests that have not begun by then are in the next one."""
+"""Seconds until a batch is committed. Requests that have not begun by then go to the next one."""
 _RETRY_S = 1.0
 _LOOKS = 4
-"""In a lease, at least: after half of one without a look it was the daemon that stood still."""
+"""Least looks per lease. After half a lease without one, the daemon itself stood still."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of HTTP: a JSON object, bytes or pieces of a text; None has no body."""
+    """An HTTP answer: a JSON object, bytes or pieces of text. A body of None is empty."""
 
     status: int
     body: Mapping[str, Any] | bytes | Generator[str, None, None] | None
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NoPermitYet:
-    """There is no permit yet."""
+    """The request for a permit must wait."""
 
     job: str
     key: str
@@ -45,19 +45,15 @@ class NoPermitYet:
 
 Outcome = Answer | NoPermitYet
 Command = Callable[[TransactionLog], Any]
-"""Gives an outcome, or what somebody looks at."""
+"""Returns an outcome, or a view of the state."""
 Poll = Callable[[TransactionLog, str, str], Outcome]
-"""Asks again for a job's request, by its key; may raise ``Refused``."""
+"""Asks again for a job's request by its key. May raise ``Refused``."""
 Open = Callable[[], TransactionLog]
 
 
 @dataclass(slots=True)
 class Stats:
-    """For the metrics.
-
-    Args:
-        observe: is told of every commit's entries and seconds.
-    """
+    """Numbers for the metrics. ``observe`` gets the entries and seconds of every commit."""
 
     observe: Callable[[int, float], None] = lambda _count, _seconds: None
     failures: int = 0
@@ -70,12 +66,11 @@ class _Call:
     command: Command
     future: asyncio.Future[Any]
     turn: tuple[bool, int]
-    """Heartbeats first, then as they came."""
 
 
 def unavailable(error: object) -> Refused:
-    """Nobody knows whether it happened; the same key finds out."""
-    text = f"{error}; nothing is certain: send the same request with the same key again"
+    """A refusal with unknown outcome. A repeat with the same key finds out."""
+    text = f"{error}. The outcome is unknown: send the same request with the same key again"
     return Refused(503, text, code="unavailable")
 
 
@@ -83,12 +78,12 @@ class Writer:
     """Runs commands on a core, one batch at a time.
 
     Args:
-        open_core: opens the store and reads it; called again after a failed transaction.
-        poll: of requests that wait.
-        on_crash: called in the loop where the thread dies of what nobody foresaw.
+        open_core: opens and reads the store. Called again after a failed transaction.
+        poll: asks for the answer to a waiting request.
+        on_crash: called in the loop if the thread dies of an unexpected error.
 
     Raises:
-        StoreError: where the store cannot be opened or is not what it should be.
+        StoreError: the store cannot be opened or is damaged.
     """
 
     def __init__(
@@ -101,8 +96,7 @@ class Writer:
         self.core: TransactionLog = self._timed_open()
         self._queue: queue.Queue[_Call | None] = queue.Queue(MAX_QUEUE)
         self._numbers = count()
-        self._left: list[_Call] = []
-        """Of the last batch, for which there was no time."""
+        self._left: list[_Call] = []  # calls of the last batch that did not fit into its time
         self._waiting: dict[str, dict[str, _Call]] = {}
         self._results: list[tuple[asyncio.Future[Any], Any]] = []
         self._broken = ""
@@ -112,12 +106,10 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="mux-writer")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; answers are given in this loop."""
         self._loop = loop
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is in the queue, close the store."""
         self._queue.put(None)
         self._thread.join()
         self.core.close()
@@ -129,8 +121,7 @@ class Writer:
 
     @property
     def ailing(self) -> str:
-        """What the scheduler fails on again and again, in words for anybody; empty where all is
-        well."""
+        """A message if the scheduler fails repeatedly on some events, else empty."""
         many = len(self.core.setbacks)
         events = "1 event that is" if many == 1 else f"{many} events that are"
         return f"the scheduler fails on {events} due: see the daemon's log" if many else ""
@@ -138,13 +129,9 @@ class Writer:
     async def call(
         self, command: Command, wait_s: float | None = None, *, beat: bool = False
     ) -> Any:
-        """Run a command in the next batch: its answer, None where a wait took longer than
-        ``wait_s``.
+        """Run a command in the next batch, heartbeats (``beat``) first. Raises ``Refused``.
 
-        Args:
-            beat: a heartbeat, which goes before what else waits.
-
-        Raises ``Refused``.
+        Returns None if a wait takes longer than ``wait_s``.
         """
         assert self._loop is not None
         call = _Call(command, self._loop.create_future(), (not beat, next(self._numbers)))
@@ -160,7 +147,6 @@ class Writer:
             return None
 
     async def read(self, look: Callable[[TransactionLog], Any]) -> Any:
-        """What ``look`` sees of the committed state."""
         return await self.call(look)
 
     def _timed_open(self) -> TransactionLog:
@@ -185,7 +171,7 @@ class Writer:
                 going = self._collect(batch) and going
                 self._round(batch)
             except Exception as error:
-                # Whatever it is, what is on disk is as good as before: it is read again.
+                # The state on disk is still good, so read it again.
                 _log.exception("the writer failed")
                 self._fail(error)
                 self._refuse_all(batch)
@@ -200,7 +186,6 @@ class Writer:
         self._work(batch)
 
     def _collect(self, batch: list[_Call]) -> bool:
-        """Wait for calls; whether more may come."""
         timeout = _RETRY_S if self._broken else self._pause()
         new = 0
         try:
@@ -224,7 +209,7 @@ class Writer:
         return None if due is None else min(due, self.core.ttl / _LOOKS)
 
     def _work(self, batch: list[_Call]) -> None:
-        """One transaction; where the scheduler fails on a request, the others are done again."""
+        """One transaction. If the scheduler fails on a request, repeat the others."""
         outcomes: list[tuple[_Call, Outcome | Refused]] = []
         while True:
             outcomes.clear()
@@ -239,7 +224,7 @@ class Writer:
                 break
             except Poisoned as poison:
                 self._undo()
-                text = f"the scheduler failed on this request ({poison}); nothing was changed"
+                text = f"the scheduler failed on this request ({poison}) and changed nothing"
                 call = batch.pop(len(outcomes))
                 self._results.append((call.future, Refused(500, text, code="poisoned")))
             except (UnavailableError, StoreError) as error:
@@ -263,7 +248,7 @@ class Writer:
             except (UnavailableError, StoreError):
                 raise
             except Exception:
-                # Whatever is wrong there, requests have to be answered.
+                # Requests must be answered even if due events fail.
                 self._undo()
 
     def _undo(self) -> None:
@@ -284,10 +269,10 @@ class Writer:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Refused:
-        """On a request, or on its answer, with nothing recorded: the next one may do better."""
+        """A request or its answer failed with nothing recorded. The next request may succeed."""
         self.stats.poisoned += 1
         _log.error("a request failed", exc_info=error)
-        text = f"this request failed ({type(error).__name__}: {error}); nothing was changed"
+        text = f"this request failed ({type(error).__name__}: {error}) and changed nothing"
         return Refused(500, text, code="poisoned")
 
     def _commit(self) -> None:
@@ -300,7 +285,7 @@ class Writer:
         try:
             self.stats.observe(count, seconds)
         except Exception:
-            _log.exception("a commit is not counted")
+            _log.exception("a commit could not be counted")
 
     def _settle(self, outcomes: list[tuple[_Call, Outcome | Refused]]) -> None:
         for call, outcome in outcomes:
@@ -314,7 +299,7 @@ class Writer:
             waiting[outcome.key] = call
 
     def _answer_waiting(self) -> None:
-        """Ask again for those whose jobs something happened to; only after the commit."""
+        """After a commit, ask again for the waiting requests of changed jobs."""
         touched = self.core.leased.touched
         for job in touched & self._waiting.keys():
             for key, call in list(self._waiting[job].items()):
@@ -356,7 +341,6 @@ class Writer:
         return True
 
     def _reopen(self) -> None:
-        """What is on disk is the truth: read it again."""
         before = self.core
         before.store.close()
         self.core = self._timed_open()

@@ -1,4 +1,1 @@
-"""The daemon's HTTP side: the application, its limits, who may ask.
-
-Nothing here decides about jobs.
-"""
+"""The daemon's HTTP side: the application, its limits, and access control."""

@@ -1,5 +1,4 @@
-"""The daemon's ASGI application: finds a request's row in the table, lets in whom it allows, reads
-what is asked, answers, and writes down who asked for what."""
+"""The daemon's ASGI application: routing, access control, parsing, answers and the audit log."""
 
 from __future__ import annotations
 
@@ -28,34 +27,28 @@ _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Note = Callable[[Scope, int], None]
 BY: Final = "rollmux.by"
-"""Where the scope of a request says who asks; None for a stranger."""
+"""Scope key for the sender of a request. Its value is None for a stranger."""
 _REFUSED: Final = (401, 403)
 _MOST, _WINDOW_S = 20, 60.0
-"""Refused requests of one sender that are written in so many seconds; the others are counted."""
+"""Refused requests of one sender that are logged per window in seconds. Others are counted."""
 
 
 class Audit:
-    """One JSON object a line: what people did, and who was refused.
+    """The audit log: user actions and refused requests, one JSON object a line.
 
-    Strangers may be refused as often as they like: of each window only the first ones are written,
-    and one line that says how many there were.
-
-    Args:
-        path: only its owner may read it.
+    Strangers can cause any number of refusals. Each window therefore has only the first ones, and a
+    line with their number.
     """
 
     def __init__(self, path: Path) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(handle, "ab", buffering=0)
         self._refusals: dict[Principal | None, tuple[float, int]] = {}
-        """Of each sender since a time."""
+        """Start of the window and number of refusals, by sender."""
         self._failing_until = 0.0
 
     def note(self, scope: Scope, status: int) -> None:
-        """A request that was answered: what jobs and agents ask for all the time is left out.
-
-        The idempotency key of a line is that of the journal's entry.
-        """
+        """Log an answered request, except routine requests of jobs and agents."""
         route, by = scope.get("route"), scope.get(BY)
         refused = status in _REFUSED
         quiet = scope["method"] in ("GET", "HEAD") if route is None else not route.audited
@@ -90,13 +83,13 @@ class Audit:
             self._write({"wall_s": round(time.time(), 3), **_who(by), **left_out})
 
     def _write(self, line: dict[str, Any]) -> None:
-        """Add a line; where the disk fails, the daemon's log says so once in a window."""
+        """Add a line. If the disk fails, the daemon's log reports it once per window."""
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
             if time.monotonic() >= self._failing_until:
                 self._failing_until = time.monotonic() + _WINDOW_S
-                _log.error("requests are not written into the audit log: %s", error)
+                _log.error("requests cannot be written to the audit log: %s", error)
 
     def close(self) -> None:
         for by in list(self._refusals):
@@ -111,25 +104,24 @@ def _who(by: Principal | None) -> dict[str, str | None]:
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Observe = Callable[[str, str, int, float], None]
-"""Is told of a request: method, route or "", status, seconds."""
+"""Called for each request with method, route or "", status and seconds."""
 
 MAX_HEADERS = 16 * 1024
 MAX_BODY = 64 * 1024
 KNOWN = "rollmux.known"
-"""Where a connection says how it is told whose it is."""
+"""Scope key for the function that tells a connection its sender."""
 HANG_UP = "rollmux.hang_up"
-"""Where it says how it ends at once, with what nobody has read."""
+"""Scope key for the function that closes a connection at once, discarding unread data."""
 _AT_ONCE = 8
 _GONE = 499
 _DEPTH = 8
-"""Of what stands in a body; the deepest one that is asked for has four."""
+"""Deepest nesting of a body. The deepest known body has four levels."""
 _LARGEST: Final = 2**63
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
-"""What no file, no program and no answer can hold."""
+"""Characters that files, programs or answers cannot hold."""
 _CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""What moves a cursor or ends a line, too."""
-_FREE: Final = "program"
-"""Where texts are a user's own, of any number of lines."""
+"""The same, and control characters that move a cursor or end a line."""
+_FREE: Final = "program"  # field whose texts belong to the user and may have several lines
 _KEY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFETY: Final = [
     (b"x-content-type-options", b"nosniff"),
@@ -145,7 +137,7 @@ _SAFETY: Final = [
 _LAST: Final = (b"connection", b"close")
 _HEADERS: Final = {
     401: [(b"www-authenticate", b"Bearer")],
-    # Nobody reads the rest of such a request.
+    # The rest of such a request is not read.
     408: [_LAST],
     413: [_LAST],
     503: [(b"retry-after", b"1")],
@@ -153,21 +145,19 @@ _HEADERS: Final = {
 
 
 class _GoneError(Exception):
-    """The reader has left, or takes nothing any more."""
+    """The reader has left or reads no more."""
 
 
 class App:
-    """Serves the table.
+    """Serves the routes.
 
     Args:
-        who: whose token an ``Authorization`` header carries; None for nobody's.
-        note: is told of a request and its status, before its sender can have read it.
+        who: the sender by an ``Authorization`` header (None if the token is unknown).
+        note: called with each request and its status, before its sender can read the answer.
     """
 
     body_s = 10.0
-    """Seconds in which a body has to be there."""
     send_s = 30.0
-    """Seconds in which a reader has to take each piece of an answer."""
 
     def __init__(
         self,
@@ -186,12 +176,11 @@ class App:
             method, path = name.split(" ")
             self._paths.setdefault(path, {})[method] = route
         self._spellings = {path: re.compile(_spelling(path)) for path in self._paths}
-        # Looks of one token take turns: readers neither starve those who work, nor pile up answers
-        # that nobody reads.
+        # A few reads per token at a time, so that readers neither starve writers nor pile up unread
+        # answers.
         self._looks = defaultdict[Principal, asyncio.Semaphore](lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await send({"type": "websocket.close"})
             return
@@ -221,10 +210,7 @@ class App:
             return await self._send(scope, receive, send, reply)
 
     def _admitted(self, scope: Scope) -> tuple[Route, dict[str, Any]]:
-        """The row that is asked for, and the identifiers of its path. Raises ``Refused``.
-
-        Who asks is looked at before a body is read, and both before anything else happens.
-        """
+        """The route and the identifiers in its path, after access control. Raises ``Refused``."""
         scope[BY] = None
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
             raise Refused(431, f"headers: at most {MAX_HEADERS} bytes")
@@ -244,15 +230,14 @@ class App:
         return route, found
 
     def _identifiers(self, sent: str, by: Principal | None) -> tuple[str, dict[str, Any]]:
-        """The path in the table that was sent so, and what stands for its identifiers."""
         for path, spelling in self._spellings.items():
             if match := spelling.fullmatch(sent):
                 given = match.groupdict().items()
                 return path, {name: IDENTIFIERS[name][1](text) for name, text in given}
-        # Strangers are not told what is there.
+        # Strangers learn nothing about paths.
         _known(by)
         names = f"jobs and nodes match {IDENTIFIERS['job'][0].pattern}"
-        raise Refused(404, f"path: there is none so written ({names}, numbers are plain digits)")
+        raise Refused(404, f"path: unknown path ({names}, numbers are plain digits)")
 
     async def _read(
         self, scope: Scope, receive: Receive, route: Route, found: dict[str, Any]
@@ -280,7 +265,6 @@ class App:
         return Asked(path, _record(body, route.body), post)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send, reply: Answer) -> int:
-        """Answer; the status."""
         self._tell(self._note, scope, reply.status)
         content = reply.body or b""
         assert not isinstance(content, Mapping)
@@ -290,7 +274,7 @@ class App:
         if content:
             headers.append((b"content-type", reply.media.encode()))
         if scope[BY] is None and _LAST not in headers:
-            # A stranger's connection is not kept.
+            # Do not keep a stranger's connection.
             headers.append(_LAST)
         start = {"type": "http.response.start", "status": reply.status, "headers": headers}
         if reply.status == 204:
@@ -299,7 +283,7 @@ class App:
             await self._pass_on(send, start)
             await self._pass_on(send, {"type": "http.response.body", "body": content})
             return reply.status
-        # Nobody is left to read where this is over: all of the request was received.
+        # The whole request was received, so this ends only if the reader leaves.
         gone = asyncio.ensure_future(receive())
         try:
             await self._pass_on(send, start)
@@ -311,7 +295,7 @@ class App:
             await self._pass_on(send, {"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
-            with suppress(ValueError):  # a thread is at it, and closes it when it is over
+            with suppress(ValueError):  # a thread is using it, and closes it afterwards
                 content.close()
         return reply.status
 
@@ -319,25 +303,24 @@ class App:
         try:
             async with asyncio.timeout(self.send_s):
                 await send(message)
-        except OSError as error:  # a time that is over is one, too
+        except OSError as error:  # TimeoutError is one, too
             raise _GoneError from error
 
     def _tell(self, tell: Callable[..., None], *what: Any) -> None:
-        """Whoever keeps count holds no answer up: a disk may be full."""
+        """Call an observer. Its failure must not affect the answer."""
         try:
             tell(*what)
         except Exception:
-            _log.exception("a request is not written down")
+            _log.exception("a request could not be recorded")
 
 
 def _spelling(path: str) -> str:
-    """How a path of the table is written, with a group for each identifier."""
+    """A pattern for a path, with a group for each identifier."""
     identifiers = {name: f"(?P<{name}>{one.pattern})" for name, (one, _) in IDENTIFIERS.items()}
     return re.escape(path).replace(r"\{", "{").replace(r"\}", "}").format(**identifiers)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
-    """A header that was given once."""
     given = [value for other, value in scope["headers"] if other == name]
     return given[0] if len(given) == 1 else None
 
@@ -349,19 +332,17 @@ def _known(by: Principal | None) -> Principal:
 
 
 def _in_bytes(answer: Answer) -> Answer:
-    """An object as JSON; what is not finite is null there."""
     if isinstance(answer.body, Mapping):
         return Answer(answer.status, dumps_finite(answer.body))
     return answer
 
 
 def _refusal(error: Exception) -> Answer:
-    """What the sender is told of a request that was not carried out."""
     if isinstance(error, Refused):
         return _in_bytes(Answer(error.status, error.body))
     if isinstance(error, OSError):
         _log.error("a request could not be served: %s", error)
-        text = f"the daemon's disk or network fails ({error.strerror or error})"
+        text = f"the daemon's disk or network failed ({error.strerror or error})"
         return _in_bytes(Answer(503, unavailable(text).body))
     _log.error("a request failed", exc_info=error)
     text = f"the daemon failed on this request ({type(error).__name__}): see its log"
@@ -392,7 +373,7 @@ async def _whole(receive: Receive) -> bytes:
 
 
 def read_body(data: bytes) -> Any:
-    """A JSON value that can be stored, sent and shown. Raises ``Refused`` on any other."""
+    """A JSON value that can be stored, sent and shown. Raises ``Refused`` for any other."""
     try:
         body = msgspec.json.decode(data)
     except RecursionError:
@@ -410,9 +391,9 @@ def _check(value: Any, where: str, depth: int, free: bool = False) -> None:
         case bool() | None:
             pass
         case int() | float():
-            # A float may be larger: msgspec lets none be infinite.
+            # Larger floats are fine, since msgspec refuses infinite ones.
             if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-                raise Refused(400, f"{where[:64]!a}: no number of 64 bits")
+                raise Refused(400, f"{where[:64]!a}: not a 64-bit number")
         case _ if not depth:
             raise Refused(400, f"body: nested deeper than {_DEPTH} levels")
         case dict():
@@ -427,4 +408,4 @@ def _check(value: Any, where: str, depth: int, free: bool = False) -> None:
 
 def _check_text(text: str, where: str, free: bool) -> None:
     if found := (_UNFIT if free else _CONTROL).search(text):
-        raise Refused(400, f"{where[:64]!a}: may not hold the character {found[0]!a}")
+        raise Refused(400, f"{where[:64]!a}: must not contain the character {found[0]!a}")

@@ -1,4 +1,4 @@
-"""What the programs of jobs print: agents send it, the daemon keeps it in files."""
+"""Output of jobs' programs: sent by agents, kept by the daemon in files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import os
 from pathlib import Path
 
 MOST = 64 * 2**20
-"""Bytes of an attempt that are kept here; its node has all of them while it runs."""
+"""Most bytes of an attempt's output. The node has all of them while the attempt runs."""
 _PIECE = 256 * 1024
 
 
 class Logs:
-    """A file for each attempt.
-
-    Args:
-        folder: made where it is missing; what is in it may be deleted at any time.
-    """
+    """A file for each attempt. Files may be deleted at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,13 +20,12 @@ class Logs:
         return self._folder / f"{job}.{number}.log"
 
     def have(self, job: str, number: int) -> int:
-        """Bytes of an attempt."""
         path = self._path(job, number)
         return path.stat().st_size if path.exists() else 0
 
     def add(self, job: str, number: int, at: int, data: bytes) -> int:
-        """Put what starts at byte ``at`` behind what is there, unless it is there already; how
-        many bytes there are then."""
+        """Append data that starts at byte ``at``, except for stored bytes. Returns the stored
+        bytes."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         have = self.have(job, number)
         if at <= have < MOST:
@@ -39,8 +34,7 @@ class Logs:
         return self.have(job, number)
 
     def read(self, job: str, number: int, at: int) -> tuple[int, bytes, int]:
-        """A piece from byte ``at`` on, where it begins, and how many bytes there are; a negative
-        ``at`` counts from the end."""
+        """A piece from ``at`` (negative: from the end), its first byte, and the stored bytes."""
         path = self._path(job, number)
         if not path.exists():
             return 0, b"", 0

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn, with places for connections and a limit on the time that headers take."""
+"""HTTP/1.1 of uvicorn, with connection limits and a time limit for headers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from rollpacker.rollmux.service.http.app import HANG_UP, KNOWN, MAX_HEADERS
 
 
 class PatientProtocol(H11Protocol):
-    """Closes connections that send their headers too slowly, and those that have to make way."""
+    """Closes connections with slow headers, and those that must make way for others."""
 
     head_s = 10.0
-    """Seconds in which headers have to be there."""
 
     def __init__(self, *, places: Places, **more: Any) -> None:
         super().__init__(**more)
@@ -26,26 +25,24 @@ class PatientProtocol(H11Protocol):
         self._head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
         super().connection_made(transport)
         self._place = self._places.take(self._make_way)
         self._head = self.loop.call_later(self.head_s, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
         if self._head is None and not self._busy():
             self._head = self.loop.call_later(self.head_s, self.transport.close)
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """The answer is out; the next request may be there already."""
+        """After an answer, the next request may be there already."""
         self._places.answering(self._place, False)
         super().on_response_complete()
         self._look()
 
     def _look(self) -> None:
-        """A request that has come is not looked at by anybody yet."""
+        """Note a request that has arrived, before it is handled."""
         if self._busy():
             self._forget_head()
             self._places.answering(self._place, True)
@@ -53,20 +50,18 @@ class PatientProtocol(H11Protocol):
             more[KNOWN], more[HANG_UP] = self._know, self.transport.abort
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
         self._forget_head()
         self._places.leave(self._place)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or has too many headers."""
         self._plain("400 Bad Request", f"not a request: {msg} Headers: at most {MAX_HEADERS} bytes")
 
     def _know(self, who: Hashable) -> None:
         self._places.know(self._place, who)
 
     def _make_way(self) -> None:
-        error = "too many connections are open: send requests on one, and close it"
+        error = "too many open connections: reuse one, and close it"
         self._plain("503 Service Unavailable", error)
 
     def _plain(self, status: str, error: str) -> None:

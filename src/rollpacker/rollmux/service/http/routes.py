@@ -1,8 +1,4 @@
-"""Every route of the daemon, a row each: who may ask, what for, and what is answered.
-
-There is no other list: what has no row is served to nobody. A path has one spelling: names and
-numbers are written as they are kept, and nothing in them needs an escape.
-"""
+"""The table of all routes. Nothing else is served. Names and numbers in paths have one spelling."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ from rollpacker.rollmux.service.views import history, views
 from rollpacker.rollmux.service.views.metrics import Metrics
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-"""In the one way that a number of 64 bits is written."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")  # the only spelling of a 64-bit number
 IDENTIFIERS: Final[Mapping[str, tuple[re.Pattern[str], Callable[[str], str | int]]]] = {
     "job": (NAME, str),
     "node": (NAME, str),
@@ -44,16 +39,14 @@ IDENTIFIERS: Final[Mapping[str, tuple[re.Pattern[str], Callable[[str], str | int
     "number": (_NUMBER, int),
     "part": (re.compile(r"[a-z_]{1,32}\.[a-z]{2,4}"), str),
 }
-"""What may stand in a path, and how it is read."""
+"""Pattern and parser of each identifier in paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonParts:
-    """What routes ask.
+    """The parts of the daemon that routes use.
 
-    Args:
-        gates: where the driver of each job's running attempt is, with the attempt's number. In
-            memory only: drivers say it again (``MuxLauncher``).
+    ``gates`` has the attempt and gate of each running job, in memory only, since drivers repeat it.
     """
 
     writer: Writer
@@ -65,12 +58,7 @@ class DaemonParts:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was let in and read.
-
-    Args:
-        path: its identifiers, in their order.
-        body: of a POST; what stands behind the question mark of a GET.
-    """
+    """An admitted request: identifiers of its path, and the body of a POST or query of a GET."""
 
     path: tuple[Any, ...]
     body: Any
@@ -85,16 +73,14 @@ class Route:
     """A row of the table.
 
     Args:
-        act: its docstring is the route's description.
-        roles: that may ask for it, besides ``operate``; None for everybody, without a token.
-        owner: what of the path says whose job it is about, or ``body``: a team's token is for that
-            team's jobs. Empty where it is about no job of one team, or only looks.
-        body: of a POST; of a GET what may stand behind the question mark.
-        answer: of this type or one of these, or what it is in words; None where programs do not
-            ask.
-        errors: what is answered with other statuses; no errors are those with a type.
-        audited: people and agents ask for it now and then. What jobs and agents ask for all the
-            time is in the log of events.
+        act: handler. Its docstring is the route's description.
+        roles: roles with access, besides ``operate`` (None for everybody, without a token).
+        owner: the part of the path, or ``body``, that names the job. Its team must be that of the
+            token. Empty if the route concerns no single job, or only reads.
+        body: type of a POST's body or a GET's query.
+        answer: one type, several, or a description (None if the route is not part of the API).
+        errors: answers with other statuses. Those with a type are not errors.
+        audited: whether the audit log has it. Frequent requests are in the event log only.
     """
 
     act: Act
@@ -108,11 +94,11 @@ class Route:
 
 
 def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = False) -> Act:
-    """Carry out a command once, answer after the commit; one that ``waits`` as long as is asked."""
+    """Carry out a command once and answer after the commit. If it ``waits``, wait as requested."""
 
     @wraps(act)
     async def handle(daemon: DaemonParts, asked: Asked) -> Answer:
-        # A lease counts from when it was asked for: a late answer would be worth nothing.
+        # A lease counts from the request, so a late answer would be useless.
         wait_s = min(asked.body.wait_s, daemon.writer.core.ttl / 3) if waits else None
         body = () if isinstance(asked.body, Empty) else (asked.body,)
         command = lambda core: act(core, asked.post, *asked.path, *body)  # noqa: E731
@@ -125,7 +111,6 @@ def _once(act: Callable[..., Outcome], *, beat: bool = False, waits: bool = Fals
 
 
 def _look(view: Callable[..., Any]) -> Act:
-    """Answer with what a view of the committed state shows."""
 
     @wraps(view)
     async def handle(daemon: DaemonParts, asked: Asked) -> Answer:
@@ -136,23 +121,23 @@ def _look(view: Callable[..., Any]) -> Act:
 
 
 async def _submit(daemon: DaemonParts, asked: Asked) -> Answer:
-    """Submit a job; where it does not fit yet it waits for nodes."""
-    # Whoever may not is told so, also where the key of the request is known.
+    """Submit a job. If it does not fit yet, it waits for nodes."""
+    # Check the team first: a known key must not bypass it.
     commands.own_team(asked.post, asked.body.team)
     return await _once(commands.submit)(daemon, asked)
 
 
 async def _heartbeat(daemon: DaemonParts, asked: Asked) -> Answer:
-    """Give a lease its full time again, about every third of it.
+    """Extend a lease to its full time. Send it about every third of that.
 
-    Each with a fresh key: a repeated one extends nothing.
+    Use a fresh key each time, since a repeated one extends nothing.
     """
     beat = lambda core: commands.heartbeat(core, asked.post, *asked.path)  # noqa: E731
     return await daemon.writer.call(beat, beat=True)
 
 
 async def _open_gate(daemon: DaemonParts, asked: Asked) -> Answer:
-    """The driver of a job's running attempt says where its other processes find it."""
+    """Set the address of the driver of a job's running attempt, for its other processes."""
     (job,) = asked.path
     attempt = await daemon.writer.read(lambda core: commands.running(core, job))
     daemon.gates[job] = attempt.number, plain(asked.body)
@@ -160,31 +145,31 @@ async def _open_gate(daemon: DaemonParts, asked: Asked) -> Answer:
 
 
 async def _gate(daemon: DaemonParts, asked: Asked) -> Answer:
-    """Where the driver of an attempt is, for processes that its agents have started."""
+    """The address of an attempt's driver, for processes that agents have started."""
     (job,) = asked.path
     number, found = daemon.gates.get(job, (0, {}))
     if number != asked.body.attempt:
         await daemon.writer.read(lambda core: commands.running(core, job))
-        raise Refused(404, f"job {job}: the driver has not opened a gate yet", code="no_gate")
+        raise Refused(404, f"job {job}: the driver has no gate yet", code="no_gate")
     return Answer(200, found)
 
 
 async def _printed(daemon: DaemonParts, asked: Asked) -> Answer:
-    """What a program printed, from its agent; what is there already is taken once."""
+    """A program's output, from its agent. Bytes that the daemon has are not added again."""
     job, number = asked.path
     await daemon.writer.read(lambda core: commands.attempt(core, job, number))
     try:
         data = base64.b64decode(asked.body.data, validate=True)
     except binascii.Error as error:
-        raise Refused(400, f"data: no base64: {error}") from error
+        raise Refused(400, f"data: not base64: {error}") from error
     have = await asyncio.to_thread(daemon.logs.add, job, number, asked.body.at, data)
     return Answer(200, to.PrintedAnswer(have=have, full=have >= MOST))
 
 
 async def _log(daemon: DaemonParts, asked: Asked) -> Answer:
-    """A piece of what a job's program printed: of its last start, or of ``attempt``.
+    """A piece of a program's output: of its last start, or of ``attempt``.
 
-    It begins at byte ``at``; a negative one counts from the end.
+    It begins at byte ``at``. A negative one counts from the end.
     """
     (job,), wanted = asked.path, asked.body
     found = await daemon.writer.read(lambda core: commands.attempt(core, job, wanted.attempt))
@@ -201,18 +186,18 @@ async def _log(daemon: DaemonParts, asked: Asked) -> Answer:
 
 
 async def _tokens(daemon: DaemonParts, _: Asked) -> Answer:
-    """Whose tokens there are, besides the operator's."""
+    """All tokens except the operator's."""
     fields = to.TokenView.__annotations__
     told = [{name: getattr(each, name) for name in fields} for each in daemon.tokens.listed]
     return Answer(200, {"tokens": told})
 
 
 async def _new_token(daemon: DaemonParts, asked: Asked) -> Answer:
-    """Make a token; it counts at once. Asked again with the same key it is refused."""
+    """Make a token, valid at once. A repeat with the same key is refused."""
     name, team = asked.body.name, asked.body.team
     teams = await daemon.writer.read(lambda core: [team.name for team in core.settings.teams])
     if team and teams and team not in teams:
-        raise Refused(400, f"team: there is no team {team[:64]!r}, but {', '.join(teams)}")
+        raise Refused(400, f"team: there is no team {team[:64]!r}; known teams: {', '.join(teams)}")
     try:
         text = await asyncio.to_thread(daemon.tokens.add, name, asked.body.role, team)
     except ValueError as error:
@@ -221,7 +206,7 @@ async def _new_token(daemon: DaemonParts, asked: Asked) -> Answer:
 
 
 async def _revoke_token(daemon: DaemonParts, asked: Asked) -> Answer:
-    """Let nobody in with a token any more, from now on."""
+    """Revoke a token at once."""
     try:
         await asyncio.to_thread(daemon.tokens.revoke, asked.body.name)
     except ValueError as error:
@@ -230,30 +215,30 @@ async def _revoke_token(daemon: DaemonParts, asked: Asked) -> Answer:
 
 
 async def _health(daemon: DaemonParts, _: Asked) -> Answer:
-    """Whether the daemon can work; needs no token."""
+    """Whether the daemon can work. Needs no token."""
     if daemon.writer.alive:
         return Answer(200, to.Health(status=daemon.writer.ailing or "ok"))
     return Answer(503, to.Health(status="the store cannot be written"))
 
 
 async def _jobs(daemon: DaemonParts, _: Asked) -> Answer:
-    """All jobs, those that ended too."""
+    """All jobs, including ended ones."""
     return Answer(200, await views.all_jobs(daemon.writer.read))
 
 
 async def _metrics(daemon: DaemonParts, _: Asked) -> Answer:
-    """Numbers for Prometheus, also at ``/metrics``."""
+    """Metrics for Prometheus, also at ``/metrics``."""
     return Answer(200, await daemon.metrics.text(daemon.writer), "text/plain; version=0.0.4")
 
 
 async def _journal(daemon: DaemonParts, asked: Asked) -> Answer:
-    """What was recorded after an entry, JSON lines; replayable."""
+    """Entries after a number as JSON lines, for replay."""
     lines = history.journal(daemon.writer.core.store.reader(), asked.body.after)
     return Answer(200, lines, "application/jsonl")
 
 
 async def _events(daemon: DaemonParts, _: Asked) -> Answer:
-    """The event log, JSON lines."""
+    """The event log as JSON lines."""
     core = daemon.writer.core
     return Answer(200, history.event_log(core.store.reader(), core.settings), "application/jsonl")
 
@@ -264,7 +249,7 @@ async def _openapi(_: DaemonParts, __: Asked) -> Answer:
 
 @cache
 def _assets() -> Mapping[str, bytes]:
-    """The page and its parts: files of the package, nothing from elsewhere."""
+    """The dashboard's files, all from the package."""
     folder = files("rollpacker.rollmux.service").joinpath("assets")
     parts = [*folder.iterdir(), *folder.joinpath("views").iterdir()]
     return {part.name: part.read_bytes() for part in parts if part.is_file()}
@@ -273,7 +258,7 @@ def _assets() -> Mapping[str, bytes]:
 async def _asset(_: DaemonParts, asked: Asked) -> Answer:
     (part,) = asked.path or ("index.html",)
     if part not in _assets():
-        raise Refused(404, "there is no such part of the page")
+        raise Refused(404, "the dashboard has no such file")
     return Answer(200, _assets()[part], f"{_TYPES[PurePath(part).suffix]}; charset=utf-8")
 
 
@@ -289,26 +274,26 @@ _OPERATORS: Final[tuple[Role, ...]] = ()
 
 _NO_JOB, _NO_NODE = "`unknown`: no such job", "`unknown`: no such node"
 _NO_PERMIT, _LOST = "`unknown`: no such permit", "`lost`: stop at once"
-_NOT_HERE = "`unlisted`: the inventory has no such node; `unknown`: a cloud's that is not in use"
-_TAKEN = "`taken`: while another agent of the node is heard"
-_NO_ATTEMPT = "`unknown`: no such job; `no_attempt`: no such start of its program"
-_NO_RUN = "`unknown`: no such job; `no_attempt`: agents run nothing of it"
+_NOT_HERE = "`unlisted`: the inventory has no such node. `unknown`: a rented node not in use"
+_TAKEN = "`taken`: another agent reports the node"
+_NO_ATTEMPT = "`unknown`: no such job. `no_attempt`: no such start of its program"
+_NO_RUN = "`unknown`: no such job. `no_attempt`: agents run no program of it"
 
 _PERMIT_REFUSED = (
-    "`held`: another process of this job has a live permit (`token`): ask again after `ttl_s`; "
-    "`superseded`: a newer request took this one's place, you are the old process: stop; `over`: "
-    "the permit of this key is finished or lost, ask with a new key; `order`: the wrong phase, see "
-    "`next`; `complete`: all iterations are done; `ended`: the job is ending or ended"
+    "`held`: another process of this job has a live permit (`token`), so ask again after `ttl_s`. "
+    "`superseded`: a newer request replaced this one, so stop this old process. `over`: the permit "
+    "of this key has ended, so ask with a new key. `order`: the wrong phase, see `next`. "
+    "`complete`: all iterations are done. `ended`: the job is ending or ended"
 )
 _JOB_REFUSED = (
-    "`exists`: the id is taken for ever; `draining`: no new jobs; `too_many`: 500 jobs of the team "
-    "wait for nodes; `too_large`: all nodes together are too few"
+    "`exists`: the id is in use or was. `draining`: the cluster takes no new jobs. `too_many`: 500 "
+    "jobs of the team wait for nodes. `too_large`: the cluster has too few nodes"
 )
 _NODE_FAILED = (
-    "`failed`: stop its processes; a cloud's name is never used again, a named node may register "
-    "again"
+    "`failed`: stop its processes. A rented node's name is never used again, a named node may "
+    "register again"
 )
-_NOT_YET = "not yet: send the same request with the same key again", None
+_NOT_YET = "not yet, so send the same request with the same key again", None
 
 ROUTES: Final[Mapping[str, Route]] = {
     "GET /": Route(_asset, None, "", Empty, None),
@@ -323,7 +308,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "GET /v1/metrics": Route(_metrics, _LOOK, "", Empty, "text/plain"),
     "GET /metrics": Route(_metrics, _LOOK, "", Empty, None),
     "GET /v1/events": Route(_events, _LOOK, "", Empty, "JSON lines"),
-    # With the environments of programs, where people put secrets.
+    # The journal holds programs' environments, which may contain secrets.
     "GET /v1/journal": Route(_journal, _OPERATORS, "", bodies.After, "JSON lines"),
     "POST /v1/jobs": Route(
         _submit, _SUBMITTERS, "body", bodies.NewJob, to.Submitted, {409: _JOB_REFUSED},
@@ -341,11 +326,11 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "POST /v1/jobs/{job}/moved": Route(
         _once(commands.moved), _JOBS, "job", bodies.MovedBody, Empty,
-        {404: _NO_JOB, 409: "another move is current: `move`"},
+        {404: _NO_JOB, 409: "another move is current, given as `move`"},
     ),
     "POST /v1/jobs/{job}/end": Route(
         _once(commands.end), _JOBS, "job", Empty, to.EndedAnswer,
-        {202: ("while a permit is out", to.EndedAnswer), 404: _NO_JOB}, audited=True,
+        {202: ("if the job holds a permit", to.EndedAnswer), 404: _NO_JOB}, audited=True,
     ),
     "POST /v1/jobs/{job}/change": Route(
         _once(commands.change), _JOBS, "job", bodies.Change, to.Changed,
@@ -356,7 +341,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "GET /v1/jobs/{job}/gate": Route(
         _gate, _AGENTS, "", bodies.OfAttempt, bodies.GateBody,
-        {404: f"{_NO_RUN}; `no_gate`: not yet"},
+        {404: f"{_NO_RUN}. `no_gate`: not yet"},
     ),
     "POST /v1/jobs/{job}/attempts/{number}/log": Route(
         _printed, _AGENTS, "", bodies.PrintedBody, to.PrintedAnswer, {404: _NO_ATTEMPT}
@@ -375,7 +360,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "POST /v1/nodes": Route(
         _once(commands.register), _AGENTS, "", bodies.NewNode, to.Registered,
-        {409: f"`cloud`: nodes are not named here; {_TAKEN}"}, audited=True,
+        {409: f"`cloud`: the cluster rents its nodes. {_TAKEN}"}, audited=True,
     ),
     "GET /v1/nodes/{node}": Route(_look(views.node), _LOOK, "", Empty, to.NodeView),
     "POST /v1/nodes/{node}/heartbeat": Route(
@@ -385,7 +370,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "POST /v1/nodes/{node}/failed": Route(
         _once(commands.node_failed), _AGENTS, "", bodies.FailedBody, to.NodeGone,
-        {202: ("while permits on it are out", to.NodeGone), 404: _NOT_HERE}, audited=True,
+        {202: ("if permits on it are live", to.NodeGone), 404: _NOT_HERE}, audited=True,
     ),
     "POST /v1/nodes/{node}/close": Route(
         _once(commands.node_closed), _OPERATORS, "", bodies.Closed, to.NodeChanged,
@@ -393,7 +378,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "POST /v1/nodes/{node}/open": Route(
         _once(commands.node_opened), _OPERATORS, "", Empty, to.NodeChanged,
-        {404: _NO_NODE, 409: "`failed`: its agent has to report"}, audited=True,
+        {404: _NO_NODE, 409: "`failed`: its agent must report first"}, audited=True,
     ),
     "POST /v1/nodes/{node}/remove": Route(
         _once(commands.node_removed), _OPERATORS, "", Empty, to.NodeRemovedAnswer,
@@ -414,11 +399,11 @@ ROUTES: Final[Mapping[str, Route]] = {
 
 
 _COMMON = (
-    "400: a field; 401: the token; 403 `forbidden`: the token's role or team does not allow it; "
-    "408: the body came too slowly; 413: the body is too large; "
-    "422: the Idempotency-Key was used for another request before; 431: the headers are too large; "
-    "500 `poisoned`: the scheduler failed on it and nothing was changed; 503 `unavailable`: "
-    "nothing is known about the outcome, send the same request with the same key again"
+    "400: a field. 401: the token. 403 `forbidden`: the token's role or team does not allow it. "
+    "408: the body came too slowly. 413: the body is too large. "
+    "422: another request has used the Idempotency-Key. 431: the headers are too large. "
+    "500 `poisoned`: the scheduler failed on it and changed nothing. 503 `unavailable`: the "
+    "outcome is unknown, so send the same request with the same key again"
 )
 _TAGS = ("jobs", "permits", "nodes", "tokens")
 _KEY = {
@@ -431,7 +416,7 @@ _KEY = {
 
 @cache
 def described() -> dict[str, Any]:
-    """The routes that programs ask, as OpenAPI."""
+    """The API's routes as OpenAPI."""
     rows = {name: route for name, route in ROUTES.items() if route.answer is not None}
     kinds = [to.Error, *(kind for row in rows.values() for kind in _kinds_of(row))]
     schemas, components = msgspec.json.schema_components(
@@ -439,7 +424,7 @@ def described() -> dict[str, Any]:
     )
     told = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
     for name, kind in vars(to).items():
-        if name in components and is_typeddict(kind):  # whose fields msgspec has sorted
+        if name in components and is_typeddict(kind):  # msgspec has sorted its fields
             fields = components[name]["properties"]
             components[name]["properties"] = {each: fields[each] for each in get_type_hints(kind)}
     paths: dict[str, dict[str, Any]] = {}
@@ -458,7 +443,6 @@ def described() -> dict[str, Any]:
 
 
 def _kinds_of(route: Route) -> list[Any]:
-    """Of what it takes and answers."""
     answer = route.answer if isinstance(route.answer, tuple) else (route.answer,)
     others = (each[1] for each in route.errors.values() if isinstance(each, tuple))
     kinds = (route.body, *answer, *others)

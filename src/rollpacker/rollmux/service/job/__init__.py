@@ -1,4 +1,1 @@
-"""``rollpacker train`` under the daemon: its phases, its nodes, its way in.
-
-Nothing here knows the daemon's inside.
-"""
+"""``rollpacker train`` under the daemon: submission, phases and nodes."""

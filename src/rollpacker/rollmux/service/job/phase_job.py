@@ -1,8 +1,7 @@
-"""The phases of a ``rollpacker train`` job: its worker processes go where the permit says.
+"""The phases of a ``rollpacker train`` job, whose worker processes move to the permit's nodes.
 
-The workers stay alive between phases, so a switch costs a request and an affinity call. When a
-lease is lost the workers are frozen where they are, the same phase is asked for again, and they go
-on: nothing is computed twice, and nothing without a permit.
+The workers stay alive between phases, so a switch costs a request and an affinity call. After a
+lost lease the workers are frozen until the job gets the phase again. Nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ from rollpacker.runtime.step.phase_nodes import DisplacedError, Tenant, WaitStop
 
 
 class Residence:
-    """Of one job; at first all of it is on its devices.
+    """Tracks which states of a job are on its devices (at first all), and moves them.
 
-    Args:
-        tenant: leaves them and comes back.
-        promised_gb: host memory that the job may keep on a node, by the kind of node.
+    ``promised_gb`` is the host memory that the job may keep on a node of each pool.
     """
 
     def __init__(self, tenant: Tenant, promised_gb: Mapping[Phase, float]) -> None:
@@ -54,10 +51,7 @@ class Residence:
         self._there: set[Phase] = {"rollout", "train"}
 
     async def begin(self, phase: Phase) -> float:
-        """Bring back what the phase needs, and that alone; the seconds that it took.
-
-        Raises as ``leave`` does.
-        """
+        """Load the phase's state only. Returns the seconds that it took. Raises like ``leave``."""
         if self._there == {phase}:
             return 0.0
         begun = time.monotonic()
@@ -69,9 +63,9 @@ class Residence:
         return time.monotonic() - begun
 
     async def leave(self) -> float:
-        """Leave all devices; the seconds that it took.
+        """Leave all devices. Returns the seconds that it took.
 
-        Raises ``ValueError`` where more would stay in host memory than was promised.
+        Raises ``ValueError`` if more state stays in host memory than the job has reserved.
         """
         begun = time.monotonic()
         for phase in sorted(self._there):
@@ -83,27 +77,21 @@ class Residence:
         self._there.discard(phase)
         if kept_gb > self._promised_gb[phase]:
             raise ValueError(
-                f"mux.{phase}_memory_gb={self._promised_gb[phase]:g} is less than the "
-                f"{kept_gb:.3g} GB of states that the job keeps on a {phase} node between two "
-                "phases: raise it"
+                f"mux.{phase}_memory_gb={self._promised_gb[phase]:g} is too low: the job keeps "
+                f"{kept_gb:.3g} GB of states on a {phase} node between two phases"
             )
 
 
-_AGAIN_S = 5.0
-"""The daemon forgets where a gate is when it starts again."""
+_AGAIN_S = 5.0  # seconds between repeats, since a restarted daemon does not know the gate
 _SOCKET_S = 10.0
 _LEAVING_S = 5.0
 
 
 class MuxLauncher:
-    """Tells the job's other nodes, through the daemon, where the driver's gate is.
+    """Publishes the address of the driver's gate to the job's other nodes, through the daemon.
 
-    The driver's own node has an agent that it starts itself; on the others RollMux's agents have
-    started one (``Program.members``), and with it they are gone: the attempt ends then.
-
-    Args:
-        config: the run's, of a job that was submitted.
-        client: of the daemon; made from the configuration when None.
+    It starts the agent of the driver's own node. RollMux's agents have started the others
+    (``Program.members``). If one is lost, the attempt ends.
     """
 
     def __init__(self, config: RunConfig, client: MuxClient | None = None) -> None:
@@ -116,7 +104,6 @@ class MuxLauncher:
 
     @property
     def host(self) -> str:
-        """This machine's address on the way to the daemon, by which the other nodes reach it."""
         url = urlsplit(self._url)
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
@@ -126,9 +113,9 @@ class MuxLauncher:
             raise ValueError(f"mux.url={self._url}: {error}") from error
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        """Let an agent come from each of the job's nodes, by these names.
+        """Admit an agent from each of the job's nodes, by these names.
 
-        Raises ``ValueError`` where the job has another number of nodes.
+        Raises ``ValueError`` if the job has another number of nodes.
         """
         program = (await asyncio.to_thread(self._client.job, self._job))["program"]
         assert program is not None
@@ -136,8 +123,7 @@ class MuxLauncher:
         nodes, self._attempt = 1 + len(attempt["members"]), attempt["number"]
         if nodes != len(names):
             raise ValueError(
-                f"devices.nodes={len(names)}, but job {self._job} has {nodes} nodes: submit it "
-                "again"
+                f"devices.nodes={len(names)}, but job {self._job} has {nodes}: submit it again"
             )
         self._own = start_agent(*address, key.hex(), names[0])
         await asyncio.to_thread(self._tell, address, key, names)
@@ -153,12 +139,12 @@ class MuxLauncher:
                 await asyncio.to_thread(self._tell, address, key, names)
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
-        """Never: an attempt has all of its nodes or ends. Raises ``ValueError``."""
+        """Not supported, since an attempt has all of its nodes or ends. Raises ``ValueError``."""
         del address, key, name
         raise ValueError(f"node {number} is gone: the job's program starts again as a whole")
 
     def close(self) -> None:
-        """End the agent of the driver's own node; the others end with the attempt."""
+        """End the agent of the driver's own node. The others end with the attempt."""
         if self._telling is not None:
             self._telling.cancel()
         if self._own is not None:
@@ -173,13 +159,13 @@ class MuxLauncher:
 
 _PATIENCE_S = 5.0
 _WAIT_S = 2.0
-"""Of one request: between two of them Ctrl-C is looked at."""
+"""Seconds of one request. Ctrl-C is checked between two of them."""
 
 
 def place(pids: Sequence[int], permit: PhasePermit, cores: Mapping[str, Sequence[int]]) -> None:
-    """Pin all threads of processes to the cores of a permit's nodes; nothing when none are named.
+    """Pin all threads of processes to the cores of a permit's nodes, if ``cores`` has any.
 
-    Raises ``ValueError`` when ``mux.cores`` knows neither a node nor its pool.
+    Raises ``ValueError`` if ``mux.cores`` has neither a node nor its pool.
     """
     if not cores:
         return
@@ -206,13 +192,7 @@ def place(pids: Sequence[int], permit: PhasePermit, cores: Mapping[str, Sequence
 
 
 class JobPhases:
-    """Implements ``runtime.phases.Phases`` by a daemon's permits.
-
-    Args:
-        config: the run's; ``mux.url`` is set.
-        client: of the daemon; made from the configuration when None.
-        say: tells the user what is waited for.
-    """
+    """Implements ``runtime.phases.Phases`` with a daemon's permits. ``say`` prints a line."""
 
     def __init__(
         self,
@@ -253,7 +233,6 @@ class JobPhases:
         fail: Callable[[Exception], None],
         release_tail: Callable[[], None],
     ) -> None:
-        """Register the job, under a name that only this run has."""
         loop = asyncio.get_running_loop()
         self._tenant = tenant
         promised: dict[Phase, float] = {
@@ -275,8 +254,7 @@ class JobPhases:
     async def begin(self, phase: Phase) -> None:
         """Wait for the nodes and pin the workers there.
 
-        A job that was killed in its training phase has lost the rollouts with it: it makes them
-        again under the training permit that the daemon holds ready for it.
+        A job killed in training has lost its rollouts. It repeats them under its training permit.
         """
         if self._lease is None or self._lease.permit.phase != phase:
             if self._lease is not None and phase == "train":
@@ -289,24 +267,23 @@ class JobPhases:
             self.stats["switch_s"] += await self._residence.begin(phase)
 
     async def offer_tail(self) -> None:
-        """Others may have the nodes of the running rollout, but for the tail's workers."""
+        """Offer the nodes of the running rollout to other jobs, except for the tail's workers."""
         lease = self._lease
         if lease is not None and lease.permit.phase == "rollout":
             await asyncio.to_thread(lease.offer_tail, self._job)
 
     async def end(self) -> None:
-        """Give the nodes back, the phase being complete."""
         if self._residence is not None:
             self.stats["switch_s"] += await self._residence.leave()
         await asyncio.to_thread(self._end)
 
     def interrupt(self) -> None:
-        """The user wants to stop: wait for no more rollouts; the second time, for nothing."""
+        """The user wants to stop: the first time wait for no more rollouts, the second time for
+        nothing."""
         self._interrupts += 1
 
     async def close(self, *, displaced: bool = False) -> None:
-        """End the job, unless it is ``displaced`` or its agent does; a phase that is under way is
-        given up."""
+        """Give up a running phase. End the job unless it is ``displaced`` or its agent ends it."""
         self._stopped = True
         ending = self._registered and not displaced and not self._managed
         await asyncio.to_thread(self._close, ending)
@@ -335,7 +312,7 @@ class JobPhases:
             nonlocal told
             if not (told or self._away) and time.monotonic() - since > _PATIENCE_S:
                 told = True
-                self._say(f"waiting for {phase} nodes: other jobs have them")
+                self._say(f"waiting for {phase} nodes, which other jobs use")
             return self._is_stopped(interrupts)
 
         while True:
@@ -360,15 +337,15 @@ class JobPhases:
         if not self._away:
             self._away = True
             self._say(
-                "waiting for the RollMux daemon (mux.url) until it answers; start one with "
-                f"'rollpacker mux serve', or stop with Ctrl-C: {error}"
+                "waiting for the RollMux daemon (mux.url). Start one with 'rollpacker mux serve', "
+                f"or stop with Ctrl-C: {error}"
             )
 
     def _move(self, move: MoveOrder) -> None:
-        """State lives in the worker processes, which the next permit pins to the new nodes."""
+        """The state is in the workers, which the next permit pins to the new nodes."""
 
     def _hold(self, permit: PhasePermit) -> None:
-        """The nodes are ours: go there, run, keep the lease."""
+        """Pin the workers to the nodes, let them run, and extend the lease."""
         with self._lock:
             if self._stopped:
                 self._client.abandon(permit)
@@ -393,7 +370,7 @@ class JobPhases:
         self._release_tail()
 
     def _regain(self) -> None:
-        """The lease is lost while the phase runs: freeze, wait for another, go on."""
+        """The lease is lost during a phase: freeze the workers, wait for a permit, continue."""
         with self._regaining:
             with self._lock:
                 lease = self._lease
@@ -413,7 +390,7 @@ class JobPhases:
                     self._fail(error)
 
     def _end(self) -> None:
-        """Finish the phase; under another permit when this one was lost on the way."""
+        """Finish the phase, under a new permit if the lease was lost."""
         while True:
             with self._lock:
                 lease = self._lease
@@ -458,7 +435,7 @@ class JobPhases:
             self._guard = None
 
     def _freeze(self, lease: HeldLease) -> None:
-        # If this process was stopped too, the guard has frozen the workers when the lease was over.
+        # If this process was stopped too, the guard froze the workers at the end of the lease.
         until = min(time.monotonic(), lease.stop_at)
         self._active_s += max(0.0, until - self._running_since)
         self._running_since = math.nan
@@ -469,7 +446,6 @@ class JobPhases:
         self._running_since = math.nan
 
     def _seconds(self) -> float:
-        """What the phase took, without the time in which it was frozen."""
         return max(1e-6, self._active_s + time.monotonic() - self._running_since)
 
     def _tell_guard(self, stop_at: float | None) -> None:
@@ -479,4 +455,4 @@ class JobPhases:
         try:
             self._guard.tell(self._pids(), stop_at)
         except BrokenPipeError:
-            self._fail(RuntimeError("the process that guards the job's lease has died"))
+            self._fail(RuntimeError("the watchdog of the job's lease has died"))

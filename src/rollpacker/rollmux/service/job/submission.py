@@ -1,4 +1,4 @@
-"""A run as a job of the daemon: its specification, its submission, its way back in."""
+"""A run as a job of the daemon: its specification, its submission, and attaching to it again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _PATIENCE_S = 5.0
 def job_id(config: RunConfig) -> str:
     """``mux.job``, or a name that every start of the run in this folder shares."""
     folder = Path(config.output).resolve()
-    # Cut: the daemon takes 64 characters, and NAME.2 has to fit too.
+    # Shortened: the daemon takes 64 characters, and NAME.2 must fit too.
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).lstrip("._-")[:_NAME] or "run"
     return config.mux.job or f"{name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
 def job_spec(config: RunConfig, name: str) -> JobSpec:
-    """What the scheduler is told of the run."""
+    """The specification of a run as a job."""
     mux = config.mux
     rollout_nodes, train_nodes = _gangs(config)
     return JobSpec(
@@ -62,17 +62,14 @@ def job_spec(config: RunConfig, name: str) -> JobSpec:
 
 
 def _steps_to_come(config: RunConfig) -> int | None:
-    """Those that are left after the newest checkpoint; None for a run that goes by epochs.
-
-    Not exact: what comes after a checkpoint is done again by a run that is started again.
-    """
+    """Steps after the newest checkpoint, as an estimate (None for a run limited by epochs)."""
     if not config.steps:
         return None
     return max(config.steps - max(newest_step(Path(config.output)), 0), 1)
 
 
 def _gangs(config: RunConfig) -> tuple[int, int]:
-    """Nodes of rollouts and of training: the same ones, or some each (``devices.layout``)."""
+    """Rollout and training nodes, the same ones or separate ones (``devices.layout``)."""
     devices = config.devices
     if devices.layout != "separate" or devices.nodes == 1:
         return devices.nodes, devices.nodes
@@ -81,7 +78,6 @@ def _gangs(config: RunConfig) -> tuple[int, int]:
 
 
 def _node_gpus(config: RunConfig) -> int:
-    """GPUs that each node must have, where the run says that it decodes and trains on GPUs."""
     devices = config.devices
     if devices.kind != "cuda" or devices.emulate is not None:
         return 1
@@ -89,7 +85,7 @@ def _node_gpus(config: RunConfig) -> int:
 
 
 def connect(mux: MuxConfig) -> MuxClient:
-    """A client whose requests give up soon. Raises ``ValueError`` on wrong settings."""
+    """A client with short patience. Raises ``ValueError`` on wrong settings."""
     for key in ("token_file", "worst_rollout_s", "worst_train_s"):
         if not getattr(mux, key):
             raise ValueError(f"mux.url is set, so mux.{key} must be set too")
@@ -102,11 +98,11 @@ def register(
     stopped: Callable[[], bool] = lambda: False,
     away: Callable[[UnreachableError], None] = lambda _error: None,
 ) -> str:
-    """Submit the job, when the daemon is there; returns the name that it got.
+    """Submit the job as soon as the daemon answers. Returns the job's name.
 
-    A live job of this name and owner is an earlier start of the same run (the run's folder has a
-    lock), and is taken over where it was. One that has ended is followed by ``NAME.2``,
-    ``NAME.3``, ... Raises ``ValueError`` where it is another run's.
+    A live job with this name and owner is an earlier start of the same run, and is taken over.
+    After an ended job come ``NAME.2``, ``NAME.3``, ... Raises ``ValueError`` if another run has the
+    name.
     """
     number = 1
     while True:
@@ -125,7 +121,7 @@ def register(
                 continue
             if known["spec"]["owner"] != spec.owner:
                 raise ValueError(
-                    f"mux.job={name}: another run has a live job of this name; choose another"
+                    f"mux.job={name}: another run has a live job of this name, so choose another"
                 ) from None
         return name
 
@@ -136,7 +132,7 @@ def attach(
     stopped: Callable[[], bool] = lambda: False,
     away: Callable[[UnreachableError], None] = lambda _error: None,
 ) -> str:
-    """Go on with a job that was submitted; its name. Raises ``ValueError`` where it is over."""
+    """Continue a submitted job. Returns its name. Raises ``ValueError`` if it is over."""
     known = patiently(partial(client.job, spec.id), stopped, away)
     if known["state"] in ("ending", "ended"):
         raise ValueError(f"mux.job={spec.id}: the job is over, so nothing is started in its name")
@@ -147,16 +143,14 @@ _MEMBER = (
     *("{python}", "-m", "rollpacker", "mux", "member", "{job}", "{attempt}", "{rank}"),
     *("--url={url}", "--token-file={token_file}", "--cafile={cafile}"),
 )
-"""What runs on the nodes where the driver is not."""
-_OF_A_RUN = {"model", "data"}
-"""Keys of every run's configuration, and of no specification."""
+"""Command for the nodes without the driver."""
+_OF_A_RUN = {"model", "data"}  # keys that only run configurations have
 
 
 def read_submission(path: Path) -> dict[str, Any]:
-    """The body of ``POST /v1/jobs``.
+    """The body of ``POST /v1/jobs`` from a file. Raises ``ValueError``.
 
-    A run's configuration stands for the job that ``rollpacker train`` would make of it, started by
-    an agent in this folder. Raises ``ValueError``.
+    A run's configuration becomes a job in which an agent runs ``rollpacker train`` in this folder.
     """
     try:
         found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -179,19 +173,19 @@ def read_submission(path: Path) -> dict[str, Any]:
 def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
     for key in ("worst_rollout_s", "worst_train_s"):
         if not getattr(config.mux, key):
-            raise ValueError(f"{path}: mux.{key} must be set: seconds of the phase at worst")
+            raise ValueError(f"{path}: mux.{key} must be set to the longest seconds of the phase")
     data = [config.data.path] if isinstance(config.data.path, str) else config.data.path
     for key, place in (("model.path", config.model.path), *(("data.path", file) for file in data)):
         if _is_lacking(place):
             raise ValueError(
-                f"{path}: {key}: there is no '{place}' in {os.getcwd()}, where its nodes would "
-                "start it: submit it in the folder that has it, or write the whole path"
+                f"{path}: {key}: there is no '{place}' in {os.getcwd()}, where the job's nodes "
+                "start it: submit it in the folder that has it, or give an absolute path"
             )
     told = {"url": "{url}", "token_file": "{token_file}", "cafile": "{cafile}", "job": "{job}"}
     program = JobProgram(
         command=(
             *("{python}", "-m", "rollpacker", "train", str(path.resolve())),
-            # Quoted: an override is YAML, to which nothing is no text, and 7 a number.
+            # Quoted, since overrides are YAML: an empty value or 7 would not be text.
             *(f"mux.{key}='{value}'" for key, value in told.items()),
             *("mux.managed=true", "--resume", "auto"),
         ),
@@ -203,8 +197,8 @@ def _of_run(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _is_lacking(place: str) -> bool:
-    """Whether it can only be a file or folder of the one it starts in, and is not there."""
-    # A whole path may be on the nodes alone: on their own disks, or in their user's home.
+    """Whether a path must be relative to this folder, and does not exist."""
+    # Absolute paths may exist on the nodes only: on their own disks, or in their user's home.
     if ":" in place or place.startswith(("/", "~")) or is_pattern(place):
         return False
     can_only_be = only_here(place) or bool(kind_of(Path(place)))
@@ -212,7 +206,7 @@ def _is_lacking(place: str) -> bool:
 
 
 def _program(path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """A command may be one line, as in a shell; it starts where it was submitted."""
+    """Split commands given as one line, as a shell does, and set the folder of submission."""
     for key in ("command", "members"):
         if isinstance(line := told.get(key), str):
             try:

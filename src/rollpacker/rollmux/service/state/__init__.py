@@ -1,4 +1,1 @@
-"""The scheduler with its leases and programs, live and as it is read from the log again.
-
-Nothing here knows HTTP.
-"""
+"""The scheduler with its leases and programs, live and as restored from the store."""

@@ -1,4 +1,4 @@
-"""The programs of jobs: which was started where, how it ended, and whether it starts again."""
+"""The programs of jobs: their starts, their ends, and whether they start again."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import Literal
 from rollpacker.rollmux.model.program import JobProgram
 
 _KEPT = 20
-"""Attempts of a job that are remembered."""
 MOST_NODES_LOST = 3
-"""Nodes that may fail in a row under a program: a job that breaks its nodes ends."""
+"""A job ends after so many node failures in a row under its program."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Before a program that failed starts again: the first time, and at most; doubled in between."""
+"""First and longest pause before a failed program restarts. It doubles in between."""
 
 Outcome = Literal["", "done", "failed", "stopped"]
 
 
 @dataclass(slots=True)
 class ProgramRun:
-    """One start of a program.
+    """One start of a program. Times are seconds on the cluster's clock.
 
     Args:
         number: 1, 2, 3, ...
-        members: its job's other nodes, where it has processes too.
-        began: time, as all times here.
-        code: its exit code; None while it runs, or where its node failed.
-        lost: those of them that have failed.
-        broken: its process on one of them has failed, so it is to end.
+        members: the job's other nodes with processes of the program.
+        code: exit code (None while it runs, or if its node failed).
+        lost: members that have failed.
+        broken: whether a member's process failed, so that the attempt must end.
     """
 
     number: int
@@ -42,24 +40,21 @@ class ProgramRun:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All of them, the driver's first."""
         return (self.node, *self.members)
 
     @property
     def left(self) -> list[str]:
-        """Those that have not failed."""
         return [node for node in self.nodes if node not in self.lost]
 
 
 @dataclass(slots=True)
 class ProgramRuns:
-    """A job's program and what became of it.
+    """A job's program and its last attempts.
 
     Args:
-        attempts: the last ones.
-        used: restarts since the job last got on.
+        used: restarts since the job's last finished iteration.
         done: iterations of the job at the last of these restarts.
-        nodes_lost: that failed under it since the job last got on.
+        nodes_lost: nodes that failed under it since then.
     """
 
     program: JobProgram
@@ -71,12 +66,12 @@ class ProgramRuns:
 
     @property
     def running(self) -> ProgramRun | None:
-        """The attempt that has not ended, as far as anybody knows."""
+        """The attempt that is not known to have ended."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.ended is None else None
 
     def ready_at(self) -> float | None:
-        """When it may be started, from here on; None for never, or while it runs."""
+        """Earliest next start (None for never, or while it runs)."""
         if self.outcome or self.running is not None:
             return None
         if not self.attempts or not self.used:
@@ -85,17 +80,16 @@ class ProgramRuns:
         return (self.attempts[-1].ended or 0.0) + pause
 
     def begin(self, number: int, node: str, members: tuple[str, ...], now: float) -> None:
-        """It is started on a node, and on those of its job that it has processes on."""
         self.attempts.append(ProgramRun(number, node, members, now))
         del self.attempts[:-_KEPT]
 
     def end(self, code: int | None, now: float, done: int, *, told: bool) -> None:
-        """The running attempt is over.
+        """The running attempt has ended.
 
         Args:
-            code: None where its node failed.
+            code: None if its node failed.
             done: iterations of the job so far.
-            told: to end: its job has other nodes, or none.
+            `told`: whether it was asked to end, since its job moved or left.
         """
         last = self.attempts[-1]
         last.ended, last.code = now, code
@@ -114,18 +108,16 @@ class ProgramRuns:
             self.outcome = "failed"
 
     def job_ended(self) -> None:
-        """Nothing is started any more."""
         self.outcome = self.outcome or "stopped"
 
 
 class RunningPrograms:
-    """Which jobs have a program on which node, by the attempts that have not ended."""
+    """Jobs with running attempts, by node."""
 
     def __init__(self) -> None:
         self._on: dict[str, set[str]] = {}
 
     def add(self, job: str, nodes: Sequence[str]) -> None:
-        """An attempt is begun there."""
         for node in nodes:
             self._on.setdefault(node, set()).add(job)
 
@@ -142,5 +134,4 @@ class RunningPrograms:
         return {job for jobs in self._on.values() for job in jobs}
 
     def on(self, node: str) -> list[str]:
-        """Jobs whose programs are there."""
         return sorted(self._on.get(node, ()))

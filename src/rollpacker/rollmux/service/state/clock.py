@@ -1,4 +1,4 @@
-"""The cluster's clock: never goes back, ignores the wall clock, goes on after a restart."""
+"""The cluster's clock: monotonic, independent of the wall clock, and continued after restarts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """What this boot of the machine is called; empty where nobody knows."""
+    """Id of this boot of the machine (empty if unknown)."""
     file = Path("/proc/sys/kernel/random/boot_id")
     return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
@@ -16,9 +16,8 @@ def boot_id() -> str:
 class ClusterClock:
     """Seconds since the store was made, on the monotonic clock.
 
-    While the machine stays up, the time for which the daemon was down counts. After a reboot,
-    time goes on from the last entry: nobody can say how long it took but the wall clock, which
-    jumps.
+    Downtime counts while the machine stays up. After a reboot, time continues from the last entry,
+    since the wall clock may jump.
 
     Args:
         saved: the ``clock_*`` values of the store's meta.
@@ -40,7 +39,6 @@ class ClusterClock:
         self._offset = offset
 
     def now(self) -> float:
-        """Seconds, to the microsecond."""
         return round(self._offset + self._monotonic(), 6)
 
     def save(self) -> dict[str, str]:

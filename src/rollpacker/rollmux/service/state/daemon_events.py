@@ -1,4 +1,4 @@
-"""What the daemon itself records, besides the scheduler's events."""
+"""The daemon's own events, besides the scheduler's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from rollpacker.rollmux.model.program import JobProgram
 
 
 class DrainSet(Tagged, frozen=True, kw_only=True):
-    """Whether new jobs are turned away."""
+    """Whether new jobs are refused."""
 
     draining: bool
 
 
 class AgentJoined(Tagged, frozen=True, kw_only=True):
-    """A node's agent reported for the first time; from now on its silence is a failure.
-
-    Args:
-        agent: its identity; empty where it told none.
-    """
+    """First report of a node's agent, whose silence counts as a failure from now on."""
 
     node: str
     agent: str = ""
 
 
 class NodeFenced(Tagged, frozen=True, kw_only=True):
-    """A node failed while permits of its jobs are out; the scheduler hears it when they are over.
+    """A node failed while its jobs hold permits (``tokens``), which heartbeats do not extend any
+    more.
 
-    Args:
-        tokens: of those permits; no heartbeat extends them any more.
-        why: for people.
+    The scheduler gets the failure after they end. ``why`` is for users.
     """
 
     node: str
@@ -42,24 +37,23 @@ class NodeFenced(Tagged, frozen=True, kw_only=True):
 
 
 class EndFenced(Tagged, frozen=True, kw_only=True):
-    """A job is to end while its permit is out; the scheduler hears it when the permit is over."""
+    """A job must end but holds a permit. The scheduler gets its end after that of the permit."""
 
     job: str
     token: int
 
 
 class ProgramGiven(Tagged, frozen=True, kw_only=True):
-    """Agents are to start a job's program."""
+    """A job has a program that agents start."""
 
     job: str
     program: JobProgram
 
 
 class AttemptBegun(Tagged, frozen=True, kw_only=True):
-    """The agent of a node is told to start a job's program, for the ``number``-th time.
+    """A node's agent must start a job's program for the ``number``-th time.
 
-    Args:
-        members: the job's other nodes, where the program has processes too.
+    ``members`` are the job's other nodes with processes of the program.
     """
 
     job: str
@@ -69,11 +63,7 @@ class AttemptBegun(Tagged, frozen=True, kw_only=True):
 
 
 class AttemptEnded(Tagged, frozen=True, kw_only=True):
-    """An agent has seen the end of a program.
-
-    Args:
-        told: to end: its job has other nodes by now, or none.
-    """
+    """An agent has seen a program end, or has ended it because its job moved or left (`told`)."""
 
     job: str
     code: int
@@ -81,7 +71,7 @@ class AttemptEnded(Tagged, frozen=True, kw_only=True):
 
 
 class MemberFailed(Tagged, frozen=True, kw_only=True):
-    """A process on another node than the driver's has failed: the attempt ends as failed."""
+    """A process on a member node has failed, so the attempt ends as failed."""
 
     job: str
     node: str
@@ -91,19 +81,19 @@ class MemberFailed(Tagged, frozen=True, kw_only=True):
 OfProgram = ProgramGiven | AttemptBegun | AttemptEnded | MemberFailed
 Note = DrainSet | AgentJoined | NodeFenced | EndFenced | OfProgram
 Recorded = ev.Event | Note
-"""All that an entry of the log can hold."""
+"""All content of log entries."""
 
 _RECORDED = kinds(ev.Event | Note)
 _DECISIONS = kinds(do.Decision)
 
 
 def encode(record: Recorded | Sequence[do.Decision]) -> str:
-    """An event, or what it led to, as JSON; the class name is ``kind``."""
+    """An event, or its decisions, as JSON. The class name is ``kind``."""
     return dumps(record).decode()
 
 
 def decode(text: str) -> Recorded:
-    """The inverse of ``encode`` for events. Raises ``ValueError`` on what is no event."""
+    """The inverse of ``encode`` for events. Raises ``ValueError`` on other text."""
     return cast(Recorded, load_tagged(loads(text), _RECORDED))
 
 

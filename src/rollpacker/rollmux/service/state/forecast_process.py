@@ -1,7 +1,7 @@
 """A process that runs the scheduler ahead, so that no heartbeat waits for it.
 
-It is told the scheduler's state as JSON, which is written in some milliseconds where a copy takes a
-hundred, and answers with when each job that waits starts.
+It gets the scheduler's state as JSON, which is much faster than a copy (milliseconds against 100
+ms), and answers with the starts of waiting jobs.
 """
 
 from __future__ import annotations
@@ -18,33 +18,28 @@ from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 from rollpacker.rollmux.simulation.arrivals import lately
 from rollpacker.rollmux.simulation.forecast import forecast
 
-_NICE = 10
-"""Below the daemon and what else is on its machine."""
+_NICE = 10  # lower priority than the daemon and other processes
 
 
 def asked(scheduler: Scheduler, now: float, number: int) -> bytes:
-    """What ``ForecastProcess.run`` takes: the scheduler as it is now, and the run's number."""
+    """A request for ``ForecastProcess.run``: the scheduler's state and the run's number."""
     return dumps_finite((now, number, scheduler.snapshot()))
 
 
 class ForecastProcess:
-    """The process; begun by the thread that makes this, with which it ends.
-
-    Args:
-        settings: of the scheduler.
-    """
+    """The process. It ends with the thread that makes it."""
 
     def __init__(self, settings: Settings) -> None:
         popen, end = start_child(__name__)
-        # Also where nobody closes it: a process that has ended is to be waited for.
+        # Also without ``close``, since an ended process must be waited for.
         self._kill = weakref.finalize(self, kill_child, popen)
         self._end = Connection(end.detach())
         self._settings: bytes | None = dumps(settings)
 
     def run(self, request: bytes) -> dict[str, float]:
-        """``forecast`` of a request; waits for it, in a thread that has the time.
+        """Run ``forecast`` for a request and wait for it.
 
-        Raises ``EOFError`` or ``OSError`` where the process has ended.
+        Raises ``EOFError`` or ``OSError`` if the process has ended.
         """
         if self._settings is not None:
             self._end.send_bytes(self._settings)
@@ -53,12 +48,11 @@ class ForecastProcess:
         return load(loads(self._end.recv_bytes()), dict[str, float])
 
     def close(self) -> None:
-        """End it; whoever waits for an answer gets none."""
         self._kill()
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Answer what comes in until the daemon is gone."""
+    """Answer requests until the daemon is gone."""
     die_with(parent)
     os.nice(_NICE)
     with Connection(descriptor) as daemon:

@@ -1,4 +1,4 @@
-"""A database of format 1 becomes one of today's: it had entries, and a snapshot now and then."""
+"""Converts a database of format 1, which had entries and occasional snapshots."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 def leased_of(store: Store, settings: Settings, ttl: float) -> LeasedScheduler:
-    """The scheduler that its newest snapshot and the entries after it lead to.
+    """The scheduler after the newest snapshot and later entries.
 
-    Raises ``StoreError`` where this version cannot follow an entry.
+    Raises ``StoreError`` if this version cannot repeat an entry.
     """
     leased = LeasedScheduler(settings, ttl)
     found = store.snapshot_of_format_1()
@@ -27,15 +27,15 @@ def leased_of(store: Store, settings: Settings, ttl: float) -> LeasedScheduler:
         try:
             leased = _restored(*found, settings, ttl)
         except (ValueError, LookupError) as error:
-            _log.warning("the snapshot of format 1 cannot be used (%s): all entries are", error)
+            _log.warning("the snapshot of format 1 cannot be used (%s), so entries are read", error)
     for entry in store.entries(leased.seq):
         try:
             leased.apply(entry.seq, entry.t, daemon_events.decode(entry.event), entry.key)
         except Exception as error:
             raise StoreError(
                 f"entry {entry.seq} of a database of format 1 cannot be repeated "
-                f"({type(error).__name__}: {error}): open it with the version that wrote it, "
-                "let its jobs end, and begin a new state folder"
+                f"({type(error).__name__}: {error}): open it with the version that wrote it. "
+                "Let its jobs end, and start a new state folder"
             ) from error
     leased.touched.clear()
     return leased

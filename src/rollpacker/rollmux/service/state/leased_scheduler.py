@@ -1,4 +1,4 @@
-"""The scheduler with its permits as leases: the same live and when the log is read again."""
+"""The scheduler with its permits as leases, both live and when the log is read again."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ from rollpacker.rollmux.service.state.records import (
 )
 
 TIMELINE = 20_000
-"""Phases that are shown."""
+"""Phases on the timeline."""
 
 
 class LeasedScheduler:
-    """Takes recorded events; never refuses one and never looks at a clock.
+    """Applies recorded events. It refuses none and never reads a clock.
 
-    Args:
-        settings: of the scheduler.
-        ttl: seconds that a lease lives without a heartbeat.
+    ``ttl`` is the life of a lease without a heartbeat, in seconds.
     """
 
     def __init__(self, settings: Settings, ttl: float) -> None:
@@ -44,27 +42,24 @@ class LeasedScheduler:
         self.ttl = ttl
         self.jobs: dict[str, JobRecord] = {}
         self.ended: list[str] = []
-        """Jobs that change no more, in the order in which they and their programs ended."""
+        """Jobs that will not change any more, in the order in which they and their programs ended.
+        """
         self.gone: Counter[str] = Counter()
-        """How many of these there are, by team."""
+        """Number of these jobs by team."""
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
-        """When the agent of a node last reported."""
         self.identities: dict[str, str] = {}
-        """Of these; empty of one that told none."""
+        """Identities of the agents (empty if unknown)."""
         self.failed: set[str] = set()
         self.tokens: dict[str, int] = {}
-        """Highest token that was permitted on each held node."""
         self.issued = 0
-        """The number of the next permit."""
         self.quiet_until = 0.0
-        """Until then nobody is told of a permit: those of a history that is lost may be in use."""
+        """No permit is granted before this time: permits of a lost history may still be in use."""
         self.draining = False
         self.programs = RunningPrograms()
         self.timeline: deque[Stretch] = deque(maxlen=TIMELINE)
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
-        """How many phases of either kind were done or lost so far."""
         self.touched: set[str] = set()
         """Jobs whose waiting requests may have an answer now."""
         self.seq = 0
@@ -73,7 +68,6 @@ class LeasedScheduler:
     def apply(
         self, seq: int, now: float, event: daemon_events.Recorded, key: str | None
     ) -> Effects:
-        """Take one event: it happened."""
         self.seq, self.now = seq, now
         effects = Effects()
         if isinstance(event, daemon_events.Note):
@@ -91,58 +85,59 @@ class LeasedScheduler:
             if (perform := _DECISIONS.get(type(decision))) is not None:
                 perform(self, decision, effects)
         if not self.slots:
-            # A cloud's node that was reserved and is not needed any more is gone without a word.
+            # A rented node that was reserved and is not needed any more goes without an event.
             for node in [node for node in self.agents if not self.needs(node)]:
                 self.forget_agent(node)
         return effects
 
     @property
     def slots(self) -> Mapping[str, Slot]:
-        """Nodes by name, used or not; none of a cloud."""
+        """Named nodes (empty for a cloud)."""
         inventory = self.scheduler.cluster.inventory
         return inventory.slots if isinstance(inventory, Fixed) else {}
 
     def status(self, node: str) -> NodeStatus:
-        """Of a named node: a draining one is drained when no job and no program is on it."""
+        """Status of a named node. A draining node is drained when it has no job and no program."""
         slot = self.slots[node]
         on_it = slot.used or self.programs.on(node)
         return "drained" if slot.status == "draining" and not on_it else slot.status
 
     def begin_epoch(self, seconds: float) -> None:
-        """Numbers of permits go on from the microseconds since the store was made.
+        """Number permits from the microseconds since the store was made.
 
-        A database that was put back from a copy knows nothing of later permits. Nobody grants a
-        million in a second, so none of these numbers was used.
+        A restored database does not know later permits, but nobody grants a million permits a
+        second.
         """
         self.issued = max(self.issued, int(seconds * 1e6))
         self.scheduler.number_from(self.issued)
 
     def renew(self, now: float) -> None:
-        """Every lease and every agent has its full time again: the daemon was not there."""
+        """Give every lease and agent its full time again after the daemon was away."""
         for lease in self.leases.values():
             lease.deadline = max(now, self.quiet_until) + self.ttl
         self.renew_agents(now)
 
     def renew_agents(self, now: float) -> None:
-        """None of them was heard, and what they have frozen may go on. Who held a permit has
-        stopped by its own clock."""
+        """Give agents their full time again, so that frozen programs may continue.
+
+        Holders of permits have stopped by their own clocks.
+        """
         for node in self.agents:
             self.agents[node] = now
 
     def agent(self, node: str) -> str | None:
-        """The identity of a node's agent, empty where it told none; None where none reports."""
+        """The identity of a node's agent (empty if unknown, None if no agent reports)."""
         return self.identities.get(node, "") if node in self.agents else None
 
     def forget_agent(self, node: str) -> None:
-        """It is not counted on any more."""
         self.agents.pop(node, None)
         self.identities.pop(node, None)
 
     def next_phase(self, job: str) -> Phase | None:
-        """What a job has to ask for; None when all its iterations are done.
+        """The phase that a job must ask for next (None after its last iteration).
 
-        While it holds a permit that is the running phase: what a process that takes over asks for
-        when the lease of its predecessor has run out.
+        While the job holds a permit, this is the running phase. A process that takes over asks for
+        it when the lease has expired.
         """
         live = self.scheduler.cluster.jobs.get(job)
         if live is None or live.over:
@@ -153,8 +148,10 @@ class LeasedScheduler:
         return "rollout" if seat.pool == ROLLOUT else "train"
 
     def gang(self, job: str) -> tuple[str, ...]:
-        """The nodes on which a job's program belongs, those of rollouts first: the first one is for
-        its driver. Empty where it has none, or is to end."""
+        """The nodes for a job's program, rollout nodes first. The first node is for its driver.
+
+        Empty if the job has no nodes or must end.
+        """
         record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
         if live is None or record.ending:
             return ()
@@ -168,11 +165,10 @@ class LeasedScheduler:
         return (*rollout, *train) if everywhere else (rollout[0],)
 
     def lead(self, job: str) -> str | None:
-        """Of these that of its driver; None without any."""
         return next(iter(self.gang(job)), None)
 
     def needs(self, node: str) -> bool:
-        """Whether a cloud's node is in use: by a group, or by a program that is still to end."""
+        """Whether a rented node is used by a group or by a program."""
         return node in self.scheduler.cluster.nodes or bool(self.programs.on(node))
 
     def hit_by(self, node: str) -> list[str]:
@@ -186,7 +182,7 @@ class LeasedScheduler:
         ]
 
     def uncounted_s(self, job: str, now: float) -> float:
-        """Seconds of a job's life so far that its promise does not count."""
+        """Seconds of a job's life so far that its SLO does not count."""
         record, live = self.jobs[job], self.scheduler.cluster.jobs.get(job)
         if live is None:
             return record.uncounted_s
@@ -194,23 +190,21 @@ class LeasedScheduler:
         return live.started - record.arrived + stands
 
     def unsettled_jobs(self) -> list[str]:
-        """Those that have not ended, or whose programs have not, by arrival."""
+        """Jobs that have not ended, or whose programs have not, by arrival."""
         live = {*self.scheduler.cluster.jobs, *self.programs.jobs}
         return sorted(live, key=lambda name: self.jobs[name].number)
 
     def fails(self, node: str) -> bool:
-        """Whether a node failed and the scheduler has not been told yet."""
+        """Whether a node failed and the scheduler does not know yet."""
         return any(fence.node == node for fence in self.fences)
 
     def failing(self, job: str) -> bool:
-        """Whether a node of the job failed and the scheduler has not been told yet."""
         live = self.scheduler.cluster.jobs.get(job)
         if live is None or live.home is None:
             return False
         return any(fence.node in live.home.names for fence in self.fences)
 
     def state(self, job: str) -> JobState:
-        """One word: queued, held, idle, waiting, running, moving, ending, failing, ended."""
         record, queued = self.jobs[job], self.scheduler.queue.jobs.get(job)
         flags: tuple[tuple[bool, JobState], ...] = (
             (record.ended is not None, "ended"),
@@ -226,7 +220,7 @@ class LeasedScheduler:
         return next(name for holds, name in flags if holds)
 
     def over(self, token: int) -> None:
-        """A permit is over, fenced or not: nobody works under it any more."""
+        """A permit has ended, fenced or not: nobody works under it any more."""
         self.leases[token].deadline = inf
         self._unfence(token)
 
@@ -262,7 +256,7 @@ class LeasedScheduler:
             if running is None or running.node == event.node:
                 self._program_over(job, None, told=True)
                 continue
-            # Its driver may keep what it has done.
+            # The driver may save its work first.
             running.lost = (*running.lost, event.node)
             self.programs.discard(job, [event.node])
         self.forget_agent(event.node)
@@ -312,7 +306,7 @@ class LeasedScheduler:
         self.touched.add(decision.job)
 
     def _wait(self, decision: do.Wait, effects: Effects) -> None:
-        """A new job waits for nodes, or one whose nodes failed does."""
+        """A new job, or one whose nodes failed, waits for nodes."""
         record = self.jobs[decision.job]
         if record.token is not None:
             self._close(record.token, "lost", effects)
@@ -347,7 +341,7 @@ class LeasedScheduler:
             case daemon_events.DrainSet():
                 self.draining = note.draining
             case daemon_events.AgentJoined():
-                # A node that fails has to report again when it has failed.
+                # A failing node must report again after its failure.
                 if not self.fails(note.node):
                     self.agents[note.node] = self.now
                     self.identities[note.node] = note.agent
@@ -384,7 +378,7 @@ class LeasedScheduler:
             self._settle(record)
 
     def _settle(self, record: JobRecord) -> None:
-        """A job that has ended changes no more once its program is over too."""
+        """A job that has ended will not change after the end of its program."""
         if record.ended is not None and record.running is None:
             self.ended.append(record.spec.id)
             self.gone[record.spec.team] += 1

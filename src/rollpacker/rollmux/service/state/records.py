@@ -1,4 +1,4 @@
-"""What the daemon knows of jobs and permits beyond the scheduler."""
+"""The daemon's records of jobs and permits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NodeStatus = Status | Literal["drained"]
 
 @dataclass(slots=True)
 class Stretch:
-    """A phase on the timeline; ``end`` None while it runs."""
+    """A phase on the timeline. ``end`` is None while it runs."""
 
     job: str
     phase: Phase
@@ -34,14 +34,13 @@ class Stretch:
 
 @dataclass(slots=True)
 class Lease:
-    """A permit that is out.
+    """A live permit.
 
     Args:
-        key: of the request that it answers.
-        granted: time.
-        deadline: without a heartbeat it is lost then.
-        fenced: no heartbeat extends it and nobody is told of it: something has to wait for its end.
-        tail: its nodes were released but for the tail's.
+        key: key of the request that it answers.
+        deadline: time of its loss without a heartbeat.
+        fenced: whether it is hidden and cannot be extended, since an event waits for its end.
+        tail: whether its nodes were released, except for those of the tail.
         beat: key of the last heartbeat.
     """
 
@@ -57,13 +56,12 @@ class Lease:
     beat: str = ""
 
     def stretch(self, end: float | None = None, outcome: PhaseOutcome = "running") -> Stretch:
-        """Its phase on the timeline."""
         return Stretch(self.job, self.phase, self.nodes, self.granted, self.token, end, outcome)
 
 
 @dataclass(slots=True)
 class PendingMove:
-    """A move that the job has not reported as finished; its id is the entry's number."""
+    """A move that the job has not reported as finished. Its id is the entry's number."""
 
     id: int
     decision: do.Move
@@ -71,15 +69,14 @@ class PendingMove:
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job, also after its end.
+    """A live or ended job.
 
     Args:
-        number: 0, 1, 2, ... by arrival.
-        request: key of the permit request that waits.
-        ending: it was told to end while a permit is out.
-        uncounted_s: of its life so far, what its promise does not count: waiting for nodes.
-        program: that agents start; None where they start nothing.
-        by: whose token submitted it.
+        request: key of the waiting permit request.
+        ending: whether it must end but holds a permit.
+        uncounted_s: seconds of waiting that its SLO does not count.
+        program: program that agents start (None if they start nothing).
+        by: name of the token that submitted it.
     """
 
     number: int
@@ -98,12 +95,11 @@ class JobRecord:
 
     @property
     def running(self) -> ProgramRun | None:
-        """The start of its program that has not ended."""
         return None if self.program is None else self.program.running
 
     @property
     def outcome(self) -> JobOutcome:
-        """How it ended, as far as anybody said; empty while it has not."""
+        """The result as far as known (empty for a live job)."""
         if self.ended is None:
             return ""
         told = "" if self.program is None else self.program.outcome
@@ -114,12 +110,9 @@ class JobRecord:
 
 @dataclass(slots=True)
 class Fence:
-    """The end of a job, or the failure of a node, that waits until permits are over.
+    """The end of a job or the failure of a node, which waits for the end of permits.
 
-    Args:
-        tokens: of those that are not over.
-        why: of a node's failure.
-        fenced: all tokens that it began with.
+    ``tokens`` are those of live permits, and ``fenced`` all tokens at the beginning.
     """
 
     tokens: set[int]
@@ -133,13 +126,12 @@ class Fence:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing is waited for any more."""
         return not self.tokens
 
 
 @dataclass(slots=True)
 class Effects:
-    """What one event did: decisions, and phases that are over."""
+    """The decisions and finished phases of one event."""
 
     decisions: list[do.Decision] = field(default_factory=list[do.Decision])
     closed: list[Stretch] = field(default_factory=list[Stretch])

@@ -1,7 +1,7 @@
-"""All that a leased scheduler is, in pieces: a commit writes those that differ from the last one's.
+"""The state of a leased scheduler in pieces. A commit writes the changed ones.
 
-A piece is JSON. Fields that a version does not know are left out, and those that it misses have
-their defaults: a daemon opens the state of another version.
+A piece is JSON. Unknown fields are ignored and missing fields get defaults, so that a daemon can
+open the state of another version.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
 from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
 
 _PART = "scheduler"
-_INVENTORY = "scheduler.inventory"
-"""Slots of machines, or one piece where nodes are rented."""
+_INVENTORY = "scheduler.inventory"  # slots of machines, or one piece where nodes are rented
 _ROWS: dict[str, Callable[[Any], object]] = {
     "jobs": lambda record: record.spec.id,
     "scheduler.jobs": lambda job: job.spec.id,
     "scheduler.groups": lambda group: group.id,
     _INVENTORY: lambda slot: slot.machine.name,
 }
-"""Lists of which each element is a piece: the key of an element."""
+"""Key of an element, for lists whose elements are pieces of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFence:
-    """A fence with those of its permits that no entry has ended."""
+    """A fence with its permits that no entry has ended."""
 
     tokens: list[int]
     job: str | None
@@ -41,10 +40,10 @@ class SavedFence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedState:
-    """What entries have led to, and nothing besides.
+    """The result of all entries.
 
-    Heartbeats are in no entry: leases and agents are without their times, which begin anew at
-    every start. Of jobs these are the unsettled ones; the others do not change any more.
+    Heartbeats are not in entries, so leases and agents have no times, which start again with the
+    daemon. Only unsettled jobs are included, since others do not change any more.
     """
 
     seq: int
@@ -63,14 +62,14 @@ class LeasedState:
 
 
 class History(NamedTuple):
-    """What does not change any more: jobs in the order of their ends, and the last phases."""
+    """Ended jobs in order of their ends, and the last phases."""
 
     ended: Sequence[JobRecord]
     timeline: Iterable[Stretch]
 
 
 def state_of(leased: LeasedScheduler) -> LeasedState:
-    """The state of a scheduler after its last entry; it shares what it holds with it."""
+    """The state of a scheduler after its last entry. It shares objects with the scheduler."""
     return LeasedState(
         seq=leased.seq,
         now=leased.now,
@@ -89,13 +88,13 @@ def state_of(leased: LeasedScheduler) -> LeasedState:
 
 
 def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
-    """A permit that ran out is out of ``tokens`` before there is an entry of it."""
+    """An expired permit leaves ``tokens`` before an entry records its end."""
     tokens = sorted(fence.fenced & leased.leases.keys())
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node, why=fence.why)
 
 
 def encode(state: LeasedState) -> dict[str, bytes]:
-    """The pieces by name: a field each, and each job and group."""
+    """The pieces by name: one for each field, job and group."""
     found: dict[str, bytes] = {}
     for prefix, owner in (("", state), (f"{_PART}.", state.scheduler)):
         for each in fields(owner):
@@ -110,7 +109,7 @@ def encode(state: LeasedState) -> dict[str, bytes]:
 
 
 def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
-    """The inverse of ``encode``. Raises ``ValueError`` on what is no such state."""
+    """The inverse of ``encode``. Raises ``ValueError`` on an invalid state."""
     data: dict[str, Any] = {"jobs": []}
     slots: list[Any] = []
     inner: dict[str, Any] = {"jobs": [], "groups": [], "inventory": {"slots": slots}}
@@ -129,7 +128,7 @@ def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
 def restored(
     state: LeasedState, history: History, settings: Settings, ttl: float
 ) -> LeasedScheduler:
-    """A leased scheduler in a state; every lease has its full time since it was granted."""
+    """A leased scheduler from a state. Every lease has its full time since the grant."""
     leased = LeasedScheduler(settings, ttl)
     leased.seq, leased.now = state.seq, state.now
     leased.ended = [record.spec.id for record in history.ended]

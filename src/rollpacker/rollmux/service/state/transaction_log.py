@@ -1,6 +1,6 @@
-"""One writer's view of the store and the scheduler: events go into both, in one transaction.
+"""The writer's view of the store and the scheduler: events go into both in one transaction.
 
-The state is the truth: a start reads it. Entries are history, and the answers to repeated requests.
+A start reads the state. Entries are only history, and answers to repeated requests.
 """
 
 from __future__ import annotations
@@ -43,36 +43,34 @@ from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 _log = logging.getLogger(__name__)
 Due = tuple[str, object]
-"""What is due: its kind, and which one."""
+"""A due event: its kind and its subject."""
 _TIME: Due = ("passing of", "time")
 _LONGEST_PAUSE_S = 60.0
-"""Until what the scheduler failed on is tried again."""
+"""Longest pause before an event on which the scheduler failed is tried again."""
 
 
 class Poisoned(Exception):  # noqa: N818 - the event is at fault, not the daemon
-    """The scheduler failed on an event: what was recorded since the last commit must be undone."""
+    """The scheduler failed on an event. Undo everything since the last commit."""
 
 
 @dataclass(slots=True)
 class Setback:
-    """What was due and the scheduler failed on; it is tried again at ``until``."""
+    """A due event on which the scheduler failed. It is tried again at ``until``."""
 
     count: int
     until: float
 
 
 class TransactionLog:
-    """What the writer thread works on.
+    """The daemon's core, used by the writer thread.
 
     Args:
-        store: where entries go.
-        settings: of the scheduler; None takes those of the store.
+        settings: settings of the scheduler (None for those of the store).
         ttl: seconds of a lease.
-        monotonic: the clock.
-        machines: nodes that there are; those that are not known yet join.
+        machines: known nodes. New ones join.
 
     Raises:
-        StoreError: the store holds no state that this version can read.
+        StoreError: this version cannot read the store's state.
     """
 
     def __init__(
@@ -89,12 +87,11 @@ class TransactionLog:
         self.setbacks: dict[Due, Setback] = {}
         self.leased = _opened(store, self.settings, ttl, saved)
         self._written = {name: text.encode() for name, text in store.state().items()}
-        self._ended = len(self.leased.ended)
-        """Jobs that the store knows to have ended."""
+        self._ended = len(self.leased.ended)  # number of ended jobs in the store
         self._closed: list[Stretch] = []
         self._entries: list[Entry] = []
         self._heard: tuple[dict[int, Lease], dict[str, float]] = ({}, {})
-        """Leases and agents at the last commit, with their times of now."""
+        """Leases and agents at the last commit, with their present times."""
         self._keys: dict[str, Entry] = {}
         self._forecaster = Forecaster(self.settings)
         self._queue: tuple[int, list[str]] = (-1, [])
@@ -105,8 +102,9 @@ class TransactionLog:
             saved["restored"] = "yes"
             self.leased.quiet_until = self.now() + ttl
             _log.warning(
-                "the database is an older copy, or its end is lost%s: nothing is granted for %g s",
-                f" ({store.lost} entries that were answered)" if store.lost else "",
+                "the database is an older copy or its end is lost%s, so no permit is granted for "
+                "%g s",
+                f" ({store.lost} answered entries)" if store.lost else "",
                 ttl,
             )
         self.leased.renew(self.now())
@@ -119,11 +117,10 @@ class TransactionLog:
         self.commit()
 
     def now(self) -> float:
-        """Seconds of the cluster; never before the last entry."""
+        """Seconds on the cluster's clock, never before the last entry."""
         return max(self.clock.now(), self.leased.now)
 
     def find(self, key: str) -> Entry | None:
-        """The entry of an idempotency key, committed or about to be."""
         return self._keys.get(key) or self.store.find(key)
 
     def record(
@@ -135,9 +132,9 @@ class TransactionLog:
         status: int = 200,
         answer: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Entry:
-        """Let an event happen. ``answer`` is asked for the answer after it did.
+        """Apply and record an event. Then ``answer`` makes the answer.
 
-        Raises ``Poisoned`` where the scheduler fails on it.
+        Raises ``Poisoned`` if the scheduler fails on it.
         """
         seq, now = self.leased.seq + 1, self.now()
         if not self._entries:
@@ -164,7 +161,7 @@ class TransactionLog:
         return entry
 
     def commit(self) -> int:
-        """Write what was recorded; returns how many entries. Raises ``UnavailableError``."""
+        """Write the recorded entries and return their number. Raises ``UnavailableError``."""
         count = len(self._entries)
         if count:
             pieces = encode(state_of(self.leased))
@@ -188,9 +185,9 @@ class TransactionLog:
         return count
 
     def undo(self) -> None:
-        """Back to the last commit: the scheduler failed on an event after it.
+        """Return to the last commit, since the scheduler failed on a later event.
 
-        Jobs and nodes were heard all the time: nobody has more time than before.
+        Jobs and nodes were heard meanwhile, so their times are kept.
         """
         before = self.leased
         ended = [before.jobs[name] for name in before.ended[: self._ended]]
@@ -213,10 +210,10 @@ class TransactionLog:
         self._heard = dict(self.leased.leases), dict(self.leased.agents)
 
     def expire(self) -> None:
-        """Leases and agents whose time is over, and what waited for them or for time to pass.
+        """Handle expired leases, silent agents, and events that waited for them or for time.
 
-        What the scheduler fails on is put off, longer each time, so that the next call sees to the
-        rest. Raises what it failed with.
+        An event on which the scheduler fails is delayed, longer each time, so that the next call
+        handles the others. Raises that error.
         """
         now, leased = self.now(), self.leased
         due = set[Due]()
@@ -235,11 +232,11 @@ class TransactionLog:
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody is told of a permit: the database was put back from a copy."""
+        """Whether permits are withheld because the database was restored from a copy."""
         return self.leased.quiet_until > 0.0
 
     def _be_heard(self) -> None:
-        """Permits that were lost with the end of the history are over by their holders' clocks."""
+        """Permits of the lost history have expired by their holders' clocks."""
         self.store.set_meta({"restored": ""})
         self.leased.quiet_until = 0.0
         self.leased.touched.update(lease.job for lease in self.leased.leases.values())
@@ -257,7 +254,7 @@ class TransactionLog:
             count = 1 if before is None else before.count + 1
             pause = min(2.0 ** (count - 1), _LONGEST_PAUSE_S)
             self.setbacks[what] = Setback(count, now + pause)
-            _log.exception("%s %s: the scheduler fails; tried again in %.0f s", *what, pause)
+            _log.exception("%s %s: the scheduler failed, and tries again in %.0f s", *what, pause)
             raise
         self.setbacks.pop(what, None)
 
@@ -268,24 +265,22 @@ class TransactionLog:
             self.record(ev.PermitLost(job=lease.job, token=lease.token))
 
     def follow(self, before: TransactionLog) -> None:
-        """Take over from a core that is closed what no log holds."""
+        """Take over the state that no log holds from a closed core."""
         self.setbacks = before.setbacks
         self._forecaster = before._forecaster
 
     def forecast(self) -> dict[str, ExpectedStart]:
-        """When jobs that wait are expected to start; looked into now and then."""
         return self._forecaster.look(self.leased.scheduler, self.now())
 
     def queue(self) -> list[str]:
-        """Jobs that wait for nodes, the next one first; the same until something happens."""
+        """Jobs that wait for nodes, the next one first (cached until the next event)."""
         if self._queue[0] != self.leased.seq:
             waiting = self.leased.scheduler.queue.waiting(self.now())
             self._queue = self.leased.seq, [job.spec.id for job in waiting]
         return self._queue[1]
 
     def release_fences(self, token: int) -> None:
-        """Tell the scheduler of what waited for this permit, which is over now, and for no other;
-        what waited for others comes in time (``expire``)."""
+        """Send events that waited for this ended permit only. ``expire`` sends the others."""
         waited = [f for f in self.leased.fences if token in f.fenced and f.ready]
         for fence in waited:
             self._release(fence)
@@ -297,7 +292,7 @@ class TransactionLog:
             self.record(ev.JobEnded(job=fence.job))
 
     def fail_node(self, node: str, why: str, **request: Any) -> Entry | None:
-        """A node is gone. None where this is known already, or the node was given back."""
+        """A node has failed. Returns None if this is known, or the node was given back."""
         slot = self.leased.slots.get(node)
         down = slot is not None and slot.status == "down"
         given_back = slot is None and not self.leased.needs(node)
@@ -312,7 +307,7 @@ class TransactionLog:
         return self.record(ev.NodeFailed(node=node, why=why), **request)
 
     def next_deadline(self) -> float | None:
-        """Seconds from now until something runs out or is to be looked at; None for never."""
+        """Seconds until something expires or is due (None for never)."""
         times = [self._when(("permit", n), x.deadline) for n, x in self.leased.leases.items()]
         times.extend(self._when(("node", n), t + self.ttl) for n, t in self.leased.agents.items())
         times.extend(self._when(_name(fence), 0.0) for fence in self.leased.fences if fence.ready)
@@ -326,12 +321,12 @@ class TransactionLog:
         return due if back is None else max(due, back.until)
 
     def close(self) -> None:
-        """Let go of the store and of the process that looks ahead."""
+        """Close the store and end the forecast process."""
         self._forecaster.close()
         self.store.close()
 
     def leave(self) -> None:
-        """An orderly end: the next start looks for no damage."""
+        """End in good order, so that the next start skips the search for damage."""
         self.store.set_closed(True)
 
 
@@ -340,7 +335,6 @@ def _name(fence: Fence) -> Due:
 
 
 def _opened(store: Store, settings: Settings, ttl: float, saved: dict[str, str]) -> LeasedScheduler:
-    """The scheduler in the state of the store."""
     if saved["format"] != FORMAT:
         leased = format_1.leased_of(store, settings, ttl)
         first = next(store.entries(), None)
@@ -364,7 +358,6 @@ def _opened(store: Store, settings: Settings, ttl: float, saved: dict[str, str])
 
 
 def _everything(leased: LeasedScheduler) -> Changes:
-    """All of a scheduler, for a store that has nothing of it."""
     return Changes(
         state={name: piece.decode() for name, piece in encode(state_of(leased)).items()},
         ended=[dumps_finite(leased.jobs[name]).decode() for name in leased.ended],
@@ -373,7 +366,7 @@ def _everything(leased: LeasedScheduler) -> Changes:
 
 
 def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str, str]]:
-    """The settings to run with, and the store's meta; a new store is given both."""
+    """The settings to run with, and the store's meta, both written to a new store."""
     saved = store.meta()
     if not saved:
         settings = wanted or Settings()
@@ -387,14 +380,14 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
     if wanted is not None and wanted != settings:
         raise StoreError(
             "the database was made with other scheduler settings: "
-            f"{'; '.join(_differences(settings, wanted))}; start with its own (without --inventory "
-            "and --settings), or drain and begin a new state folder"
+            f"{'; '.join(_differences(settings, wanted))}. Start without --inventory and "
+            "--settings to use its own, or drain and start a new state folder"
         )
     return settings, saved
 
 
 def _differences(stored: Settings, wanted: Settings) -> Iterator[str]:
-    """What is otherwise in the database, a key or a team each."""
+    """One text per key or team that differs."""
     old, new = _by_key(stored), _by_key(wanted)
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):

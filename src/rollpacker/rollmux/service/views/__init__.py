@@ -1,4 +1,1 @@
-"""What people, scripts and Prometheus see of the state.
-
-A look changes nothing.
-"""
+"""The state for users, scripts and Prometheus. Views change nothing."""

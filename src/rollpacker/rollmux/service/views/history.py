@@ -20,7 +20,7 @@ _PIECE = 200
 
 
 def journal(store: Store, after: int = 0) -> Generator[str, None, None]:
-    """Every entry after a number: its time, event and decisions, one JSON object a line."""
+    """Every entry after a number as a line of JSON: its time, event and decisions."""
     with closing(store):
         lines: list[str] = []
         for entry in store.entries(after):
@@ -35,7 +35,7 @@ def journal(store: Store, after: int = 0) -> Generator[str, None, None]:
 
 
 def event_log(store: Store, settings: Settings) -> Generator[str, None, None]:
-    """A meta line with all jobs, then what happened to them."""
+    """A meta line with all jobs, then their events."""
     with closing(store):
         jobs, last = _jobs(store)
         yield json.dumps(head(settings, jobs)) + "\n"
@@ -50,7 +50,7 @@ def event_log(store: Store, settings: Settings) -> Generator[str, None, None]:
 
 
 def _jobs(store: Store) -> tuple[list[dict[str, Any]], int]:
-    """Every job's specification with the seconds that its phases took alone."""
+    """Every job's specification with the seconds of its phases alone."""
     jobs: dict[str, dict[str, Any]] = {}
     last = 0
     for entry in store.entries():
@@ -73,15 +73,14 @@ def _add_seconds(job: dict[str, Any], event: dict[str, Any]) -> None:
         job["train_s"].append(event["seconds"])
         job["solo_s"].append(round(job["rollout_s"][done] + event["seconds"], 6))
     else:
-        # A rollout that a failure made void is done again.
+        # A rollout lost in a failure is repeated.
         job["rollout_s"][done:] = [event["seconds"]]
 
 
 class Lines:
-    """Turns entries into lines of the event log; remembers permits and moves that are out.
+    """Turns entries into lines of the event log. It remembers live permits and moves.
 
-    Args:
-        iterations: of each job; None where nobody knows.
+    ``iterations`` are those of each job (None if unknown).
     """
 
     def __init__(self, iterations: Mapping[str, int | None]) -> None:
@@ -94,14 +93,12 @@ class Lines:
     def of(
         self, t: float, event: daemon_events.Recorded, decisions: Sequence[do.Decision]
     ) -> list[Line]:
-        """The lines of one entry."""
         made = [*self._ended(t, event), *lines_of(t, event)]
         for decision in decisions:
             made += self._decided(t, decision)
         return made
 
     def _ended(self, t: float, event: daemon_events.Recorded) -> list[Line]:
-        """Phases that an event ends."""
         match event:
             case ev.PhaseFinished():
                 self._done[event.job] += event.phase == "train"
@@ -116,7 +113,6 @@ class Lines:
                 return []
 
     def _decided(self, t: float, decision: do.Decision) -> list[Line]:
-        """What is told of a decision, and of the phase that it ends."""
         told = lines_of(t, decision)
         match decision:
             case do.Permit():
@@ -144,7 +140,7 @@ class Lines:
         return [line(t, "end", job, **same, nodes=list(permit.nodes), **more)]
 
     def _is_cancelled(self, job: str) -> bool:
-        """Whether a job that leaves has iterations left, or is inside of one."""
+        """Whether a departing job has iterations left, or is inside of one."""
         wanted, done = self._iterations[job], self._done[job]
         inside = self._next.get(job) == "train"
         return inside or (not done if wanted is None else done < wanted)

@@ -1,7 +1,7 @@
-"""Numbers for Prometheus: what the daemon does, and how the cluster is.
+"""Prometheus metrics of the daemon and the cluster.
 
-What comes from clients never makes a series of its own for good: jobs and nodes have series while
-they are there, and teams without a guarantee are one, ``other``.
+Clients cannot create lasting series: jobs and nodes have series only while they exist, and teams
+without a guarantee share the series ``other``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
 
 OTHER = "other"
-"""Stands for jobs of no team, and of teams that are guaranteed nothing."""
+"""Team label for jobs without a team, or of teams without a guarantee."""
 JOB = "job_id"
-"""Label of a job's series: Prometheus has a ``job`` of its own."""
+"""Label of a job's series, since Prometheus has a ``job`` of its own."""
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_METHODS = ("GET", "POST")
-"""Of routes; a client may write any."""
+_METHODS = ("GET", "POST")  # known methods, since a client may send any text
 _BYTES_PER_GB = 1e9
 
 Values = Mapping[tuple[str, ...], float]
 Row = tuple[str, str, tuple[str, ...], Values]
-"""Name, help, labels, values by the labels' values. A name that ends with ``_total`` only grows."""
+"""Name, help, labels, and values by the labels' values. Counters' names end with ``_total``."""
 
 
 class Metrics(Collector):
-    """Counters of the daemon; gauges are made from the state when somebody looks."""
+    """Counters of the daemon. Gauges are made from the state at each scrape."""
 
     def __init__(self) -> None:
         self._registry = registry = prometheus.CollectorRegistry()
@@ -45,7 +44,7 @@ class Metrics(Collector):
         )
         self._seconds = prometheus.Histogram(
             "rollmux_request_seconds",
-            "Seconds of a request, waiting for permits included.",
+            "Seconds of a request, including waits for permits.",
             ["route"],
             buckets=_SECONDS,
             registry=registry,
@@ -63,7 +62,7 @@ class Metrics(Collector):
         registry.register(self)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One more request; ``route`` is its pattern, and nothing else is what a client wrote."""
+        """Count a request. ``route`` is its pattern, since client text must not become a label."""
         self._requests.labels(method if method in _METHODS else "", route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -72,13 +71,12 @@ class Metrics(Collector):
         self._batch.observe(entries)
 
     async def text(self, writer: Writer) -> bytes:
-        """In the text format; of a daemon that cannot write, what is known without its state."""
+        """The metrics in text format. A daemon that cannot write reports only its own."""
         found = await writer.read(numbers) if writer.alive else None
         self._rows = [*_of_daemon(writer), *(() if found is None else _of_cluster(found))]
         return prometheus.generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of the last look."""
         for name, text, labels, values in self._rows:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             made = kind(f"rollmux_{name}", text, labels=labels)
@@ -88,7 +86,7 @@ class Metrics(Collector):
 
 
 def numbers(core: TransactionLog) -> dict[str, Any]:
-    """What the gauges are made of: the status, and some that nobody else asks for."""
+    """The data for the gauges."""
     leased = core.leased
     listed = {team.name for team in core.settings.teams}
 
@@ -126,20 +124,24 @@ def _of_daemon(writer: Writer) -> Iterator[Row]:
 
 def _of_cluster(found: Mapping[str, Any]) -> Iterator[Row]:
     slacks = [job["slo_slack_s"] for job in found["jobs"]]
-    nearest = "Of the live job that is closest to its limit."
+    nearest = "Slack of the live job that is closest to its limit."
     cost = found["cost_per_h"]
     for name, text, value in (
-        ("cost_dollars_per_hour", "Of the nodes that are held.", cost["now"]),
-        ("solo_cost_dollars_per_hour", "Of every live job on nodes of its own.", cost["solo"]),
+        ("cost_dollars_per_hour", "Cost of the held nodes.", cost["now"]),
+        (
+            "solo_cost_dollars_per_hour",
+            "Cost if every live job had nodes of its own.",
+            cost["solo"],
+        ),
         ("groups", "Co-execution groups.", len(found["groups"])),
-        ("draining", "1 while new jobs are turned away.", float(found["draining"])),
+        ("draining", "1 while new jobs are refused.", float(found["draining"])),
         ("entries", "Entries of the log.", found["seq"]),
-        ("lease_seconds", "Of a permit without a heartbeat.", found["lease_s"]),
+        ("lease_seconds", "Life of a permit without a heartbeat.", found["lease_s"]),
         ("slo_slack_min_seconds", nearest, min(slacks, default=0.0)),
     ):
         yield name, text, (), {(): value}
     over = {(phase, how): 0.0 for phase in POOL_NAMES for how in ("done", "lost")}
-    text = "Phases that are over: done, or lost and begun again."
+    text = "Ended phases: done, or lost and repeated."
     yield "phases_total", text, ("phase", "outcome"), over | found["phases"]
     yield from _of_jobs(found)
     yield from _of_queue(found)
@@ -150,12 +152,12 @@ def _of_cluster(found: Mapping[str, Any]) -> Iterator[Row]:
 def _of_jobs(found: Mapping[str, Any]) -> Iterator[Row]:
     jobs, labels = found["jobs"], (JOB, "team")
     known = {("queued", team): 0 for team in found["listed"]}
-    text = "Jobs by state, those that ended too."
+    text = "Jobs by state, including ended ones."
     yield "jobs", text, ("state", "team"), known | found["states"]
     for name, text, key in (
-        ("job_slo_slack_seconds", "What a live job may still lose.", "slo_slack_s"),
-        ("job_slowdown_ratio", "Of a live job against running alone.", "slowdown"),
-        ("job_iterations_done", "Iterations of a live job.", "done"),
+        ("job_slo_slack_seconds", "Seconds that a live job may still lose.", "slo_slack_s"),
+        ("job_slowdown_ratio", "Slowdown of a live job against running alone.", "slowdown"),
+        ("job_iterations_done", "Finished iterations of a live job.", "done"),
     ):
         values = {(job["id"], job["team"]): job[key] for job in jobs if job[key] is not None}
         yield name, text, labels, values
@@ -167,7 +169,7 @@ def _of_jobs(found: Mapping[str, Any]) -> Iterator[Row]:
         promised,
     )
     states = {(job["id"], job["team"], job["slo_state"]): 1.0 for job in jobs}
-    text = "1 for how a live job's SLO stands: kept, near, behind or missed."
+    text = "1 for the state of a live job's SLO: kept, near, behind or missed."
     yield "job_slo_state", text, (*labels, "state"), states
 
 
@@ -180,13 +182,13 @@ def _of_queue(found: Mapping[str, Any]) -> Iterator[Row]:
             length[team] += 1
             oldest[team] = max(oldest[team], found["now"] - job["queue"]["since_s"])
     yield "queue_length", "Jobs that wait for nodes.", ("team",), length
-    yield "queue_wait_seconds", "Of the job that waits longest.", ("team",), oldest
+    yield "queue_wait_seconds", "Wait of the job that waits longest.", ("team",), oldest
 
 
 def _of_teams(found: Mapping[str, Any]) -> Iterator[Row]:
     for kind, text in (
-        ("used", "Nodes that a team's jobs have; a shared one counts in part."),
-        ("guaranteed", "Nodes that a team may have whenever it wants."),
+        ("used", "Nodes of a team's jobs. A shared node counts in part."),
+        ("guaranteed", "Guaranteed nodes of a team."),
     ):
         values = Counter[tuple[str, ...]]()
         for team in found["teams"]:
@@ -206,19 +208,23 @@ def _of_nodes(found: Mapping[str, Any]) -> Iterator[Row]:
         for pool, there in up.items()
         if there
     }
-    yield "idle_ratio", "Share of the nodes that are up on which no phase runs.", ("pool",), idle
-    # A cloud's nodes come and go under ever new names: only an owner's have series.
+    yield "idle_ratio", "Share of working nodes without a running phase.", ("pool",), idle
+    # Rented nodes always get new names, so only owned nodes have series.
     by_name = {(n["name"], n["pool"]): n for n in nodes if "status" in n}
     for name, text, value in (
         ("node_up", "0 while a node counts as failed.", lambda n: float(_up(n))),
         ("node_memory_used_bytes", "Host memory that jobs keep on a node.", _used_bytes),
         ("node_memory_bytes", "Host memory of a node.", lambda n: n["total_gb"] * _BYTES_PER_GB),
-        ("node_report_age_seconds", "Since a node's agent reported.", lambda n: n["reported_s"]),
+        (
+            "node_report_age_seconds",
+            "Seconds since the last report of a node's agent.",
+            lambda n: n["reported_s"],
+        ),
     ):
         values = {key: value(n) for key, n in by_name.items()}
         yield name, text, ("node", "pool"), {k: v for k, v in values.items() if v is not None}
     statuses = {(*key, n["status"]): 1.0 for key, n in by_name.items()}
-    text = "1 for what a node is: open, cordoned, draining, drained, set_aside or down."
+    text = "1 for a node's status: open, cordoned, draining, drained, set_aside or down."
     yield "node_status", text, ("node", "pool", "status"), statuses
 
 

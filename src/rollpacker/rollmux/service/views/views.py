@@ -1,4 +1,4 @@
-"""What people and scripts see of the state: plain dictionaries."""
+"""The state for users and scripts, as plain dictionaries."""
 
 from __future__ import annotations
 
@@ -27,17 +27,12 @@ from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 _log = logging.getLogger(__name__)
-_AT_ONCE = 100
-"""Jobs that are told of in one go where all are: heartbeats come in between."""
-_NEAR = 0.2
-"""Iterations at worst that a job's slack should cover."""
+_AT_ONCE = 100  # jobs per step when all are listed, so that heartbeats run in between
+_NEAR = 0.2  # share of a worst-case iteration that a job's slack should cover
 
 
 class QueueView:
-    """Where jobs stand in the queue, looked up once for all who ask in the same moment.
-
-    Not to be kept.
-    """
+    """The queue at one moment, computed once for several jobs. Do not keep it."""
 
     def __init__(self, core: TransactionLog) -> None:
         self._core = core
@@ -52,7 +47,7 @@ class QueueView:
         return self._core.forecast()
 
     def of(self, job: Job | None) -> answers.Queued | None:
-        """Place, reason and forecast; None of a job that does not wait, or is held."""
+        """Position, reason and forecast (None for a job that does not wait or is held)."""
         if job is None or job.waits_since is None or job.held:
             return None
         start = self._forecast.get(job.spec.id)
@@ -66,7 +61,7 @@ class QueueView:
         }
 
     def _reason(self, job: Job) -> str:
-        """Jobs that ask for the same wait for the same."""
+        """Cached, since jobs with the same needs wait for the same reason."""
         wanted = _wanted(job)
         if wanted not in self._reasons:
             self._reasons[wanted] = why_it_waits(self._core.leased.scheduler.cluster, job)
@@ -91,13 +86,13 @@ def job(core: TransactionLog, name: str) -> answers.JobView:
 def _jobs(
     core: TransactionLog, records: Iterable[tuple[str, JobRecord]], queue: QueueView
 ) -> list[answers.JobView]:
-    """Several; one that cannot be told of is left out: the others have not done it."""
+    """Several jobs. A job with an error is left out, so that the others are shown."""
     found: list[answers.JobView] = []
     for name, record in records:
         try:
             found.append(_job(core, name, record, queue))
         except Exception:
-            _log.exception("job %s cannot be told of", name)
+            _log.exception("job %s cannot be shown", name)
     return found
 
 
@@ -136,7 +131,7 @@ def _job(core: TransactionLog, name: str, record: JobRecord, queue: QueueView) -
 
 
 def _program(core: TransactionLog, record: JobRecord) -> answers.StartedProgram | None:
-    """What agents start, and what became of it; without its environment, which may hold secrets."""
+    """A job's program and attempts, without the environment, which may hold secrets."""
     started = record.program
     if started is None:
         return None
@@ -151,14 +146,14 @@ def _program(core: TransactionLog, record: JobRecord) -> answers.StartedProgram 
 def _slo(
     core: TransactionLog, record: JobRecord, live: Job | None
 ) -> tuple[float, answers.SloState, float | None]:
-    """Seconds that a job may still lose without breaking its promise, how it stands, its slowdown.
+    """Seconds that a job may still lose within its SLO, the state of its SLO, and its slowdown.
 
-    A job of which nobody knows how long it is may stop after any iteration: it banks on the
-    running one only, and before its first is over nothing is missed. What the running iteration
-    has done so far counts as done.
-    It has ``missed`` without slack, ``behind`` where only iterations to come can make
-    up for what was lost (a daemon that was away, a failed node), ``near`` with little, else
-    ``kept``.
+    A job of unknown length may stop after any iteration. Its slack counts only the running
+    iteration, and it misses nothing before its first one ends. Work of the running iteration counts
+    as done.
+
+    The state is ``missed`` without slack, ``behind`` if only future iterations can make up for lost
+    time (an absent daemon, a failed node), ``near`` with little slack, and ``kept`` otherwise.
     """
     now = core.now() if record.ended is None else record.ended
     elapsed = now - record.arrived - core.leased.uncounted_s(record.spec.id, now)
@@ -178,7 +173,7 @@ def _slo(
 
 
 def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
-    """Seconds alone of what the running iteration has done so far."""
+    """Seconds alone of the running iteration's work so far."""
     name = record.spec.id
     done = live.rollout_s if core.leased.next_phase(name) == "train" else 0.0
     lease = None if record.token is None else core.leased.leases.get(record.token)
@@ -191,7 +186,7 @@ def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
 async def all_jobs(
     read: Callable[[Callable[[TransactionLog], Any]], Awaitable[Any]],
 ) -> answers.Jobs:
-    """All jobs, those that ended too; ``read`` is the writer's."""
+    """All jobs, including ended ones. ``read`` is the writer's."""
     found: list[answers.JobView] = []
     count = await read(lambda core: len(core.leased.jobs))
     for first in range(0, count, _AT_ONCE):
@@ -200,19 +195,17 @@ async def all_jobs(
 
 
 def _some_jobs(core: TransactionLog, first: int) -> list[answers.JobView]:
-    """By arrival, from number ``first`` on."""
     queue, records = QueueView(core), core.leased.jobs.items()
     some = islice(records, first, first + _AT_ONCE)
     return _jobs(core, some, queue)
 
 
 def unsettled(leased: LeasedScheduler) -> list[tuple[str, JobRecord]]:
-    """Jobs of which there is still something to tell anew, by arrival."""
+    """Jobs that may still change, by arrival."""
     return [(name, leased.jobs[name]) for name in leased.unsettled_jobs()]
 
 
 def _last_ended(leased: LeasedScheduler, count: int) -> list[tuple[str, JobRecord]]:
-    """The last one at the end."""
     settled = leased.ended[max(len(leased.ended) - count, 0) :]
     found = [(name, leased.jobs[name]) for name in settled]
     found += [(name, record) for name, record in unsettled(leased) if record.ended is not None]
@@ -221,7 +214,7 @@ def _last_ended(leased: LeasedScheduler, count: int) -> list[tuple[str, JobRecor
 
 def status(core: TransactionLog, ended: int = 50) -> answers.Status:
     """The whole cluster: pools, queue, teams, groups, jobs."""
-    # Whoever looks looks again soon: of jobs that ended long ago there are counts only.
+    # This view is read often, so jobs that ended long ago are only counted.
     leased = core.leased
     left = unsettled(leased)
     live = {name: record for name, record in left if record.ended is None}
@@ -256,9 +249,9 @@ def status(core: TransactionLog, ended: int = 50) -> answers.Status:
 
 
 def teams(core: TransactionLog) -> list[answers.TeamView]:
-    """Those with a guarantee, in their order, then others that have live jobs, by name.
+    """Teams with a guarantee, in their order, then others with live jobs, by name.
 
-    ``""`` are the jobs of no team; without any team there is nothing to tell of them.
+    ``""`` stands for jobs without a team. The list is empty if there are no teams at all.
     """
     cluster, listed = core.leased.scheduler.cluster, [team.name for team in core.settings.teams]
     jobs: dict[str, list[Job]] = defaultdict(list)
@@ -293,7 +286,7 @@ def _by_pool(values: Iterable[float]) -> dict[Phase, float]:
 
 
 def cost(core: TransactionLog) -> answers.Cost:
-    """Dollars per hour: of the nodes that are held, and of every live job alone."""
+    """Dollars per hour of the held nodes, and of every live job alone."""
     prices, leased = core.settings.prices, core.leased
     each = (prices.rollout, prices.train)
     held = sum(each[node.pool] for node in leased.scheduler.cluster.nodes.values() if node.held)
@@ -303,7 +296,7 @@ def cost(core: TransactionLog) -> answers.Cost:
 
 
 def node(core: TransactionLog, name: str) -> answers.NodeView:
-    """One node, also one that nobody knows."""
+    """One node, even if it is unknown."""
     if name in core.leased.slots or name in core.leased.scheduler.cluster.nodes:
         return _node(core, name)
     return {
@@ -349,7 +342,7 @@ def _node(core: TransactionLog, name: str) -> answers.NodeView:
 def timeline(
     core: TransactionLog, window_s: float, job: str = "", node: str = "", most: int = 5000
 ) -> answers.Timeline:
-    """Phases of the last seconds; of a job or a node only, where one is named."""
+    """Phases of the last seconds, optionally of one job or node."""
 
     def asked_for(stretch: Stretch) -> bool:
         return (not job or stretch.job == job) and (not node or node in stretch.nodes)

@@ -110,11 +110,9 @@ class JournalWriter:
         self._on_error(error)
 
     def turn(self, policy: Callable[[], dict[str, Any]], most: float) -> None:
-        """Keep at most about ``most`` bytes (0: all). Call this between two steps.
-
-        A large file becomes a segment, and a new file begins with ``policy()`` as its ``meta``. A
-        gap of lost lines also ends with a ``meta`` line.
-        """
+        """Keep at most about ``most`` bytes (0: all). Call this between two steps. A large file
+        becomes a segment, and a new file begins with ``policy()`` as its ``meta``. A gap of lost
+        lines also ends with a ``meta`` line."""
         self.flush()
         if most and self._good >= most / _SEGMENTS:
             try:

@@ -404,11 +404,9 @@ class End(Wire):
 
 
 class CommandInbox:
-    """Messages of all workers with their time of arrival. None stands for a closed end.
-
-    It reads all the time, as two writers to full sockets would block each other. ``silent`` workers
-    carry out no command, as another rank does.
-    """
+    """Messages of all workers with their time of arrival. None stands for a closed end. It reads
+    all the time, as two writers to full sockets would block each other. ``silent`` workers carry
+    out no command, as another rank does."""
 
     def __init__(self, ends: Sequence[End], silent: Collection[int]) -> None:
         self._ends = ends

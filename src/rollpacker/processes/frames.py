@@ -225,10 +225,8 @@ _HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 def check_values(data: bytes) -> None:
     """Walk a MessagePack value without decoding it, which may cost a hundred times its bytes.
-
     Raises ``ValueError`` for too many values, too deep nesting, or a key that is no plain value.
-    The decoder handles a torn value.
-    """
+    The decoder handles a torn value."""
     at, left = 0, [(1, False)]
     for _ in range(MOST_VALUES):
         while left and not left[-1][0]:

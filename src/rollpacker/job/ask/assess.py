@@ -62,10 +62,8 @@ def pass_at(k: int, right: Sequence[bool]) -> float:
 
 def maj_at(k: int, answers: Sequence[GradedAnswer]) -> float:
     """The probability that the most frequent of k answers, drawn without replacement, is right.
-
     Self-consistency (Wang et al., 2022). Ties share. If there are many ways to draw k, it is the
-    mean of 1,000 draws with a fixed seed.
-    """
+    mean of 1,000 draws with a fixed seed."""
     if math.comb(len(answers), k) <= _EXACT:
         draws: Iterable[Sequence[GradedAnswer]] = itertools.combinations(answers, k)
     else:

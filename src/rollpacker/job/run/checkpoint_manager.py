@@ -114,10 +114,8 @@ class CheckpointManager:
         self, counters: Counters, summary: dict[str, Any], *, dropped: bool = False
     ) -> None:
         """Write a checkpoint, which becomes durable while training goes on. A full disk is only
-        logged.
-
-        If ``dropped``, it has the state at the step's beginning. Emulated devices write none.
-        """
+        logged. If ``dropped``, it has the state at the step's beginning. Emulated devices write
+        none."""
         parts = self._parts
         if parts.emulation is not None:
             self.saved = counters.step

@@ -173,11 +173,8 @@ class Rewards:
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
         """Start grading without waiting. With ``needs_group``, a call has all responses of one
-        prompt.
-
-        If it is not ``training``, programs get the longest timeout and change none, so that
-        measurements are alike.
-        """
+        prompt. If it is not ``training``, programs get the longest timeout and change none, so that
+        measurements are alike."""
         seen = self._environment.note(attempts)
         if len(seen) < len(attempts):
             known = {attempt.id for attempt in seen}

@@ -83,11 +83,9 @@ class Wire:
 
 
 class Link:
-    """Whole messages in order.
-
-    It keeps messages that the other end does not take yet, so a slow process does not block the
-    driver. ``end``: a connected socket. ``connect`` may bring it later.
-    """
+    """Whole messages in order. It keeps messages that the other end does not take yet, so a slow
+    process does not block the driver. ``end``: a connected socket. ``connect`` may bring it
+    later."""
 
     def __init__(self, end: socket.socket | None = None) -> None:
         self._end: socket.socket | None = None

@@ -344,11 +344,9 @@ class WorkerPool:
         return f"{self._store() or f'{self._nodes[0].folder}/'}{name}"
 
     def to_engine(self, engine: EngineId, command: msg.EngineCommand) -> None:
-        """Send a command. A dead worker is found by its closed channel, not here.
-
-        A sleeping engine wakes for its first requests, after the gradients beside it, as both do
-        not fit into memory.
-        """
+        """Send a command. A dead worker is found by its closed channel, not here. A sleeping engine
+        wakes for its first requests, after the gradients beside it, as both do not fit into
+        memory."""
         size = self._formed.get(engine, self._sizes[0])
         if isinstance(command, msg.Sleep):
             self._asleep.add(engine)

@@ -52,11 +52,8 @@ def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """``reward*``, ``rewards/<name>/*``, and the shares of groups without variance and of responses
-    without reward.
-
-    Standard deviations are unbiased, as in TRL. A function's mean is over responses that it applies
-    to. Metrics without values are left out.
-    """
+    without reward. Standard deviations are unbiased, as in TRL. A function's mean is over responses
+    that it applies to. Metrics without values are left out."""
     if not groups:
         return {}
     totals = [_rewards([group]) for group in groups]
@@ -439,11 +436,9 @@ rewards."""
 
 
 class StepWarnings:
-    """Warnings on steps that teach little.
-
-    Each kind is printed once, with a count at the end. A single step of equal rewards is harmless.
-    ``context``: the model's, tokens, if it limits responses.
-    """
+    """Warnings on steps that teach little. Each kind is printed once, with a count at the end. A
+    single step of equal rewards is harmless. ``context``: the model's, tokens, if it limits
+    responses."""
 
     def __init__(self, max_completion_length: int, context: int | None = None) -> None:
         self._cap, self._context = max_completion_length, context

@@ -325,11 +325,9 @@ class RunLog:
 
 
 def _places(fleet: Fleet, replica: ReplicaId) -> list[tuple[int, dict[str, Any]]]:
-    """Worker numbers for a replica's task, each with more fields of its line.
-
-    A colocated replica has its engines' numbers, or its own if none is left. A separate one shares
-    its number with an engine elsewhere, so its line has its role and sizes.
-    """
+    """Worker numbers for a replica's task, each with more fields of its line. A colocated replica
+    has its engines' numbers, or its own if none is left. A separate one shares its number with an
+    engine elsewhere, so its line has its role and sizes."""
     if fleet.layout == "colocated":
         return [(worker, {}) for worker in fleet.beside.get(replica) or (replica,)]
     devices = len(fleet.replicas.get(replica, ()))

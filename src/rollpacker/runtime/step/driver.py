@@ -93,11 +93,9 @@ class StepDriver:
         self.record.end_s = self._clock()
 
     async def _until(self, last: type[ev.Event | do.Decision]) -> None:
-        """Handle events until one of the kind ``last`` was handled, or such a decision performed.
-
-        A report becomes an event after all consequences of the report before it, so a journal
-        replays.
-        """
+        """Handle events until one of the kind ``last`` was handled, or such a decision performed. A
+        report becomes an event after all consequences of the report before it, so a journal
+        replays."""
         over = False
         try:
             while not over:
@@ -273,11 +271,8 @@ class StepDriver:
 
     def _hear_of_loss(self, loss: Loss) -> None:
         """Take a loss before all reports except those of updates, and drop the lost workers'
-        reports.
-
-        No decision may rely on a lost engine or lost gradients. An update that every replica has
-        made holds.
-        """
+        reports. No decision may rely on a lost engine or lost gradients. An update that every
+        replica has made holds."""
         waiting, self._heard = self._heard, deque()
         updated: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         for take, report in waiting:

@@ -1,5 +1,4 @@
-"""The one reader of a journal: events and decisions become attempts. Times are those at which the
-policy handled an event."""
+"""The one reader of a journal. Times are those at which the policy handled an event."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class RecordedAttempt:
     """Seconds until its environment had begun."""
     turns: tuple[RecordedTurn, ...] = ()
     waits: tuple[Wait, ...] = ()
-    """Pairs: when an environment got it, and when it decoded again. Empty without an
-    environment."""
+    """Pairs: when an environment got it, and when it decoded again."""
     acts: bool = False
     """It has an environment."""
     acting: bool = False
@@ -75,8 +73,7 @@ class RecordedAttempt:
             self.opening_s = seconds
 
     def go_on(self, now: float, engine: int) -> None:
-        """Decode again. The event of a migration may not have come yet, so the engine may be
-        new."""
+        """Decode again. The event of a migration may come later, so ``engine`` may be new."""
         self.since_s = now
         began = self.waits[-1][0] if self.waits else self.start_s
         self.waits = (*self.waits[:-1], (began, now))
@@ -116,8 +113,8 @@ class RecordedStep:
 
 
 class JournalReader:
-    """Follows a journal line by line. Malformed lines raise ``KeyError``, ``TypeError``,
-    ``ValueError`` or ``AttributeError``."""
+    """Follows a journal. Malformed lines raise ``KeyError``, ``TypeError``, ``ValueError`` or
+    ``AttributeError``."""
 
     def __init__(self) -> None:
         self.steps: dict[int, RecordedStep] = {}

@@ -53,8 +53,7 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_finite(value: object) -> bytes:
-    """As ``dumps``, and several times faster if much is None. A number that is not finite becomes
-    null. Raises ``TypeError``."""
+    """As ``dumps``, faster if much is None. A number that is not finite becomes null."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -70,14 +69,12 @@ def loads(text: bytes | str) -> Any:
 
 
 def load(data: object, kind: type[T]) -> T:
-    """Build a record or dataclass from plain values, without unknown keys. Raises
-    ``ValueError`` in one line."""
+    """Build a record from plain values, ignoring unknown keys. Raises ``ValueError``."""
     return msgspec.convert(data, kind)
 
 
 def says(description: str, **limits: Any) -> msgspec.Meta:
-    """Describe a field in ``Annotated``, with its limits. The API's description shows both, and
-    ``read_record`` enforces the limits."""
+    """Describe a field in ``Annotated`` for the API's pages, with limits for ``read_record``."""
     return msgspec.Meta(description=description, **limits)
 
 
@@ -162,8 +159,7 @@ def load_tagged(data: Mapping[str, Any], classes: Mapping[str, type[T]]) -> T:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield ``(line number, value)`` without a torn last line. Raises ``ValueError`` that names the
-    file and the line."""
+    """Yield ``(line number, value)`` without a torn last line. Raises ``ValueError``."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

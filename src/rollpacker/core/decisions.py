@@ -108,8 +108,8 @@ class FormEngine(Tagged, frozen=True, kw_only=True):
 
 
 class SleepEngine(Tagged, frozen=True, kw_only=True):
-    """``engine`` gives its memory to the replica on its devices until it has new weights. Answered
-    by ``EngineSlept``."""
+    """``engine`` lends its memory to a replica until it has new weights. Answered by
+    ``EngineSlept``."""
 
     engine: EngineId
 
@@ -149,8 +149,7 @@ class ApplyUpdate(Tagged, frozen=True, kw_only=True):
 
 
 class PublishWeights(Tagged, frozen=True, kw_only=True):
-    """Bring the weights of step ``version`` to all engines and end the step. Answered by
-    ``WeightsPublished``."""
+    """Bring the weights of step ``version`` to all engines. Answered by ``WeightsPublished``."""
 
     version: int
 

@@ -154,8 +154,7 @@ class RoundMeasured(Tagged, frozen=True, kw_only=True):
 
 
 class DecodeTimed(Tagged, frozen=True, kw_only=True):
-    """Pairs of rows and seconds of the engines' last decode steps. A row is a token of a sequence
-    or of its draft."""
+    """Pairs of rows and seconds of recent decode steps. A row is a token, sampled or drafted."""
 
     step: int
     rows: tuple[tuple[int, float], ...]

@@ -143,8 +143,8 @@ class JournalWriter:
 
 
 def segments(path: Path) -> list[Path]:
-    """The files of a journal in order: ``journal-00001.jsonl``, ..., ``journal.jsonl``. If ``path``
-    is a segment, only that one."""
+    """A journal's files in order: ``journal-00001.jsonl``, ..., ``journal.jsonl``, or one
+    segment."""
     beside = (p for p in path.parent.glob(f"{path.stem}-*.jsonl") if _number(p) > 0)
     return [*sorted(beside, key=_number), path]
 
@@ -171,8 +171,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, object)``. Raises ``ValueError`` that names a line that is not JSON or
-    of another version."""
+    """Yield ``(line number, object)``. Raises ``ValueError`` that names a bad line."""
     for number, found in read_lines(path):
         if not isinstance(found, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object")
@@ -192,8 +191,7 @@ def read_all(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def prompts_in(state: object) -> Iterator[dict[str, Any]]:
-    """Yield all prompts within a policy's state. They were drawn in earlier lines, which a bounded
-    journal may have dropped."""
+    """Yield all prompts within a policy's state, as the lines that drew them may be gone."""
     if isinstance(state, dict):
         found = cast(dict[str, Any], state)
         if isinstance(found.get("id"), str) and "tokens" in found:
@@ -219,8 +217,7 @@ class Replay:
         self.decisions = 0
         self.differences: list[dict[str, Any]] = []
         self.unfinished: int | None = None
-        """The step that the journal ends in, because the run goes on or was killed or lines are
-        lost."""
+        """The step that the journal ends in. The run goes on, was killed, or lines are lost."""
         self._last_update: int | None = None
 
     def follow(self, event: events.Event, made: Iterable[decisions.Decision]) -> None:

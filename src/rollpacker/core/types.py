@@ -48,8 +48,7 @@ class RoundKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as policies see it. ``domain``: task domain. Quotas are per domain. ``tokens``:
-    prompt length in tokens."""
+    """A prompt as policies see it: quotas are per task domain, and ``tokens`` is its length."""
 
     id: PromptId
     domain: str = "default"

@@ -32,8 +32,7 @@ class Lateness:
         return Lateness(self.counts + other.counts, max(self.longest_s, other.longest_s))
 
     def quantile(self, share: float) -> float:
-        """Seconds within which this share of the actions ran, to the next fifth. 0 without
-        actions."""
+        """Seconds within which this share of actions ran, to the next fifth. 0 without actions."""
         left = share * self.counts.total()
         for place in sorted(self.counts):
             left -= self.counts[place]
@@ -93,8 +92,7 @@ class Forced(msg.Submit, frozen=True, kw_only=True):
 
 
 class Punctual(msg.Beat, frozen=True, kw_only=True):
-    """A heartbeat with the lateness of the process since its start. ``process`` is the number of
-    its first worker."""
+    """A heartbeat with the lateness of a process, which has its first worker's number."""
 
     process: int
     lateness: Lateness

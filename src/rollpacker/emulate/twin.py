@@ -22,8 +22,7 @@ from rollpacker.sim.world.world import World
 
 
 def simulate(run: Path) -> list[StepResult]:
-    """Simulate the steps of an emulated run with the same settings. Raises ``ValueError`` if the
-    folder's files cannot be read."""
+    """Simulate the steps of an emulated run. Raises ``ValueError`` for unreadable files."""
     config = configuration.parse(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     metas = (line["meta"] for _, line in journal.read_all(run / "journal.jsonl") if "meta" in line)
     meta = next(metas)
@@ -46,8 +45,7 @@ def simulate(run: Path) -> list[StepResult]:
 
 
 def estimated(run: Path, source: LengthSource, task: str) -> EstimatedJob | None:
-    """An emulated run's job on its own machine. None for another run. Raises ``ValueError`` if its
-    files cannot be read."""
+    """An emulated run's job on its own machine, None for another run. Raises ``ValueError``."""
     try:
         tree: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         file = tree["devices"]["emulate"]

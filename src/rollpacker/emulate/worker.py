@@ -64,8 +64,7 @@ class Coming(NamedTuple):
 
 
 class EmulatedResponses:
-    """Answers of one process's engines: random tokens of forced lengths. Their first tokens are the
-    head for the grader."""
+    """Answers of one process's engines: random tokens of forced lengths, with a grader's head."""
 
     def __init__(self, emulated: Emulated, cap: int, vocabulary: int) -> None:
         self._emulated = emulated
@@ -139,8 +138,7 @@ class EmulatedResponses:
 
 
 class EmulatedEngine:
-    """An engine that decodes responses of forced lengths. ``size``: devices of the smallest
-    engine."""
+    """An engine that decodes responses of forced lengths. The smallest span ``size`` devices."""
 
     def __init__(self, place: Process, part: EnginePart, size: int, send: Send) -> None:
         self._place = place

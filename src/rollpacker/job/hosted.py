@@ -61,8 +61,7 @@ class HostedJob:
         self._failed = False
 
     async def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Measure the engine and open the run's files, anew or with the ``state`` of
-        ``state_dict``."""
+        """Measure the engine and open the run's files, anew or with a ``state_dict``."""
         config, host = self._config, self._host
         self._folder.mkdir(parents=True, exist_ok=True)
         save_config(config, self._folder, hosted=True)

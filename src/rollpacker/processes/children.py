@@ -41,8 +41,7 @@ OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Block these signals in processes started inside, from their first moment on. The driver gets
-    its own at the end."""
+    """Block these signals in processes started inside. The driver gets its own at the end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTSIDE)
     try:
         yield
@@ -109,8 +108,7 @@ class Child(Protocol):
 
 
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that calls a module's ``main(descriptor, parent)``. Returns our socket
-    too."""
+    """Start a process that calls a module's ``main(descriptor, parent)``, and return our socket."""
     ours, theirs = socket.socketpair()
     with theirs, shielded():
         code = (
@@ -134,8 +132,7 @@ def keep_to_itself() -> None:
 
 
 def open_as(name: str) -> None:
-    """Make a child of a hidden process readable again, listed under ``name``. Call it at its
-    start."""
+    """At the start of a hidden process's child: make it readable, listed under ``name``."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 

@@ -92,8 +92,7 @@ class _Begun:
 
 
 class Forked:
-    """A forked child with the interface of ``Popen``. ``line`` yields its process id, then how it
-    ended."""
+    """A forked child with ``Popen``'s interface. ``line`` yields its process id, then its end."""
 
     def __init__(self, line: int) -> None:
         self._line = line

@@ -18,8 +18,7 @@ from rollpacker.errors import one_line
 
 MOST_VALUES: Final = 200_000
 DEEPEST: Final = 100
-"""The most values of a message, and their deepest nesting. A value is one digit or a kilobyte of
-text."""
+"""The most values and levels of a message. A value is one digit or a kilobyte of text."""
 HEADER = struct.Struct("<I")
 LARGEST_REPLY = 1 << 20
 _PIECE = 1 << 16
@@ -146,8 +145,7 @@ def _offer(end: socket.socket, parts: list[memoryview]) -> list[memoryview]:
 
 
 class Channel:
-    """The driver's end, which never waits to write or to read. It reads no frame larger than
-    ``largest`` bytes."""
+    """The driver's end, which never waits. It reads no frame of more than ``largest`` bytes."""
 
     def __init__(self, sock: socket.socket, largest: int = LARGEST_REPLY) -> None:
         sock.setblocking(False)
@@ -247,8 +245,7 @@ def check_values(data: bytes) -> None:
 
 
 def _step(data: bytes, at: int) -> tuple[int, int, bool]:
-    """Return the place after one value's head and bytes, its number of inner values, and whether
-    they are pairs."""
+    """The place after a value's head and bytes, its count of inner values, and whether pairs."""
     code = data[at]
     at += 1
     if code < 0x80 or code >= 0xE0:

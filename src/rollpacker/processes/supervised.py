@@ -107,8 +107,7 @@ class SupervisedPool(ABC, Generic[M]):
 
     @abstractmethod
     def _lost(self, member: M, why: str, ended: str) -> None:
-        """The process is gone with all its work. ``why`` it was ended is empty if it went by
-        itself. ``ended``: how it ended."""
+        """Report lost work. ``why`` it was ended is empty if it went by itself. ``ended``: how."""
 
     @abstractmethod
     def _working(self) -> bool:
@@ -174,8 +173,7 @@ class SupervisedPool(ABC, Generic[M]):
             self._replace(member, gone)
 
     def _replace(self, member: M, why: str) -> None:
-        """A process is gone or must be ended (``why``): report its work as lost, and start
-        another."""
+        """A process is gone or must be ended (``why``). Report lost work, and start another."""
         ended = self._retire(member)
         if not (member.ready and member.busy):
             self._ended_in_vain(time.monotonic())

@@ -179,8 +179,8 @@ def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:
 def _better(
     config: RunConfig, shape: ModelShape, machine: JobMachine
 ) -> tuple[_Found | None, _Found | None]:
-    """Changes that make it fit this machine or larger ones. If the first need more GPUs, the second
-    fit this machine."""
+    """Changes that fit this machine or larger ones. If the first need more GPUs, the second fit
+    it."""
     same = _first(config, shape, [*_machines(config, machine)], [NONE])
     if same is not None and same[1].machine.workers == machine.workers:
         return same, None
@@ -235,8 +235,7 @@ _DEADLINE_S = {"engine": 900.0, "step": 900.0}
 """Kernels are compiled at the first start of an engine."""
 _USUAL_S = 180.0
 _NEEDED = ("devices", "engine", "sleep")
-"""If the engine fails such a step, its later steps are skipped. The step of the job needs the first
-two."""
+"""If the engine fails one of these, its later steps are skipped. The job's step needs two."""
 _PROMPTS, _LONGEST = 8, 256
 """Limits of the job's step, which is to take seconds."""
 _SAID = ("rollpacker", "torch", "transformers", "vllm")
@@ -371,8 +370,7 @@ class EngineTrial:
         self._loads = 0
 
     def findings(self) -> Iterator[Finding]:
-        """Yield each step's result in order. Without devices or an engine, later steps are
-        skipped."""
+        """Yield each step's result. Without devices or an engine, later steps are skipped."""
         acts = (
             self._devices,
             self._start,

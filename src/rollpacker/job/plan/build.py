@@ -292,8 +292,7 @@ def rollout_settings(
 
 
 def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | None:
-    """The hardware model of the planner and of the rule that frees devices, if one of them is
-    on."""
+    """The hardware model for the planner and for freeing devices, if one of them is on."""
     # Ordered gradients wait for the rollout's end, so no device can be freed.
     stays = len(pool.engines) < 2 or config.deterministic
     rules = config.rollout
@@ -321,8 +320,7 @@ def machine_of(config: RunConfig, card: Card, pool: WorkerPool) -> Hardware | No
 
 
 def _replica_engines(config: RunConfig, pool: WorkerPool | InProcess) -> int:
-    """Engines on the devices of a colocated replica. 0 if the layout is separate, or without
-    processes."""
+    """Engines on a colocated replica's devices. 0 if separate, or without processes."""
     size = config.engine.tensor_parallel
     if config.devices.layout == "separate" or pool.transport is None:
         return 0
@@ -339,8 +337,8 @@ def total_steps(config: RunConfig, problems: Problems) -> int:
 def nodes_of(
     config: RunConfig, launcher: Launcher | None = None, start: Start = start_processes
 ) -> Nodes:
-    """This machine, or the nodes of a cluster. If there is no launcher, Ray starts their agents.
-    Raises ``ValueError``."""
+    """This machine, or a cluster's nodes, where Ray starts agents if there is no launcher. Raises
+    ``ValueError``."""
     if not config.cluster.address:
         if config.devices.nodes > 1:
             raise ValueError(

@@ -193,8 +193,8 @@ def check_engine(config: RunConfig, kind: str) -> None:
 
 
 def check_size(config: RunConfig, problems: Problems) -> list[str]:
-    """Lines for the user if the data has fewer prompts than a step. Raises ``ValueError`` if
-    ``drop_last`` would drop everything."""
+    """Lines for the user if a step has more prompts than the data. Raises ``ValueError`` if
+    ``drop_last`` drops all."""
     count, wanted = len(problems.tokens), config.rollout.prompts_per_step
     if count >= wanted:
         return []

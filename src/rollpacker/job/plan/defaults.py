@@ -102,8 +102,7 @@ def _has_vllm() -> bool:
 
 
 def shape_of(path: str) -> ModelShape:
-    """The shape of a folder's model, of a known model, or of one on the hub. Raises
-    ``ValueError``."""
+    """The shape of a folder's, a known or a hub's model. Raises ``ValueError``."""
     with suppress(ValueError):
         found = find_model(path)
         if found.frozen is not None:

@@ -87,8 +87,7 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 def _changes(
     found: VerifiedCheckpoint, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Lines for the user on allowed changes. Raises ``ValueError`` for a change that is not
-    allowed."""
+    """Lines for the user on changes. Raises ``ValueError`` for one that is not allowed."""
     said: list[str] = []
     last_bits: list[str] = []
     scheduled = new["train"]["lr_scheduler_type"] != "constant"

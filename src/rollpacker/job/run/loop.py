@@ -325,13 +325,11 @@ class _Job:
 
     @property
     def _put_off(self) -> bool:
-        """Whether an evaluation is due but must wait: until the next rollout, another job has the
-        nodes."""
+        """Whether an evaluation is due but must wait: another job has the nodes now."""
         return self._shared and self._counters.step > 0 and self._due
 
     async def _evaluate(self, *, greedy: bool = False) -> dict[str, float]:
-        """Metrics of the current weights. Empty without held-out problems, and if no time is
-        left."""
+        """Metrics of the current weights. Empty without held-out problems or time."""
         evaluator, step = self._parts.evaluator, self._counters.step
         if evaluator is None or self._stopping.hurried:
             return {}
@@ -346,8 +344,7 @@ class _Job:
         return result
 
     async def _evaluate_whole(self, when: str) -> None:
-        """Put the sampled and greedy accuracy into the summary. A dropped evaluation runs on
-        resume."""
+        """Put the accuracies into the summary. A dropped evaluation runs on resume."""
         result = await self._evaluate(greedy=True)
         if not self._stopping.hurried:
             await self._manager.evaluated(self._counters, self._summary, result)

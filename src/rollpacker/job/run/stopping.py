@@ -141,8 +141,7 @@ class Stopping:
             self._parts.evaluator.drop()
 
     def _stop_at_once(self) -> None:
-        """The grace time is over, or a second signal came: lose all work after the last
-        checkpoint."""
+        """Lose all work after the last checkpoint: no time is left, or a second signal came."""
         taken, saved = self._signals.taken, self._manager.saved
         assert taken is not None
         lost = self._step() - max(saved, 0)

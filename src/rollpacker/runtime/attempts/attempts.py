@@ -223,8 +223,7 @@ class Trajectory:
     prompt_tokens: NDArray[np.int32]
     start_s: float
     since_s: float | None
-    """The time at which it came to the engine or began its turn there. None while its environment
-    works."""
+    """When it came to the engine or began its turn there. None while its environment works."""
     stage: TrajectoryStage = TrajectoryStage.RUNNING
     target: EngineId | None = None
     stays: tuple[tuple[EngineId, float, float], ...] = ()

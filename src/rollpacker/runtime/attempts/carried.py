@@ -165,8 +165,7 @@ class CarriedResponses:
         self._next = {}
 
     def save(self, folder: Path, *, begun: bool) -> None:
-        """Write the responses for the next step or, if ``begun``, those that this step began
-        with."""
+        """Write the responses for the next step or, if ``begun``, those at this step's begin."""
         known = self._now if begun else self._next
         if known:
             lines = (dumps([*key, each.to_json()]) for key, each in known.items())

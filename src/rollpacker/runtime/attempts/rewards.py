@@ -137,8 +137,7 @@ class Rewards:
         self._listener: Callable[[Sequence[Grade]], None] = lambda _grades: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        """Wait for the processes and return warnings. Raises ``ValueError`` if a function cannot be
-        used."""
+        """Wait for the processes and return warnings. Raises ``ValueError`` for a bad function."""
         self._pool.wait_ready()
         self._pool.attach(loop, self._take)
         self._loop = loop

@@ -154,8 +154,7 @@ class Agent:
 
 
 def _talk_over(address: str) -> None:
-    """Let gloo and NCCL, in workers that inherit this environment, use the interface to the
-    driver."""
+    """Let gloo and NCCL in workers, which inherit this, use the interface to the driver."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

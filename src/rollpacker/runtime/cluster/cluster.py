@@ -33,8 +33,7 @@ _COMING_S = 120.0
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The run, with the path and content of a file that proves that the node sees the run's
-    folder."""
+    """The run, with a file's path and content that prove that the node sees the run's folder."""
 
     config: RunConfig
     mark: tuple[Path, str]
@@ -55,8 +54,8 @@ class AgentAlive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers may run until this time of the agent's clock, then they are stopped until the next
-    ``Until``. None: no limit."""
+    """Workers run until this time of the agent's clock, then stop until the next one. None: no
+    limit."""
 
     stop_at: float | None
 
@@ -90,8 +89,8 @@ class Launcher(Protocol):
         ...
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        """Start an agent on a node of its own for each name. Raises ``ValueError`` if the cluster
-        has too few nodes."""
+        """Start an agent on its own node for each name. Raises ``ValueError`` without enough
+        nodes."""
         ...
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
@@ -131,8 +130,7 @@ class RemoteHost:
 
 
 class AgentLink:
-    """The driver's side of a node's agent. ``generation``: of the agent, as a node may get several
-    in turn."""
+    """The driver's side of a node's agent. A node may get several agents: ``generation``."""
 
     def __init__(self, number: int, generation: int = 0) -> None:
         self.number = number

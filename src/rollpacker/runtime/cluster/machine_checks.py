@@ -1,5 +1,4 @@
-"""Checks of this machine, each with the exact fix. Imports at module level are light: it must run
-if torch is missing or broken."""
+"""Checks of this machine, each with the exact fix. They run even if torch is missing."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ _LOOK_S = 0.01
 
 
 class StartedWorker(Protocol):
-    """The process of a worker, or a part of one, for its starter. ``kill`` ends it, stopped or
-    not."""
+    """A worker's process, or its part of one. ``kill`` ends it, stopped or not."""
 
     @property
     def pid(self) -> int | None: ...
@@ -53,8 +52,7 @@ class StartedWorker(Protocol):
 
 
 Start = Callable[[Sequence[WorkerSpec], Sequence[socket.socket]], Sequence[StartedWorker]]
-"""Starts workers on one machine, each with a copy of its connection to the driver. Can be
-pickled."""
+"""Starts workers on one machine, each with a copy of its connection. Can be pickled."""
 
 
 class LocalHost:

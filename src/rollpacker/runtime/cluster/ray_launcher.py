@@ -53,8 +53,7 @@ class RayLauncher:
         return self._ray.util.get_node_ip_address()
 
     async def launch(self, address: tuple[str, int], key: bytes, names: Sequence[str]) -> None:
-        """Start an agent on a node of its own for each name. Raises ``NoRoomError`` if the cluster
-        has no room within a minute."""
+        """Start an agent on its own node for each name. Raises ``NoRoomError`` after a minute."""
         from ray.util.placement_group import placement_group
 
         self._bundle = bundle = self._needed()
@@ -81,8 +80,7 @@ class RayLauncher:
         return options.remote()
 
     async def replace(self, address: tuple[str, int], key: bytes, number: int, name: str) -> None:
-        """Start an agent in place of the ``number``-th, on the node to which Ray moves its
-        bundle."""
+        """Start an agent again, on the node to which Ray moves the ``number``-th's bundle."""
         while True:
             self._ray.kill(self._agents[number])  # an unreachable one may hold devices
             agent = self._agents[number] = self._actor(number)

@@ -8,11 +8,9 @@ from math import ceil
 LOOKS = 2
 """Checks in each heartbeat."""
 _MISSED = 4
-"""Missed checks in a row after which a worker counts as dead: after two to two and a half silent
-heartbeats."""
+"""Missed checks in a row until a worker counts as dead: two to two and a half heartbeats."""
 _STARTING_S = 180.0
-"""The least patience in seconds: loading libraries may block all threads of a starting worker, and
-a compiler may run."""
+"""The least patience in seconds: loading libraries blocks threads, and compilers take long."""
 _TIMES = 10.0
 """A piece of work may take so many times as long as the longest one before."""
 _FIRST_S = 1800.0
@@ -47,8 +45,7 @@ class Silence:
         self._at[who] = at, done, patience
 
     def look(self, live: Collection[int], starting: Collection[int] = ()) -> dict[int, str]:
-        """Return those of ``live`` that count as dead, and why. ``starting`` ones get more
-        patience."""
+        """Return those of ``live`` that count as dead, and why. ``starting`` ones get more time."""
         lost: dict[int, str] = {}
         for who in live:
             self._missed[who] = 0 if who in self._heard else self._missed.get(who, 0) + 1

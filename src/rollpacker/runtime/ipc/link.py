@@ -130,8 +130,7 @@ class Link:
                 self._loop.add_writer(self._end, self._writable)
 
     def send(self, message: Any) -> None:
-        """Send a message, at once or when the other end takes it. If that is gone, nothing
-        happens."""
+        """Send a message, at once or later. If the other end is gone, nothing happens."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: memoryview) -> None:

@@ -16,8 +16,7 @@ from contextlib import suppress
 
 
 def follow(ends: dict[int, int], pids: list[int]) -> None:
-    """Watch only ``pids``, each by a descriptor: a number may be reused after its process has
-    ended."""
+    """Watch only ``pids``, by descriptors: a number may be reused after its process has ended."""
     for pid in ends.keys() - set(pids):
         os.close(ends.pop(pid))
     for pid in set(pids) - ends.keys():

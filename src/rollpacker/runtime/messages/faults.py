@@ -21,8 +21,7 @@ class NoRoomError(ValueError):
 
 
 def in_one_line(error: Exception) -> Exception:
-    """An error for the user. If it is no error for people, it gets the place where it was
-    raised."""
+    """An error for the user. One that is not for people gets the place where it was raised."""
     if isinstance(error, ValueError | RuntimeError | OSError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -59,8 +58,7 @@ _T = TypeVar("_T")
 
 
 class Breaker:
-    """Ends work with an error, from ``trip`` or from a callback of the event loop. It is used once,
-    in one event loop."""
+    """Ends work with an error of ``trip`` or of an event loop's callback. It is used once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

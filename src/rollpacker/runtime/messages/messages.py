@@ -30,8 +30,7 @@ class LoadWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the KV cache's memory until weights come. Nothing may be running. Answered by
-    ``Slept``."""
+    """Release the KV cache until weights come. Nothing may be running. Answered by ``Slept``."""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +85,7 @@ class Apply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Put the weights into the file ``name`` for engines of other processes, if a file is needed.
-    Answered by ``Shared``."""
+    """Put the weights into the file ``name``, if engines need one. Answered by ``Shared``."""
 
     name: str
 
@@ -161,8 +159,7 @@ class StepSums(NamedTuple):
 
 
 StepKind = tuple[bool, bool, int]
-"""Whether drafts were on, whether the step prefilled, and the bits of its number of sequences less
-one."""
+"""Whether drafts were on, whether the step prefilled, and the bits of its sequences less one."""
 StepTimes = Mapping[StepKind, StepSums]
 
 
@@ -256,8 +253,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
-    """These attempts have stopped, with partial outputs. Attempts that had ended are not among
-    them."""
+    """These attempts have stopped, with partial outputs. Ended ones are not among them."""
 
     outputs: Sequence[Output]
 
@@ -304,8 +300,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """A command has ended, with ``fault`` if it failed. ``host_bytes``: held in host memory by an
-    ``Offload``."""
+    """A command has ended or failed. ``host_bytes``: held in host memory by an ``Offload``."""
 
     fault: Fault | None = None
     host_bytes: int = 0

@@ -63,8 +63,7 @@ def _new_name() -> str:
 
 
 def clear(name: str) -> None:
-    """Remove the files of a name, also in the temporary folder, which holds those that do not fit
-    into shared memory."""
+    """Remove the files of a name, also those in the temporary folder."""
     temporary = Path(tempfile.gettempdir())
     shutil.rmtree(temporary / name, ignore_errors=True)
     for folder in (MEMORY, temporary):

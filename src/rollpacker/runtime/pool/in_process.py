@@ -154,5 +154,4 @@ def _report(command: msg.ReplicaCommand, done: HostUpdate) -> msg.ReplicaReport:
 
 
 Workers = WorkerPool | InProcess
-"""The engines and replicas of one run. Commands to a lost one have no effect, as the loss is
-reported."""
+"""The engines and replicas of one run. Commands to a lost one have no effect."""

@@ -1,5 +1,4 @@
-"""A run's processes: their devices, their engine and replica, and the processes that end
-together."""
+"""A run's processes: their devices, their engine and replica, and those that end together."""
 
 from __future__ import annotations
 
@@ -239,8 +238,7 @@ def _slot(
 def _spans(
     seats: Sequence[_Seat], size: int, kind: str, store: str
 ) -> Iterator[tuple[int, _Seat, Span]]:
-    """Cut devices into neighbours of ``size``. Yields the first one's number, the device and its
-    span."""
+    """Cut devices into neighbours of ``size``. Yields the first number, the device and its span."""
     for number, seat in enumerate(seats[: len(seats) // size * size]):
         start = number - number % size
         node, others = seats[start][0], seats[start : start + size]

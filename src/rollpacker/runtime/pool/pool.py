@@ -174,8 +174,7 @@ class WorkerPool:
         self._machines.fence(stop_at)
 
     async def offload(self, phase: Phase) -> int:
-        """Move workers of that phase alone to host memory. Returns the largest number of bytes on a
-        node."""
+        """Move workers of that phase alone to host memory. Returns the most bytes on a node."""
         kept = Counter[int]()
         for worker, done in (await self._ask(phase, msg.Offload())).items():
             kept[self._topology.node(worker)] += done.host_bytes
@@ -211,8 +210,7 @@ class WorkerPool:
         )
 
     async def _begin(self, slots: Sequence[ProcessSlot], which: Collection[int]) -> None:
-        """Start some workers and wait for their models. An engine size gets the least capable
-        engine's properties."""
+        """Start some workers and wait. A size of engines has its least capable one's properties."""
         for turn in placement.in_turns(self._config, slots):
             specs = placement.worker_specs(
                 self._config,
@@ -263,8 +261,7 @@ class WorkerPool:
         )
 
     def regain(self) -> None:
-        """Bring back lost nodes. ``start_again`` can use those that have come. Raises as
-        ``Nodes.regain`` does."""
+        """Bring back lost nodes for ``start_again``. Raises as ``Nodes.regain`` does."""
         for number, node in self._machines.regain().items():
             self._nodes[number] = node
 
@@ -387,8 +384,7 @@ class WorkerPool:
         return self._topology.node(self._topology.engines[self._sizes[0], engine][0])
 
     def carry(self, replica: ReplicaId, size: int) -> Sequence[EngineId]:
-        """Bring a replica's shared weights of ``size`` bytes to the other nodes. Returns one
-        receiving engine for each."""
+        """Bring a replica's ``size`` bytes of weights to other nodes. Returns their receivers."""
         sender = self._topology.replicas[replica][0]
         first = {self.node(engine): engine for engine in reversed(self.engines)}
         receivers = [engine for node, engine in first.items() if node != self.home(replica)]
@@ -441,8 +437,7 @@ class WorkerPool:
         self._load(size, engine)
 
     def disband(self) -> dict[EngineId, int]:
-        """Return to the smallest engines. Returns the formed engines, which now go to sleep, and
-        their sizes."""
+        """Return to the smallest engines. Returns the formed ones that go to sleep, by size."""
         formed, self._formed = self._formed, {}
         for engine, size in formed.items():
             self._lead(size, engine, msg.Sleep())

@@ -134,8 +134,7 @@ class Checkpoints:
 
     @contextmanager
     def _whole(self, step: int) -> Iterator[tuple[Path, Path]]:
-        """The temporary folder and the final name of a checkpoint. If its use fails, it is
-        removed."""
+        """A checkpoint's temporary folder and final name. If its use fails, it is removed."""
         final = self.folder / f"{_NAME}{step}"
         try:
             yield self.folder / f"{_TEMPORARY}{final.name}", final
@@ -146,8 +145,7 @@ class Checkpoints:
             raise
 
     def _delete(self, path: Path) -> None:
-        """Rename first: a kill within the removal must not leave half a checkpoint under its
-        name."""
+        """Rename first: a kill meanwhile must not leave half a checkpoint under its name."""
         doomed = self.folder / f"{_TEMPORARY}deleted-{path.name}"
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)

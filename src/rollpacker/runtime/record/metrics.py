@@ -1,5 +1,4 @@
-"""Metrics of a step, counts over a run, and warnings. Names follow TRL's ``GRPOTrainer`` if they
-mean the same."""
+"""Metrics, counts and warnings. Names are those of TRL's ``GRPOTrainer`` for the same meaning."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ _KINDS = tuple(kind.value for kind in RoundKind)
 
 
 def completion_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lengths in tokens: ``completions/*``. "Terminated" responses were not cut off. Empty without
-    samples."""
+    """Lengths in tokens: ``completions/*``. "Terminated" ones were not cut off."""
     lengths = np.array([sample.sampled for sample in samples], np.float64)
     ended = np.array([sample.finish_reason == "stop" for sample in samples], bool)
     result: dict[str, float] = {}
@@ -197,8 +195,7 @@ def taught(groups: Sequence[Group]) -> bool:
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Means over a step's updates, minima and maxima of extremes, and the last
-    ``learning_rate``."""
+    """Means over a step's updates, extremes of extremes, and the last ``learning_rate``."""
     names = sorted({name for update in updates for name in update.metrics})
     reduced = {f"{RATIO}_min": min, f"{RATIO}_max": max}
     result = {
@@ -431,8 +428,7 @@ _AGAIN = {
     "unscored": "no reward function applied to some of the completions",
     "unfilled": "dynamic sampling found fewer groups than a step has",
 }
-"""Lines at the end for warnings that are printed once. ``Counters.lesson`` handles equal
-rewards."""
+"""Lines at the end for warnings that are printed once."""
 
 
 class StepWarnings:
@@ -446,8 +442,7 @@ class StepWarnings:
         self._steps = self._flat = 0
 
     def check(self, step: int, groups: Sequence[Group], no_code: float = 0.0) -> list[str]:
-        """Warnings on a step, usually none. ``no_code`` is the share of responses without a program
-        for a code reward."""
+        """Warnings on a step. ``no_code``: share of responses without a program."""
         samples = [sample for group in groups for sample in group.samples]
         clipped = sum(s.finish_reason != "stop" for s in samples) / max(len(samples), 1)
         unscored = sum(sample.reward is None for sample in samples)
@@ -524,8 +519,7 @@ LEAST_EFFECTIVE = 0.5
 
 
 class AgreementAlarm:
-    """Warns of a disagreement once, and again when it is twice as bad. ``dtype``: of the weights, a
-    key of ``EXPLAINED``."""
+    """Warns of a disagreement of sampler and trainer once, and again when it is twice as bad."""
 
     def __init__(self, dtype: str, correction: SamplerCorrectionConfig) -> None:
         self._dtype = dtype
@@ -534,8 +528,7 @@ class AgreementAlarm:
 
     @classmethod
     def of(cls, config: RunConfig) -> AgreementAlarm | None:
-        """A run's alarm. None if the two log-probabilities are of different distributions or
-        weights."""
+        """A run's alarm. None if the two log-probabilities are not comparable."""
         stale = config.rollout.tail_batching.carries
         if stale or not config.rollout.full_softmax or isinstance(config.engine, FakeEngineConfig):
             return None

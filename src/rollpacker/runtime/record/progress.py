@@ -109,8 +109,7 @@ class Progress:
         running: int,
         queue: int,
     ) -> None:
-        """Show decided groups, graded responses, decoding attempts, and prompts that wait for a
-        long round."""
+        """Show decided groups, graded responses, decoding attempts, and waiting prompts."""
         self._round = (
             kind,
             prompts_done,
@@ -133,8 +132,7 @@ class Progress:
             self._print(what + more)
 
     def evaluated(self, kind: str, result: Mapping[str, float], step: int | None) -> None:
-        """Show an ended evaluation by its ``eval/*`` metrics. ``step`` updates made the weights, if
-        that is known."""
+        """Show an ended evaluation. ``step`` updates made the weights, if that is known."""
         self._evaluating = None
         now = result[f"eval/{kind}_accuracy"]
         before = self._accuracy.get(kind)

@@ -29,8 +29,7 @@ _ANSWER = 400
 
 
 class Texts:
-    """The texts of a step's attempts. Each prompt is decoded once. ``read``: decodes responses as
-    rewards get them."""
+    """The texts of a step's attempts, decoded as rewards get them (``read``)."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""The bubble: the time in which a device neither decodes nor trains. Log lines, metrics and the
-report share this definition."""
+"""The bubble: the time in which a device neither decodes nor trains."""
 
 from __future__ import annotations
 

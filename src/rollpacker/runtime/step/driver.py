@@ -1,5 +1,4 @@
-"""A training step or an evaluation: it carries out the policy's decisions. ``StepDriver._until`` is
-the only loop over events."""
+"""A training step or an evaluation. ``StepDriver._until`` is its only loop over events."""
 
 from __future__ import annotations
 

@@ -162,8 +162,7 @@ class Episodes:
         )
 
     def _group(self, attempt: Trajectory) -> PromptId:
-        """The group of its prompt, or a group of its own if its environment has replaced the
-        prompt."""
+        """The group of its prompt, or its own one if its environment has replaced the prompt."""
         conversation = attempt.conversation
         if conversation is None or not conversation.changed:
             return attempt.prompt
@@ -187,8 +186,7 @@ class Episodes:
 
     @property
     def acting(self) -> bool:
-        """Whether an environment works. Episodes that wait for another's end are not counted, as
-        that end may need the model."""
+        """Whether an environment works, not counting those that wait for another episode's end."""
         return len(self._acting) > self._pool.queued
 
     def settle(self) -> list[Answered]:
@@ -199,8 +197,7 @@ class Episodes:
         return sorted(answers, key=lambda answered: answered.attempt.id)
 
     def take(self, replies: Sequence[EpisodeReply]) -> list[Answered]:
-        """Apply replies to their attempts and return the answers. In lockstep ``settle`` returns
-        them."""
+        """Apply replies and return the answers. In lockstep ``settle`` returns them."""
         answers = [each for reply in replies if (each := self._answered(reply)) is not None]
         if not self._lockstep:
             return answers

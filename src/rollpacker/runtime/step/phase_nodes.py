@@ -31,8 +31,8 @@ class Tenant(Protocol):
         ...
 
     async def offload(self, phase: Phase) -> int:
-        """Move the processes of that phase alone off the devices. Returns the largest number of
-        bytes in host memory of a node."""
+        """Move that phase's processes off the devices. Returns the most bytes in a node's host
+        memory."""
         ...
 
     async def onload(self, phase: Phase) -> None: ...
@@ -73,8 +73,7 @@ class PhaseNodes(Protocol):
     async def end(self) -> None: ...
 
     def interrupt(self) -> None:
-        """The user wants to stop: wait for no more rollouts, and after a second call for
-        nothing."""
+        """The user wants to stop: wait for no more rollouts, the second time for nothing."""
         ...
 
     async def close(self, *, displaced: bool = False) -> None:

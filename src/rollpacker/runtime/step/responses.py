@@ -59,8 +59,7 @@ class Graders(Protocol):
     def grade(
         self, attempts: Sequence[Trajectory], rows: Mapping[PromptId, Row], *, training: bool = True
     ) -> None:
-        """Start grading without waiting. With ``needs_group``, a call has all responses of one
-        prompt."""
+        """Start grading without waiting. ``needs_group``: one prompt's responses in a call."""
         ...
 
     def recall(self, prompt: PromptId, grade: Grade) -> None: ...
@@ -342,8 +341,7 @@ class Decoding:
     def _ended(
         self, attempt: Trajectory, output: Output, seconds: float = 0.0, turns: int = 0
     ) -> ev.AttemptFinished:
-        """The response is complete. ``seconds`` of its environment and ``turns`` are new to the
-        policy."""
+        """The response is complete. ``seconds`` and ``turns`` of its environment are news."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = TrajectoryStage.GRADING
         if self._drafts is not None:

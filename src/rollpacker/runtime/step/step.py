@@ -18,8 +18,7 @@ from rollpacker.train.base import Update
 
 
 class DroppedError(RuntimeError):
-    """A step or an evaluation was given up before its end. The weights are those of its
-    beginning."""
+    """A step or an evaluation was given up. The weights are those of its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +115,7 @@ class StepRecord:
         )
 
     def check_graded(self) -> None:
-        """Raise ``ValueError`` if no response got a reward, or the run would drop every prompt in
-        turn."""
+        """Raise ``ValueError`` if no response got a reward, as every prompt would be dropped."""
         if self.faults and not any(
             a.stage is TrajectoryStage.GRADED for a in self.attempts.values()
         ):
@@ -196,8 +194,7 @@ class StepRecord:
         }
 
     def bubble(self) -> dict[str, float]:
-        """The idle share of device time by phase, over devices whose engine or replica took
-        part."""
+        """The idle share of device time by phase, over devices that took part."""
         decoding, training = self._decoding(), self._training()
         engines = {device: one for one, devices in self.fleet.engines.items() for device in devices}
         # Devices of the same engine and the same replica have the same times.

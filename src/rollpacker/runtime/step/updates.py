@@ -122,8 +122,7 @@ class Updates:
         return self._state is _State.OVER
 
     def accept(self, attempts: Sequence[Trajectory]) -> None:
-        """Take a complete group. Raises ``ValueError`` for a reward that is too large to train on,
-        as it would come again."""
+        """Take a complete group. Raises ``ValueError`` if a reward is too large to train on."""
         samples = tuple(map(self._sample, attempts))
         largest = max(samples, key=_size)
         if _size(largest) > _LARGEST:
@@ -147,8 +146,7 @@ class Updates:
         return sample
 
     def rollout_over(self, *, hold: bool = False) -> None:
-        """All groups are known: compute advantages that depend on the whole batch. ``hold`` keeps
-        decisions until ``release``."""
+        """Compute advantages of the whole batch. ``hold`` keeps decisions until ``release``."""
         groups = list(self._groups.values())
         scaled = [group.advantages for group in groups]
         if self._algorithm.needs_batch and groups:

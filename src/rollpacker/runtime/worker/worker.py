@@ -98,7 +98,7 @@ def prepare(spec: WorkerSpec) -> None:
 
 
 def prepared(spec: WorkerSpec) -> tuple[Any, Any]:
-    """Set up the process. Returns the whole model on the worker's device, and its tokenizer. Raises
+    """Set up the process. Returns the model on its device, and the tokenizer. Raises
     ``ValueError``."""
     from rollpacker.train.model.loading import load_model
 

@@ -27,9 +27,9 @@ _PATIENCE_S = 10.0
 _ENTERING_S = 60.0
 """Seconds for a connection to be handled, as strangers may come first."""
 _AT_DOOR = 256
-"""The most connections that are handled together. For one more, the first is closed after"""
+"""The most connections that are handled together."""
 _FAIR_S = 0.5
-"""seconds, in which an agent has shown its key."""
+"""After so many seconds the oldest one makes room. An agent has shown its key by then."""
 _PAUSE_S = 0.1
 _LONGEST_NAME = 64
 _DRIVER, _AGENT = b"driver", b"agent"

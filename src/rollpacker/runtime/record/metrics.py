@@ -473,8 +473,8 @@ class StepWarnings:
             return f"{self._cap} tokens: raise 'rollout.max_completion_length'"
         return (
             f"{self._cap} tokens, all that the longest prompt leaves of the model's context of "
-            f"{self._context}: use a model with a longer one, or leave long prompts out with a "
-            "higher 'rollout.max_completion_length' and 'data.overlong: skip'"
+            f"{self._context}. Use a model with a longer one, or leave long prompts out with a "
+            "higher 'rollout.max_completion_length' and 'data.overlong: skip'."
         )
 
     def unfilled(

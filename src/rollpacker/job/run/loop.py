@@ -189,7 +189,7 @@ class _Job:
 
     async def run(self, start: RunStart, opening: Awaitable[None]) -> None:
         """Run steps: each one samples with the last one's weights, grades, learns and publishes.
-        Then the job evaluates, records and writes checkpoints."""
+        After each one the job evaluates, records and checkpoints."""
         await opening
         await self._restore(start)
         parts, count, first = self._parts, self._counters, self._counters.step

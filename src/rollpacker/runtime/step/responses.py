@@ -341,7 +341,7 @@ class Decoding:
     def _ended(
         self, attempt: Trajectory, output: Output, seconds: float = 0.0, turns: int = 0
     ) -> ev.AttemptFinished:
-        """The response is complete. ``seconds`` and ``turns`` of its environment are news."""
+        """The response is complete. The policy does not know ``seconds`` and ``turns`` yet."""
         attempt.output, attempt.end_s = output, self._clock()
         attempt.stage = TrajectoryStage.GRADING
         if self._drafts is not None:

@@ -139,7 +139,7 @@ def test_while_a_reward_is_loaded(tmp_path: Path, capfd: pytest.CaptureFixture[s
     shop.rewards.write_text(ON_LOADING + shop.rewards.read_text(), encoding="utf-8")
     done = cli_here("train", shop.file("run"), "--json")
     assert done.returncode == 143, done.stderr
-    assert "stopped by SIGTERM: nothing was under way that is not kept" in done.stderr
+    assert "stopped by SIGTERM: no work is lost" in done.stderr
     assert "Traceback" not in done.stderr + capfd.readouterr().err
     assert done.stdout.strip() == "{}"
 
@@ -350,7 +350,7 @@ def test_while_the_report_is_written(bench: Bench) -> None:
     code, said = stopped(config)
     thread.join()
     assert code == 143
-    assert "nothing was under way that is not kept" in said
+    assert "no work is lost" in said
     bench.assert_goes_on("reported")
 
 
@@ -364,7 +364,7 @@ def test_a_second_signal_ends_it_at_once(bench: Bench) -> None:
     try:
         # The reward sends the first one; within half a second a second one would be its echo.
         assert process.stderr is not None
-        assert any("a checkpoint within" in line for line in process.stderr)
+        assert any("a checkpoint follows within" in line for line in process.stderr)
         time.sleep(1)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)

@@ -90,7 +90,7 @@ def test_what_functions_log_is_in_the_metrics(shop: Workshop) -> None:
     assert [row["rewards/logs/mean"] for row in rows] == [1.0] * 3
     # A name of the run's own is not taken away from it.
     assert all(row["reward"] <= 1.5 for row in rows)
-    assert said.count("logs the metric 'reward', which is one of the run's") == 1
+    assert said.count("logs the metric 'reward', a name of the run's own") == 1
     found = table(folder)
     assert found.filter(found["completion"].str.head(1) != found["extra/pred"]).is_empty()
     upper = found["completion"].str.head(3).str.to_uppercase()

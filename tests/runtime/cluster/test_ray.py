@@ -128,7 +128,7 @@ def test_a_cluster_that_is_too_small_is_described(
     monkeypatch.setattr(ray_launcher, "_PLACING_S", 2.0)
     devices, where = FOUR | {"per_node": 2}, {"address": cluster.address}
     config = shop.config("small", devices=devices, cluster=where)
-    said = r"no room for devices\.nodes=4 with 2 CPU each .* 4 with 1 CPU"
+    said = r"no room within 2 s for devices\.nodes=4, .* with 2 CPU free\..* 4 with 1 CPU"
     with pytest.raises(ValueError, match=said):
         run(config)
 

@@ -170,7 +170,7 @@ def native_full_disk(folder):
 @pytest.mark.parametrize("write", [full_disk, native_full_disk])
 def test_write_reports_a_full_disk(tmp_path, write):
     checkpoints = saved(tmp_path, 1, 2)
-    with pytest.raises(CheckpointError, match=r"checkpoint-3: no space left; free some"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-3: no space left: free some"):
         save(checkpoints, 3, write, {})
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
     save(checkpoints, 3, writer(3), {"seed": 3})

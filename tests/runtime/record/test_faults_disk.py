@@ -61,7 +61,7 @@ def test_a_run_goes_on_until_its_last_checkpoint_is_lost(
     assert done.returncode == 1
     assert last.startswith(f"rollpacker: {folder}: the last checkpoint cannot be written")
     assert "--resume auto" in last
-    said = "checkpoint-1: no space left; free some or change 'output'"
+    said = "checkpoint-1: no space left: free some or change 'output'"
     assert any(said in line and "the run goes on without it" in line for line in before)
     assert "Traceback" not in done.stderr + capfd.readouterr().err
     assert len(metrics(folder)) == 2

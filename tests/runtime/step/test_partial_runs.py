@@ -150,7 +150,7 @@ def test_other_answers_to_stale_tokens(whole: Path, shop: Workshop, stale: str) 
     ("keys", "said"),
     [
         ({"rollout__top_p": 0.9}, "set rollout.top_p to 1 and rollout.top_k to 0"),
-        ({"train__algorithm": {"kind": "rloo"}}, "is clipped for many of them"),
+        ({"train__algorithm": {"kind": "rloo"}}, "and clips many responses"),
         ({"devices__per_node": 2}, "set devices.per_node to 1"),
         (
             {"rollout__tail_batching": {"mode": "partial", "long_round_steps": 2}},
@@ -158,7 +158,7 @@ def test_other_answers_to_stale_tokens(whole: Path, shop: Workshop, stale: str) 
         ),
         (
             {"environment": {"kind": "python", "path": "e.py:E"}},
-            "the conversation of a response that goes on",
+            "a response that goes on in a later step",
         ),
         ({"grading__asynchronous": False}, "a race needs each reward when its response ends"),
     ],

@@ -102,7 +102,7 @@ def test_more_workers_than_places_are_refused() -> None:
 
 def test_a_run_on_the_cpu_has_no_workers_per_gpu(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, rows=2)
-    with pytest.raises(ValueError, match=r"devices\.per_gpu is 2 but the run is on the CPU"):
+    with pytest.raises(ValueError, match=r"devices\.per_gpu is 2, but the run is on CPUs"):
         run(shop.config("two", devices__per_node=2, devices__per_gpu=2))
 
 

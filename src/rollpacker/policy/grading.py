@@ -75,8 +75,7 @@ class JudgeModel:
         layers: its blocks, of ``layer_bytes`` each.
         fixed_bytes: embeddings, head and buffers, always resident.
         token_bytes: activations and KV of one token of a running sequence.
-        token_seconds: compute of one token in one block.
-        copy_seconds: copy of one block from host memory.
+        token_seconds, copy_seconds: of one token in one block, and of a block's copy from the host.
     """
 
     layers: int

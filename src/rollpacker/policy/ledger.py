@@ -31,7 +31,6 @@ class Attempt:
     Args:
         index: of its sample in the group.
         place: of its prompt in the order of starts.
-        engine: where it decodes, or did last.
         bound: where it will decode after all moves, else its ``engine``.
         tokens: of its response once complete, until then of its finished turns.
         added: tokens that its environment put in.
@@ -59,14 +58,11 @@ class Ledger:
     """The parts' view of the round.
 
     Attributes:
-        updates: updates of the round's prompts.
-        attempts: all, in order of their start.
-        groups: the same by prompt, in order of their start.
+        attempts, groups: all, in order of their start, and the same by prompt.
         running: those that decode, or will after their environment's reply.
         kept: accepted groups, by sample index.
         grading, stopping: number of attempts being graded, or not yet confirmed as stopped.
-        loads: attempts that each live engine runs, before moves.
-        bound: attempts that each live engine runs after all moves.
+        loads, bound: attempts that each live engine runs, before and after all moves.
         busy: engines with any attempt after all moves.
         idled: engines in the order in which they ran out of attempts or were changed.
     """

@@ -55,8 +55,7 @@ class RolloutSettings:
         sizes: prompts of each domain in the data.
         cap: longest response, tokens.
         latency: seconds of a decode step of one engine by batch size.
-        asynchronous_grading: grade each response when it finishes.
-        machine: devices, for the planner and the rule that frees them. None if neither is used.
+        machine: devices, for the planner and the rule that frees them.
         rows: costs of a decode step's rows. None if engines cannot decode ahead.
     """
 
@@ -103,7 +102,6 @@ class RolloutSettings:
             shared: other jobs may get the nodes of a tail.
             permits: the job holds nodes for one phase at a time, so separate replicas wait for the
                 rollout's end.
-            layout: place of the replicas. Separate ones cannot use the engines of a tail.
             micro_batch_tokens: of one forward and backward.
         """
         # The paper's rules do not support a tail that leaves its nodes.

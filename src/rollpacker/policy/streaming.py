@@ -121,7 +121,7 @@ class Streaming:
         self._applying = self._updated = self._over = False
         self._tail.start()
 
-    # What happened and what was decided -------------------------------------------------------
+    # Events and decisions ---------------------------------------------------------------------
 
     def release_tail(self, _event: ev.TailReleased) -> None:
         self._tail.release()
@@ -204,7 +204,7 @@ class Streaming:
         """Tokens for which freed devices would compute gradients now."""
         return 0 if self._tail.released else self.waiting
 
-    # What is due ------------------------------------------------------------------------------
+    # Decisions that are due -------------------------------------------------------------------
 
     def decide(self) -> Iterable[do.Decision]:
         if self._updated:
@@ -292,7 +292,7 @@ class Streaming:
         heappush(self._free, (known.tasks, replica))
         return do.AccumulateGradients(replica=replica, parts=parts)
 
-    # What waits -------------------------------------------------------------------------------
+    # Waiting parts ----------------------------------------------------------------------------
 
     def _parts(self) -> list[GroupPart]:
         return list(map(_part, self._ready))

@@ -28,13 +28,9 @@ def build_trainer(
 ) -> Trainer:
     """The configured trainer, over ``model``, which is whole and on its device.
 
-    Args:
-        max_length: longest response in tokens.
-        total_updates: of the whole run.
-        rank: this process's among the ``members`` of the replica. They meet once at ``meeting``
-            (``mesh.store_at``).
-
-    Raises ``ValueError`` for a model or configuration that cannot be trained.
+    ``max_length`` is the longest response in tokens, ``total_updates`` that of the whole run. The
+    ``members`` of a replica meet once at ``meeting`` (``mesh.store_at``). Raises ``ValueError`` for
+    a model or configuration that cannot be trained.
     """
     # If a family never ties weights, vLLM keeps its head even if config.json says tied.
     ties = bool(getattr(model, "_tied_weights_keys", None))

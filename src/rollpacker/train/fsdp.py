@@ -33,12 +33,11 @@ class FSDPTrainer(Trainer):
     Trained weights are kept in float32. A model of another type computes in its own, except for
     modules that are all float32, such as the router of DeepSeek-V2. Adapters are rounded to the
     model's type, unlike in a replica of one process. In tiny bfloat16 models logprobs differ by
-    0.02 to 0.03 nats on average after three updates of 1e-2. The weights have new storage, so no
-    engine can share it.
+    0.02 to 0.03 nats on average after three updates of 1e-2. No engine can share the weights'
+    storage.
 
-    An operation fails if others do not join within the timeout of ``members``. On CUDA devices the
-    group has both backends (``cpu:gloo,cuda:nccl``), as hosts agree on checkpoints. The other
-    arguments are those of ``Trainer``, and the model arrives whole.
+    The timeout of ``members`` limits each operation. On CUDA devices the group has both backends
+    (``cpu:gloo,cuda:nccl``), as hosts agree on checkpoints. The model arrives whole.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class FSDPTrainer(Trainer):
 
     def _place(self) -> None:
         model = self._model
-        # Frozen weights (LoRA) stay in the model's type, and so does what is computed.
+        # Frozen weights (LoRA) and the computation stay in the model's type.
         policy = MixedPrecisionPolicy(
             param_dtype=model.get_output_embeddings().weight.dtype,
             reduce_dtype=torch.float32,

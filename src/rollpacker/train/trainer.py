@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 class Trainer:
     """The pipeline of a replica: selects samples, computes losses and metrics, updates.
 
-    Several replicas hold the same weights by reducing over ``world``. Here a replica is one
-    process, and only ``apply`` changes weights, in place. An engine in the same process may share
-    their storage: build it first if it re-points parameters, and give it an ``engine_copy`` with
-    LoRA. A subclass spreads the weights. Then all members of a replica get the same calls, and each
-    returns results of the whole replica.
+    Replicas hold the same weights by reducing over ``world``. Here a replica is one process, and
+    only ``apply`` changes weights, in place. An engine in the same process may share their storage:
+    build it first if it re-points parameters, and give it an ``engine_copy`` with LoRA. In a
+    subclass with several members, all get the same calls, and each returns results of the whole
+    replica.
 
     The ratio is exactly 1, except for samples with ``old_logprobs``, whose weights have changed
     since.
@@ -53,13 +53,11 @@ class Trainer:
     Args:
         model: a causal language model of transformers, on its device, in the type to train in. A
             composed model (text and vision) trains only its text model and head.
-        config: the update.
         temperature: sampling temperature, by which logits are divided (0 counts as 1).
         max_length: longest response, Dr. GRPO's constant.
         total_updates: of the whole run, for decaying schedules.
         lora: the model's configuration, if ``lora_rank`` asks for adapters.
-        world: the processes that hold this part of the weights, one of each replica. None with one
-            replica.
+        world: the processes that hold this part of the weights, one of each replica.
 
     Raises ``ValueError`` when a decaying schedule or Dr. GRPO lacks its number, and as ``fit_of``.
     """

@@ -312,7 +312,7 @@ class Rounds:
         answers = {output.attempt: output.tokens.tolist() for output in outputs}
         return [ids.tolist() for ids in encoded], [answers[each.attempt] for each in requests]
 
-    # What the trainer did with it -------------------------------------------------------------
+    # The trainer's progress -------------------------------------------------------------------
 
     def trained(self) -> None:
         self._timed.micro_steps += 1

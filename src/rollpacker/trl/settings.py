@@ -265,7 +265,7 @@ def run_config(
     weights = trainer.reward_weights.tolist()
     return RunConfig.model_validate(
         {
-            # Groups of one prompt on two devices must not be the same samples.
+            # A seed for each device, as two devices may sample the same prompt.
             "seed": args.seed + 1_000_003 * accelerator.process_index,
             "output": output,
             "deterministic": bool(args.full_determinism),

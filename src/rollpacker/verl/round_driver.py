@@ -304,7 +304,7 @@ class RoundDriver:
     def close(self) -> None:
         self._journal.close()
 
-    # What the policy decided ------------------------------------------------------------------
+    # Decisions of the policy ------------------------------------------------------------------
 
     def _perform(self, decisions: Sequence[do.Decision]) -> None:
         for decision in decisions:
@@ -358,7 +358,7 @@ class RoundDriver:
         for worker, decisions in by_worker.items():
             self._send(worker, decisions)
 
-    # What happened ----------------------------------------------------------------------------
+    # Reports of workers -----------------------------------------------------------------------
 
     def _finished(self, report: ResponseFinished) -> None:
         self._speed.add(report.tokens, report.seconds)

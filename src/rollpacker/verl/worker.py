@@ -193,7 +193,7 @@ class Worker(PlainWorker):
             seconds=time.monotonic() - attempt.start_s,
         )
 
-    # What the policy decided ------------------------------------------------------------------
+    # Decisions of the policy ------------------------------------------------------------------
 
     def _start(self, decision: do.StartAttempt) -> None:
         loop, hosted = asyncio.get_running_loop(), self._hosted[decision.prompt]
@@ -239,7 +239,7 @@ class Worker(PlainWorker):
         # Not earlier, or an audited response that ends after its group would count as validation.
         self._hosted = {prompt: each for prompt, each in self._hosted.items() if each.unstored}
 
-    # What happened ----------------------------------------------------------------------------
+    # Ended attempts ---------------------------------------------------------------------------
 
     def _ended(self, attempt: _Attempt, task: asyncio.Task[None]) -> None:
         del self._attempts[attempt.id]

@@ -137,15 +137,10 @@ class MiniEngine:
     Args:
         model: Qwen2, Qwen3 or Llama causal language model. Only ``load_weights`` modifies it.
         tokenizer: needed only for stop strings.
-        deterministic: results do not depend on the batch or on arrival order, bit by bit. Always so
-            on a CPU.
-        runner: default: numba kernels on a CPU, torch elsewhere.
-        drafter: default: drafts from texts that it has seen.
-        sharers: processes that share the device, this one among them. A KV budget that is not given
-            is found within this one's share of the memory.
+        deterministic: results do not depend on the batch, bit by bit. Always so on a CPU.
+        sharers: processes that share the device's memory, this one among them.
 
-    Raises ``ValueError`` for an architecture that it cannot run, and for a block size that the
-    CPU's kernels lack.
+    Raises ``ValueError`` for an architecture or block size that it cannot run.
     """
 
     def __init__(
@@ -368,7 +363,7 @@ class MiniEngine:
     def _postprocess(self, stopped: Ints, full: Ints) -> list[Output]:
         self._steps += 1
         running = self._scheduler.running
-        watched = self._watched()
+        watched = [s for s in running.values() if s.watcher and self._cut(s, s.watcher)]
         over = {int(slot): running[int(slot)] for slot in stopped}
         over |= {sequence.slot: sequence for sequence in watched}
         outputs = [self._finish(sequence, "stop") for sequence in over.values()]
@@ -376,13 +371,6 @@ class MiniEngine:
             self._finish(running[int(slot)], "length") for slot in full if int(slot) in running
         ]
         return outputs
-
-    def _watched(self) -> list[Held]:
-        return [
-            sequence
-            for sequence in self._scheduler.running.values()
-            if sequence.watcher is not None and self._cut(sequence, sequence.watcher)
-        ]
 
     def _cut(self, sequence: Held, watcher: StopWatcher) -> bool:
         slot = sequence.slot

@@ -177,9 +177,7 @@ class Slots:
     Attributes:
         tables: (slots, blocks of the context) int32 block of each 16 tokens.
         token: last token, not yet run.
-        count: response tokens so far.
         texts: (slots, context) the prompt followed by the response.
-        logprobs: (slots, context) of the response.
         stops: (slots, S) token ids that end it, padded with -1.
         room: tokens that its blocks hold.
         ticket: a new number for each sequence that enters a slot.
@@ -245,15 +243,9 @@ class Slots:
     ) -> tuple[Ints, Ints, Ints]:
         """Keep each slot's samples up to the first that differs from its draft or is a stop token.
 
-        That token is kept too.
-
-        Args:
-            slots: (b,), each with its rows together.
-            drafts: (b, k), of which the first ``lengths`` (b,) tokens are a slot's draft.
-            tokens: (rows,) sampled, one more for each slot than its draft has.
-            logprobs: (rows,) of ``tokens``.
-
-        Returns the numbers of accepted tokens (b,), and slots as ``append`` does.
+        ``drafts`` is (b, k), of which the first ``lengths`` (b,) tokens are a slot's draft.
+        ``tokens`` and ``logprobs`` (rows,) have one more for each slot than its draft. Returns the
+        numbers of accepted tokens (b,), and slots as ``append`` does.
         """
         right, ends = np.empty((2, len(slots)), np.int32)
         where = (slots, self.prompt, self.count, self.limit, self.token)

@@ -45,12 +45,9 @@ from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 class Budget:
     """The room that an engine needs, if it does not take all that is left of its GPU.
 
-    Args:
-        tokens: of KV. 0 asks for ``running`` longest sequences, as far as memory goes.
-
-    A group (``kv_cache_spec``) holds layers of one kind: full attention, windows, latent attention,
-    mamba states. A sequence takes blocks for each group from one pool. States take a fixed number
-    of blocks, others a number by tokens.
+    ``tokens`` 0 asks for ``running`` longest sequences, as far as memory goes. A group
+    (``kv_cache_spec``) holds layers of one kind. A sequence takes blocks for each group from one
+    pool: mamba states a fixed number, others by tokens.
     """
 
     tokens: int = 0

@@ -61,14 +61,11 @@ class VllmEngine:
         tokenizer: needed only for stop strings.
         device: ``cpu`` or ``cuda:N``, the current one.
         sharers: processes that share the device, this one among them.
-        alone: no transformers model is used in this process. vLLM changes their classes if it has
-            no implementation of its own.
-        drafter: default: drafts from texts that it has seen.
+        alone: no transformers model is used in this process, as vLLM may change their classes.
         verifies: it can decode ahead. None: on a CPU, and on GPUs whose attention takes rows of
             unequal length (Ampere to Hopper).
         proves: try sleep and drafts with the first weights, and replace or disable them if they
             change a response. None: on GPUs.
-        note: takes warnings for the user.
 
     Raises ``ValueError`` for a model that is missing, or that vLLM cannot run here.
     """

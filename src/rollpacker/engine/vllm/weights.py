@@ -69,8 +69,8 @@ def reload(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str
     """Load weights in vLLM's worker. Returns the parameters that kept old values.
 
     It replaces ``reload_weights``, which only warns of those. On a CPU, it packs weights for the
-    kernels again: those of experts with a new kernel, as vLLM would keep the old packing, and those
-    of a tied head, which a reload skips.
+    kernels again. Experts need a new kernel, as vLLM would keep the old packing, and a reload skips
+    a tied head.
     """
     model, config = worker.get_model(), worker.vllm_config
     on_cpu = next(model.parameters()).device.type == "cpu"

@@ -19,11 +19,9 @@ class Division:
     """A division of devices.
 
     Args:
-        decoding: devices that decode.
-        training: devices that train, the same ones if both are colocated.
+        training: devices that train, those that decode if both are colocated.
         replica: devices of a training replica.
-        sizes: tensor-parallel sizes of engines, ascending. Each has its own processes on all
-            decoding devices.
+        sizes: tensor-parallel sizes of engines, each with processes on all decoding devices.
         apart: engines and replicas have separate processes.
     """
 

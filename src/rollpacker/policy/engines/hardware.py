@@ -193,14 +193,13 @@ class PaperPlanner:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineProfile:
-    """One engine at one tensor-parallel size.
+    """One engine at one tensor-parallel size. 0 stands for unknown seconds.
 
     Args:
         kv_tokens: KV budget.
-        latency: seconds of a decode step by batch size, without context, up to the most sequences
-            that it decodes together.
-        context_token_s: seconds that each context token adds to a step, 0 if unknown.
-        prefill_token_s: seconds to prefill a token, 0 if unknown.
+        latency: seconds of a decode step by batch size, without context, up to the largest batch.
+        context_token_s: seconds that each context token adds to a step.
+        prefill_token_s: seconds to prefill a token.
     """
 
     kv_tokens: float
@@ -234,9 +233,7 @@ class Hardware:
     """Devices and the engines that they can form.
 
     Args:
-        node_size: devices of a node.
-        engine_devices: of the smallest engine.
-        replica_devices: of a training replica.
+        engine_devices, replica_devices: of the smallest engine, and of a training replica.
         profiles: engines by tensor-parallel size, ``engine_devices`` among them.
         train_token_s: device-seconds of gradient per token.
     """
@@ -290,7 +287,6 @@ def measured(
     Args:
         profiles: engines by each possible tensor-parallel size.
         devices: number that decode.
-        node_size: devices of a node.
         replica_devices: of a training replica. None if it has its own.
         heads, kv_heads: of the model, 0 if they do not matter.
 

@@ -41,10 +41,9 @@ class ScaleDecision:
     Args:
         freed: engines that stop decoding. ``Fleet.trainable`` gives the replicas that can train.
         moves: new engine of every attempt that moves. It may be its own engine, if that one's group
-            changes, so that its KV must be computed again.
+            changes, so that its KV is computed again.
         tp: devices of each group that goes on decoding.
-        groups: engines whose devices become one group, by the engine that runs it. Empty if groups
-            stay as before.
+        groups: engines that become one group, by the engine that runs it. Empty if groups stay.
     """
 
     freed: tuple[EngineId, ...]
@@ -72,15 +71,10 @@ class Scaling(ABC):
         gradient_tokens: int,
         now: float,
     ) -> ScaleDecision | None:
-        """Take the state of the round, whenever an attempt has ended.
-
-        Args:
-            finished: share of the round's requests that have finished, 0 to 1.
-            running: number of unfinished requests.
-            active: describes these. Called only by a rule that needs more than counts.
-            gradient_tokens: tokens of finished groups whose gradients wait for devices.
-            now: seconds.
-        """
+        """Take the state of the round, whenever an attempt has ended. ``finished`` is the share of
+        finished requests, and ``running`` the number of others. ``active`` describes them, for
+        rules that need more than counts. ``gradient_tokens`` of finished groups wait for
+        devices."""
         if self._fleet is None or not running:
             return None
         if not self._due(finished, running, gradient_tokens, now):
@@ -252,14 +246,9 @@ class _Plan:
 
 
 class Consolidation(Scaling):
-    """Compares the rest of the step on the present groups and on fewer or larger ones.
-
-    Groups that a round has left are never taken back, so moves cannot go back and forth.
-
-    Args:
-        profiles: engines by the tensor-parallel sizes that a group may have.
-        train_token_s: device-seconds of gradient per token.
-    """
+    """Compares the rest of the step on the present groups and on fewer or larger ones. Groups that
+    a round has left are never taken back, so moves cannot go back and forth. ``profiles`` are
+    engines by tensor-parallel size, ``train_token_s`` device-seconds of gradient per token."""
 
     def __init__(self, profiles: Mapping[int, EngineProfile], train_token_s: float) -> None:
         self._profiles = profiles

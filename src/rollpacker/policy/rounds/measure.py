@@ -37,13 +37,9 @@ Lengths = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """Costs of a step: ``prompts`` of ``responses`` each, decoded by ``engines``.
-
-    Args:
-        latency: seconds of a decode step by batch on one engine.
-        train_seconds_per_token: device-seconds of gradient per response token.
-        streaming: engines that the tail has freed start gradients.
-    """
+    """Costs of a step: ``prompts`` of ``responses`` each, decoded by ``engines``. ``latency`` is
+    that of one engine. ``train_seconds_per_token`` are device-seconds of gradient. ``streaming``
+    means that engines that the tail has freed start gradients."""
 
     prompts: int
     responses: int

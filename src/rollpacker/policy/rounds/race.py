@@ -34,8 +34,7 @@ class RoundPlan:
     """One step's round.
 
     Args:
-        quotas: groups to accept of each domain.
-        draws: fresh prompts to start of each domain.
+        quotas, draws: groups to accept, and fresh prompts to start, of each domain.
         queued: prompts to take from the long-prompt queue, first in first out.
         responses: attempts started per prompt.
         updates: updates of the round's prompts.

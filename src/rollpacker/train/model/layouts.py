@@ -86,7 +86,7 @@ def check_head(model: PreTrainedModel) -> None:
     limit = max(_HEAD_OFF, 2 * torch.finfo(model.dtype).eps)
     try:
         most = max(float((ours - own).norm() / own.norm()) for own, ours in _both_logits(model))
-    except Exception as error:  # whatever a model of another making says
+    except Exception as error:  # any error of an unfamiliar model
         raise _refusal(model, f"its head: {first_line(error)}") from error
     if not most <= limit:
         raise _refusal(
@@ -175,7 +175,7 @@ def _problem(
     try:
         found = _packed(model, forward, items, shared)
         other = _packed(model, forward, _items(model, changed=1), shared)
-    except Exception as error:  # whatever a model of another making says
+    except Exception as error:  # any error of an unfamiliar model
         return first_line(error)
     finally:
         forward.release()

@@ -30,10 +30,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> PeftModel:
 
     The head and the outputs of Mamba's mixers, whose kernels take the bare weight, get none. A
     mixture of experts has them only on attention and other mixers, a composed model only on its
-    text model.
-
-    Every replica draws the same initial adapters. Saved adapters name ``config.path`` as the base
-    model: a hub name as it is, a folder by its absolute path.
+    text model. Every replica draws the same initial adapters. Saved adapters name ``config.path``
+    as the base model, a folder by its absolute path.
     """
     settings = LoraConfig(
         r=config.lora_rank,

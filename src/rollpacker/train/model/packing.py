@@ -100,7 +100,7 @@ class MicroBatch:
     """The inputs of one forward and backward pass.
 
     Args:
-        tokens: flat inputs, shape (N,), int64. Outputs of ``causal`` come first, then those of
+        tokens: flat inputs, shape (N,), int64. Outputs of ``causal`` come first, then of
             ``prefix``.
         positions: shape (N,).
         causal: rows of whole sequences, or of prompts only if there is a ``prefix``.
@@ -109,10 +109,10 @@ class MicroBatch:
         targets: sampled tokens, responses one after the other, shape (T,), int64.
         owner: response of each target, shape (T,), int64.
         lengths: sampled tokens of each response, shape (S,), int64, at least 1.
-        advantages: of each response, shape (S,), float32.
-        sampler_logprobs: of ``targets``, shape (T,), float32.
+        advantages: of each response, shape (S,).
+        sampler_logprobs: of ``targets``, shape (T,).
         old_logprobs: under the weights that sampled, shape (T,). None: those being trained.
-        fresh: 0 on targets without a loss, else 1, shape (T,), float32. None: all have one.
+        fresh: 0 on targets without a loss, else 1, shape (T,). None: all have one.
     """
 
     tokens: torch.Tensor
@@ -140,8 +140,8 @@ class Costs:
 def costs_of(model: Any) -> Costs:
     """Multiply-adds of a forward pass without embeddings, and with a token's own number of experts.
 
-    A pair counts twice, as attention reached half the rate of the matrix products on a CPU (71 and
-    147 ps per multiply-add of a whole rectangle, lengths of 40 to 600).
+    A pair counts twice, as attention had half the rate of the matrix products on a CPU. It took 147
+    ps per multiply-add of a whole rectangle, they took 71, at lengths of 40 to 600.
     """
     config = model.config.get_text_config()
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}

@@ -1,6 +1,6 @@
 """Warm starts: a phase's tensors wait in host memory, and come back without a checkpoint. Weights
 and optimizer state are copied to host memory, page-locked with CUDA, and their storages are freed
-on the device. Tensors, views, optimizers, process groups and sharded parameters stay valid."""
+on the device. Tensors, views, process groups and sharded parameters stay valid."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import torch
 class WarmState:
     """Tensors that are on a device during a phase and in host memory between phases.
 
-    A storage that cannot be resized, such as one that numpy has seen, stays.
-
-    Args:
-        tensors: all of them, asked for at every ``offload``, as optimizers make theirs late. A view
-            stands for its whole storage.
-        device: where the phase needs them.
+    A storage that cannot be resized, such as one that numpy has seen, stays. ``tensors`` is called
+    at every ``offload``, as optimizers make theirs late. A view stands for its whole storage.
     """
 
     def __init__(

@@ -23,15 +23,14 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 class PackedWeights:
-    """A model's weights as the kernels read them.
+    """A copy of a model's weights for the kernels.
 
     float32 models are packed as float32. Others are packed as bfloat16 if the CPU multiplies those,
-    else as float32. The model's own parameters are never touched.
+    else as float32.
 
     Attributes:
         panels: every matrix's panels, float32, or int32 lanes of two bfloat16.
         starts: (layers, 4) int64: where qkv, o, gate-up and down start in ``panels``.
-        head: where the output head starts.
         vectors: (layers + 1, V) float32: norms and biases of each layer, then the last norm.
         splits: where the vectors of a layer end, in the order of the kernels.
         embed: (vocabulary, hidden) float32 or bfloat16 bits, in the model's own memory if possible.

@@ -40,7 +40,6 @@ class AdaptiveTimeouts:
         return min(max(rules.least_s, rules.factor * anchor), rules.most_s)
 
     def observe(self, case: str, seconds: float, correct: bool) -> None:
-        """Take the time of one response on one test case. Only correct ones count."""
         if not correct:
             return
         if self._at_once:
@@ -206,7 +205,6 @@ class RewardFaults:
         return sum(way == record.last for way in record.ways.values()), len(record.ways)
 
     def suspects(self) -> list[int]:
-        """Functions whose last calls failed, and that never answered or not for long."""
         return [
             index
             for index, record in enumerate(self._records)

@@ -136,7 +136,6 @@ class LedgerWriter(Ledger):
         return None
 
     def follow(self, decision: do.Decision) -> None:
-        """Enter a decision."""
         match decision:
             case do.BeginRound():
                 self.kind, self.updates = decision.round, decision.updates

@@ -28,7 +28,6 @@ class Observations:
 
     @classmethod
     def of(cls, lengths: ArrayLike, ends: ArrayLike | None = None) -> Observations:
-        """From any sequences. ``ends`` defaults to all finished."""
         values = np.asarray(lengths, np.int64)
         flags = np.zeros(values.shape, np.int8) if ends is None else np.asarray(ends, np.int8)
         return cls(values, flags)
@@ -185,7 +184,6 @@ class LengthHistory:
         return sum(len(group) for seen in self._rounds.values() for group in seen.lengths.values())
 
     def seen(self, *kinds: Source) -> Observations:
-        """Attempts in the window, of these kinds or of all."""
         names = {str(kind) for kind in kinds}
         return Observations.joined(
             seen.observations()
@@ -217,7 +215,6 @@ class LengthHistory:
         return [*groups, *self._groups(RoundKind.LONG)]
 
     def unselected_groups(self) -> list[NDArray[np.float64]]:
-        """``complete_groups`` from full rounds and audits alone."""
         return [*self._groups(RoundKind.FULL), *self._groups("audit")]
 
     def _groups(self, kind: Source) -> Iterator[NDArray[np.float64]]:
@@ -342,7 +339,6 @@ class BiasMeter:
         self._audits = {name: deque[_Audit](maxlen=_LATER_AUDITS) for name in Response._fields}
 
     def measure(self, kept: ArrayLike, audited: Sequence[Audited] = ()) -> Bias:
-        """Measure a step from the lengths that it trains on, and its audit if there was one."""
         self._kept.append(np.asarray(kept, np.int64))
         heard = [prompt for prompt in audited if prompt.ended]
         if heard:
@@ -393,7 +389,6 @@ class BiasMeter:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The measurements so far, as JSON, without the history."""
         return {
             "kept": [lengths.tolist() for lengths in self._kept],
             "audits": {name: [*audits] for name, audits in self._audits.items()},

@@ -124,7 +124,6 @@ class RolloutPolicy:
         return len(self._tail.queue)
 
     def bias(self) -> Bias:
-        """How far the last rounds' kept responses are from all responses."""
         return self._measure.bias
 
     def journal_head(self) -> dict[str, Any]:

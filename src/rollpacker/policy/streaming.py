@@ -75,8 +75,7 @@ class _Sum:
     parts: list[GroupPart] = field(default_factory=list[GroupPart])
 
 
-_Ready = tuple[int, int, int, int, PromptId]
-"""Rank, place of the prompt, start, stop and prompt of a part that no task has."""
+_Ready = tuple[int, int, int, int, PromptId]  # rank, place, start, stop and prompt of a part
 
 
 def _part(ready: _Ready) -> GroupPart:
@@ -185,7 +184,6 @@ class Streaming:
         self.waiting += sum(lengths)
 
     def finish(self, _decision: do.FinishRollout) -> None:
-        """The rollout is over: every replica may sum, and the updates are laid out."""
         self._rollout_over = True
         self._look_at_all()
         for replica in self._sums if self._reach else ():
@@ -252,8 +250,7 @@ class Streaming:
         self._free = sorted((known.tasks, replica) for replica, known in self._sums.items())
 
     def _idlest(self, most: int) -> ReplicaId | None:
-        """The replica that may train with the fewest tasks, if these are fewer than ``most``. Looks
-        only at replicas whose engines have run out of attempts since."""
+        """The replica that may train with the fewest tasks, if these are fewer than ``most``."""
         idled = self._ledger.idled
         while self._looked < len(idled):
             for replica in self._fleet.on.get(idled[self._looked], ()):

@@ -89,8 +89,8 @@ class FSDPTrainer(Trainer):
 
 
 def _exact(model: torch.nn.Module, usual: torch.dtype | None) -> list[torch.nn.Module]:
-    """Modules of float32 weights in a model of another type, such as some families' routers.
-    Adapters are left out, as merging copies them, which FSDP's modules do not allow."""
+    """Modules of float32 weights in a model of another type. Adapters are left out, as merging
+    copies them, which FSDP's modules do not allow."""
     if usual == torch.float32:
         return []
     found: dict[str, torch.nn.Module] = {}

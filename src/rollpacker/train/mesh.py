@@ -90,8 +90,8 @@ class Members:
         return self.sum(values).tolist()
 
     def agree(self, failure: Exception | None, elsewhere: Exception) -> None:
-        """Raise ``failure``, or ``elsewhere`` if only another member failed. So no member goes on
-        and waits for one that has stopped."""
+        """Raise ``failure``, or ``elsewhere`` if only another member failed, so that no member
+        waits for it."""
         failed = any(self.each(failure is not None))
         if failure is not None:
             raise failure

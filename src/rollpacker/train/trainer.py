@@ -282,7 +282,7 @@ class Trainer:
         return self._names.converted((n, whole(w.to(self._names.own[n][0]))) for n, w in weights)
 
     def checksum(self) -> int:
-        """CRC-32 of all weights, by parts if there are members. Replicas must agree."""
+        """CRC-32 of all weights. Replicas must agree."""
         total = 0
         for parameter in self._model.parameters():
             # A copy, as ``warm`` cannot move a storage that numpy has seen.
@@ -318,8 +318,7 @@ class Trainer:
         checkpoint.save_state(folder / "optimizer", self._state(), self._members.group)
 
     def load(self, folder: Path) -> None:
-        """Restore a ``save`` exactly, with LoRA over the same base model. Raises ``ValueError`` on
-        another architecture."""
+        """Restore a ``save`` exactly. Raises ``ValueError`` on another architecture."""
         checkpoint.check_architecture(folder, self._model)
         state = self._state()
         checkpoint.load_state(folder / "optimizer", state)

@@ -33,7 +33,6 @@ class Given:
         self._left: list[Prompt] = []
 
     def offer(self, prompts: Sequence[Prompt], passed: float) -> None:
-        """Set the next round's prompts, and the trainer's passes over its data so far."""
         self._left = list(prompts)
         self.epoch, self.passed = int(passed), passed
 

@@ -244,12 +244,10 @@ class TrainerRewards:
         raise AssertionError(f"prompt {prompt} has a grade of an earlier round: {grade}")
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt. A running call goes on."""
         self._open.discard(attempt)
         self._waiting = [each for each in self._waiting if each[0].id != attempt]
 
     def pending(self) -> dict[AttemptId, float]:
-        """Waiting attempts, with their seconds so far."""
         now = time.monotonic()
         return {attempt: now - self._of[attempt].since for attempt in self._open}
 
@@ -257,7 +255,6 @@ class TrainerRewards:
         return []
 
     def close(self) -> None:
-        """End the threads after their running calls."""
         self._threads.shutdown(cancel_futures=True)
 
 

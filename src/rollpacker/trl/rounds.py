@@ -150,7 +150,6 @@ class Rounds:
             replace_file(checkpoint / self._file, json.dumps(state).encode())
 
     def close(self) -> None:
-        """The trainer has ended: close the run's files and write its report."""
         loop = self._loop
         if loop is None:
             return
@@ -269,7 +268,6 @@ class Rounds:
 
     @property
     def responses(self) -> list[Output]:
-        """Outputs of the round in training, in the order of its examples."""
         return [attempt.output for attempt in self._kept if attempt.output is not None]
 
     @property
@@ -277,13 +275,11 @@ class Rounds:
         return [attempt.prompt_tokens.tolist() for attempt in self._kept]
 
     def graded(self) -> list[Logged]:
-        """Results of the reward functions for them. Empty if the trainer calls these."""
         if not self._functions:
             return []
         return [self._rewards.logged(attempt.id) for attempt in self._kept]
 
     def bias(self) -> dict[str, float]:
-        """The bias meter's values for them, if they raced."""
         if not self.races:
             return {}
         return {"tail/kept_vs_true_len": self._job.bias.kept_vs_true_len}

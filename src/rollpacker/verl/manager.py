@@ -34,7 +34,6 @@ class PolicyActor:
     async def begin(
         self, settings: dict[str, Any], folder: str, state: Mapping[str, Any] | None
     ) -> None:
-        """Build the ``RoundDriver``. Settings are ``RolloutSettings.to_json``."""
         told = RolloutSettings.from_json(settings)
         self._driver = RoundDriver(told, Path(folder), state, self._send)
         for worker in self._workers:
@@ -53,7 +52,6 @@ class PolicyActor:
         self._driver.place(workers)
 
     async def report(self, worker: int, number: int, reports: Sequence[Report]) -> None:
-        """Take batch ``number`` of a worker's reports."""
         try:
             for batch in self._inboxes[worker].take(number, reports):
                 self._driver.take(batch)
@@ -71,7 +69,6 @@ class PolicyActor:
         return self._driver.round
 
     async def trained(self, seconds: float) -> tuple[dict[str, float], tuple[str, ...]]:
-        """``RoundDriver.trained``, with the bias meter's alarms."""
         return self._driver.trained(seconds), self._driver.alarms
 
     async def published(self, step: int) -> None:

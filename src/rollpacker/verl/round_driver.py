@@ -143,7 +143,6 @@ class HostedRound:
 
     @property
     def aborted(self) -> int:
-        """Tokens that were generated and thrown away."""
         return sum(self.tokens.values()) - self.kept
 
 
@@ -269,12 +268,10 @@ class RoundDriver:
         return self.metrics()
 
     def published(self, step: int) -> None:
-        """The servers have the weights that ``step`` samples from."""
         self._pump.post(ev.WeightsPublished(version=step))
         self._journal.flush()
 
     def end_epoch(self, epoch: int) -> None:
-        """The epoch has fewer rows left than a step needs."""
         self._pump.post(ev.EpochEnded(epoch=epoch))
 
     @property

@@ -52,7 +52,6 @@ class RowQueue:
         return self._size - self._drawn
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next rows, at most ``remaining``."""
         assert count <= self.remaining
         prompts: list[Prompt] = []
         for _ in range(count):
@@ -75,7 +74,6 @@ class RowQueue:
         return id_
 
     def batch(self, prompts: Sequence[PromptId]) -> Any:
-        """These rows, in order, as a TensorDict."""
         rows = [self._rows[prompt] for prompt in prompts]
         return rows[0].clone() if len(rows) == 1 else tu.concat_tensordict(rows)
 
@@ -84,7 +82,6 @@ class RowQueue:
             del self._rows[prompt]
 
     def next_epoch(self) -> None:
-        """Skip the rest of this epoch, with no row waiting."""
         for _ in range(self.remaining):
             self._fetch()
         self._rows.clear()
@@ -181,7 +178,6 @@ class TailBatchingTrainer(PlainTrainer):
         self._rows.forget([*done.accepted, *done.dropped])
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """Step as verl does, and report the training to the policy."""
         batch = super().step(metrics, timing_raw)
         seconds = timing_raw.get("update_actor", 0.0)
         found, alarms = ray.get(self._policy.trained.remote(seconds))

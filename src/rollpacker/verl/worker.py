@@ -148,7 +148,6 @@ class Worker(PlainWorker):
         await asyncio.get_running_loop().create_future()
 
     async def decide(self, number: int, decisions: Sequence[do.Decision]) -> None:
-        """Begin batch ``number`` of the policy's decisions for this worker."""
         for batch in self._inbox.take(number, decisions):
             for decision in batch:
                 self._performers[type(decision)](decision)
@@ -286,6 +285,5 @@ class Worker(PlainWorker):
 
 
 def _text(error: BaseException) -> str:
-    """The last line of an error, as Ray puts the actor's traceback before it."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -97,7 +97,6 @@ class Fleet:
         return replace(left, engines=engines) if engines else None
 
     def training(self, replicas: Collection[ReplicaId]) -> Fleet:
-        """The fleet with only these replicas."""
         left = {one: devices for one, devices in self.replicas.items() if one in replicas}
         return replace(self, replicas=left)
 

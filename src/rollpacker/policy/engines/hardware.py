@@ -76,7 +76,6 @@ class LatencyCurve:
         return RowCosts(free=int(free), each=max(slope / least, _CHEAPEST))
 
     def at(self, batch: float) -> float:
-        """Seconds of a step with ``batch`` sequences, 0 with none."""
         if batch <= 0.0:
             return 0.0
         beyond = max(0.0, batch - float(self._batch[-1]))
@@ -186,7 +185,6 @@ class PaperPlanner:
         return {str(kind): asdict(seen) for kind, seen in self._kinds.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``, except for sizes that are no longer possible."""
         kinds = {RoundKind(kind): _Pressure(**seen) for kind, seen in state.items()}
         self._kinds = {kind: seen for kind, seen in kinds.items() if seen.tp in self._sizes}
 
@@ -218,7 +216,6 @@ class EngineProfile:
         return self._curve.within(batch) * turns + self.context_token_s * context
 
     def decode_s(self, contexts: Tokens, remaining: Tokens) -> float:
-        """Seconds to decode sequences by ``remaining`` tokens each, all at once."""
         order = np.argsort(remaining, kind="stable")
         ends = remaining[order]
         steps = np.diff(ends, prepend=0)

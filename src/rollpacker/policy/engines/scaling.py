@@ -218,8 +218,6 @@ _RECHECK = 0.75  # share of the last check's attempts that must be left for the 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices that decode together, and the engines that had them at the round's start."""
-
     devices: tuple[Device, ...]
     members: tuple[EngineId, ...]
 
@@ -229,13 +227,8 @@ _Groups = dict[EngineId, _Group]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One way to run the rest.
-
-    Args:
-        merged: its groups differ from the present ones.
-        seconds: predicted, until the step's last gradient is summed.
-        moving: the part of it before the first token after the move.
-    """
+    """One way to run the rest: whether its groups differ, seconds until the step's last gradient is
+    summed, and those of them before the first token after the move."""
 
     tp: int
     groups: _Groups
@@ -247,8 +240,8 @@ class _Plan:
 
 class Consolidation(Scaling):
     """Compares the rest of the step on the present groups and on fewer or larger ones. Groups that
-    a round has left are never taken back, so moves cannot go back and forth. ``profiles`` are
-    engines by tensor-parallel size, ``train_token_s`` device-seconds of gradient per token."""
+    a round has left are never taken back. ``profiles`` are engines by tensor-parallel size,
+    ``train_token_s`` device-seconds of gradient per token."""
 
     def __init__(self, profiles: Mapping[int, EngineProfile], train_token_s: float) -> None:
         self._profiles = profiles
@@ -434,7 +427,6 @@ class _View:
     def _step_seconds(
         self, groups: _Groups, places: Mapping[EngineId, list[int]], rollout: float
     ) -> float:
-        """Freed devices work on gradients during the rollout, all devices afterwards."""
         busy = {device for lead in places for device in groups[lead].devices}
         free = sum(len(self.fleet.replicas[each]) for each in self.fleet.trainable(busy))
         during = free * rollout

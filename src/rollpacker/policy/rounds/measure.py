@@ -342,7 +342,6 @@ class Measurements:
         self._train_tokens = 0
 
     def start(self, event: ev.StepStarted) -> tuple[Racing, int]:
-        """The racing of this step's short round, and the number of prompts that it audits."""
         tail = self._settings.rollout.tail_batching
         audits = tail.audit_prompts if is_audit_step(event.step, tail.audit_every) else 0
         return self._racing(event), 0 if self._carries else audits

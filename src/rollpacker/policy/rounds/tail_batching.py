@@ -114,7 +114,6 @@ class TailBatching:
     def start(
         self, event: ev.StepStarted, racing: Racing, audits: int = 0
     ) -> Iterable[do.Decision]:
-        """Begin a step. ``audits`` prompts of a short round run without aborts."""
         assert self._round is None or self._round.finished, "the last round is not over"
         self._remaining = dict(event.remaining)
         plan, due = self._plan(event, racing)
@@ -154,7 +153,6 @@ class TailBatching:
         return plan, set()
 
     def handle(self, event: ev.Event, of: Attempt | None) -> Iterable[do.Decision]:
-        """Take an event of the round in progress, and the attempt that it changes, if any."""
         if isinstance(event, ev.EpochEnded):
             self.queue.clear()
             if self._carrying is not None:

@@ -27,8 +27,7 @@ _REACHES = ("sliding_window", "attention_chunk_size")
 # Nats, in float32 and in shorter types: mean error of logprobs, and effect of another sequence.
 _OFF, _OFF_ROUNDED = 1e-3, 0.2
 _LEAK, _LEAK_ROUNDED = 1e-3, 0.05
-_HEAD_OFF = 1e-3
-"""Largest relative error of a head's logits. Shorter types may differ by two of their roundings."""
+_HEAD_OFF = 1e-3  # largest relative error of a head's logits, or two roundings of a shorter type
 _LARGE = 100.0  # a logit beyond all bounds that heads have
 
 

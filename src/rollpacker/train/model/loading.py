@@ -203,7 +203,6 @@ def card_of(model: Any, tokenizer: Any, generation: GenerationConfig | None, pat
 
 
 _CONTEXT = ("max_position_embeddings", "max_sequence_length", "seq_length")
-"""Names of the longest sequence. transformers aliases most others to the first."""
 _NO_LIMIT = 1_000_000_000  # a tokenizer with this limit or more knows none
 
 

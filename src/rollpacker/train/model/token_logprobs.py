@@ -53,8 +53,6 @@ class Head:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps the probabilities of one chunk at most, and backward recomputes the others."""
-
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,

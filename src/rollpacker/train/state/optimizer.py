@@ -132,7 +132,6 @@ class Optimizer:
 
     @torch.no_grad()
     def copy_masters(self) -> None:
-        """Set the weights to their masters, such as after writing into ``state``."""
         for name in self._low:
             self._parameters[name].copy_(self._masters[name])
 

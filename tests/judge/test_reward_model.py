@@ -100,7 +100,7 @@ def test_a_module_by_its_path(folder: Path, module: Path) -> None:
     ("options", "message"),
     [
         ({"devise": "cpu"}, "takes no option 'devise'; it takes ['device', 'dtype', 'tokenizer']"),
-        ({"dtype": "float31"}, "'float31' is no dtype (options.dtype)"),
+        ({"dtype": "float31"}, "'float31' is not a dtype (options.dtype)"),
         ({"device": "cuda:7"}, "cannot run on 'cuda:7' (options.device)"),
         ({"tokenizer": "nowhere"}, "has no tokenizer in 'nowhere' (options.tokenizer)"),
     ],
@@ -112,7 +112,7 @@ def test_mistakes_are_one_line(folder: Path, options: dict[str, str], message: s
 
 
 def test_what_is_no_reward_model(tmp_path: Path, module: Path) -> None:
-    with pytest.raises(ValueError, match="is no reward model: it has no config"):
+    with pytest.raises(ValueError, match="is not a reward model: it has no config"):
         resolve(str(tmp_path), {})
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ValueError, match=r"rewards: cannot load '.*': OSError") as caught:

@@ -125,7 +125,7 @@ def test_what_a_report_says():
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [([], "an empty list"), ({"x": 1}, "a mapping with x; expected one of value, answer")],
+    [([], "an empty list"), ({"x": 1}, "a mapping with x, expected one of value, answer")],
 )
 def test_answers_of_a_wrong_form_are_named(answer, message):
     with pytest.raises(GradingError, match=message):

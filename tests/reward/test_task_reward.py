@@ -59,7 +59,7 @@ def test_answer_pattern_and_format_bonus():
 
 
 def test_bad_patterns_and_foreign_rows():
-    with pytest.raises(ValueError, match="option 'answer_pattern' is no regular expression"):
+    with pytest.raises(ValueError, match="option 'answer_pattern' is not a regular expression"):
         TaskReward(answer_pattern="(")
     with pytest.raises(GradingError, match="needs rows of an 'rg:<task>' dataset"):
         TaskReward()("5", {"answer": "5"})

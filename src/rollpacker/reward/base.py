@@ -1,4 +1,4 @@
-"""What a reward function is given and what the graders return."""
+"""The input of a reward function and the output of the graders."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ from rollpacker.errors import PlainError
 
 
 class GradingError(PlainError):
-    """A response could not be graded; no score is invented for it."""
+    """A response could not be graded. No score is invented for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """How far the run is, under the names of transformers' ``TrainerState``.
-
-    Args:
-        global_step: steps done; 0 during the first one.
-        max_steps: steps of the whole run.
-        epoch: passes over the data so far, with its fraction.
-        num_train_epochs: passes of the whole run.
-    """
+    """The progress of the run, under the names of transformers' ``TrainerState``. ``global_step``
+    is 0 during the first step. ``epoch`` counts passes over the data, with a fraction."""
 
     global_step: int = 0
     max_steps: int = 0
@@ -33,7 +27,7 @@ class TrainerState:
 
     @property
     def is_world_process_zero(self) -> bool:
-        """True: a response is graded once, whoever asks."""
+        """Always true: each response is graded once."""
         return True
 
     is_local_process_zero = is_world_process_zero
@@ -47,18 +41,15 @@ class GradeRequest:
     """One response to grade.
 
     Args:
-        attempt: what is graded.
-        prompt: the prompt as the user gave it: text or chat messages.
-        completion: the decoded response without what ends it, or what decodes it when it is
-            first asked for (``text``); a pool with a tokenizer has its processes fill it in.
-        completion_ids: its token ids; a list where rewards see it.
+        prompt: text or chat messages, as the user gave them.
+        completion: the decoded response without its end token, or a function that decodes it on
+            demand (``text``).
         row: the columns of the data row (``answer`` and any others).
-        domain: the row's task domain: which rewards apply.
-        timeouts_s: CPU seconds for each test of the row, read when the request is sent to a
-            process; for rewards that run programs.
+        domain: the row's task domain, which selects the rewards.
+        timeouts_s: CPU seconds for each test of the row, for rewards that run programs. They are
+            read when the request is sent to a process.
         source: id of the data row.
-        state: how far the run is.
-        messages: the conversation behind the prompt, where an environment took part in it.
+        messages: the conversation after the prompt, if an environment took part in it.
     """
 
     attempt: AttemptId
@@ -74,25 +65,23 @@ class GradeRequest:
 
     @property
     def text(self) -> str:
-        """The decoded response."""
         return self.completion if isinstance(self.completion, str) else self.completion()
 
 
 NO_CODE = "no_code"
-"""Verdict on a response without a program."""
+"""The verdict on a response without a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRun:
-    """What became of a response's program.
+    """The outcome of a response's program.
 
     Args:
-        verdict: ``pass``, ``fail``, ``crash``, ``tle_cpu`` or ``tle_idle``; ``no_code`` where the
-            response has no program.
+        verdict: ``pass``, ``fail``, ``crash``, ``tle_cpu``, ``tle_idle``, or ``no_code`` without a
+            program.
         tests: verdict of each test that was run, in order.
         cpu_s: CPU seconds of each of them.
-        timeout_s: mean CPU seconds that they were given.
-        level: the isolation that the program ran in.
+        timeout_s: mean CPU seconds allowed.
         forgeable: a test was run where the program could change its outcome.
     """
 
@@ -106,14 +95,8 @@ class CodeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A score with what there is to say of how it came about.
-
-    Args:
-        score: None where the function is not applicable.
-        run: what became of the response's program.
-        extra: columns for the samples table.
-        metrics: numbers whose means are the step's metrics, by their full names.
-    """
+    """A score and its details. ``score``: None if the function is not applicable. ``extra``:
+    columns for the samples table. ``metrics``: numbers whose means are the step's metrics."""
 
     score: float | None
     run: CodeRun | None = None
@@ -126,16 +109,14 @@ class Grade:
     """The outcome for one response.
 
     Args:
-        attempt: what was graded.
-        reward: weighted sum. None when grading failed, and ``error`` says why; or, without an
-            error, when no function is applicable.
-        rewards: every function's score by name; None where it is not applicable, and nothing
-            where it was not called to the end.
-        error: why there is no reward.
-        seconds: time that the functions took; of a call for several responses, an equal share.
-        runs: what became of the response's program, by the name of the reward that ran it.
+        reward: weighted sum. None if grading failed (see ``error``) or if no function is
+            applicable.
+        rewards: each function's score by name. None: not applicable. Functions that did not finish
+            are missing.
+        seconds: time of the functions. An equal share if a call graded several responses.
+        runs: the outcome of the program, by the name of the reward that ran it.
         extra: columns that the functions logged for the samples table.
-        metrics: numbers that the functions logged, by metric.
+        metrics: numbers that the functions logged.
     """
 
     attempt: AttemptId
@@ -164,16 +145,16 @@ _CLOSES = re.compile(
     r"|<\|channel\|>final\b[^<>]{0,40}<\|message\|>",
     re.IGNORECASE,
 )
-"""The marks that open models write around what they think: DeepSeek's, Qwen's and Seed's tags,
-Magistral's, Kimi's, Sky-T1's, Command's and Apertus's tokens, and the channels of gpt-oss."""
+"""The marks that open models write around their thinking: the tags of DeepSeek, Qwen and Seed, the
+tokens of Magistral, Kimi, Sky-T1, Command and Apertus, and the channels of gpt-oss."""
 
 
 def after_thinking(text: str) -> str:
-    """The text after the last mark that closes the thinking; without one, what stands before a mark
-    that opens it and was never closed, as in a response that was cut off, but for an ``<answer>``
-    behind that.
+    """Return the text after the last mark that closes the thinking.
 
-    A model whose template opens the thinking writes no ``<think>``: all of it counts then.
+    Without such a mark, a response that was cut off in its thinking counts up to the opening mark,
+    or from an ``<answer>`` behind it. A model whose template opens the thinking writes no
+    ``<think>``: then all of the text counts.
     """
     text = text.rpartition(CLOSE)[2]  # most thinking ends so, and is not looked through
     after = text[max((mark.end() for mark in _CLOSES.finditer(text)), default=0) :]

@@ -1,5 +1,5 @@
-"""Reward models: the first logit of a sequence-classification model on prompt and response, as
-TRL's trainers score with them."""
+"""Reward models: the first logit of a sequence-classification model on prompt and response, as in
+TRL's trainers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rollpacker.user_code import Parameters
 
 
 class Classifier:
-    """Scores responses."""
+    """Scores responses with a sequence-classification model."""
 
     def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
         self._tokenizer = tokenizer
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        # The model reads its score at the last token that is no padding.
+        # The model reads its score at the last token that is not padding.
         model.config.pad_token_id = tokenizer.pad_token_id
         self._model = model.to(device).eval()
         self._device = device
 
     def __call__(self, requests: Sequence[GradeRequest]) -> list[float]:
-        """One score each. Raises ``GradingError`` on scores that are not finite."""
+        """One score each. Raises ``GradingError`` if a score is not finite."""
         inputs = self._tokenizer(
             [self._text(request) for request in requests],
             return_tensors="pt",
@@ -51,7 +51,7 @@ class Classifier:
         return self._tokenizer.apply_chat_template([*request.prompt, answer], tokenize=False)
 
 
-_HERE: Any = {"local_files_only": True, "trust_remote_code": False}  # which would be asked for
+_HERE: Any = {"local_files_only": True, "trust_remote_code": False}  # never prompt for trust
 
 
 class _Options(NamedTuple):
@@ -61,31 +61,31 @@ class _Options(NamedTuple):
 
 
 def from_checkpoint(function: str, options: Mapping[str, Any]) -> Classifier:
-    """A checkpoint's folder, with ``options`` ``device``, ``dtype`` and ``tokenizer`` (a folder;
-    default: the checkpoint's). Raises ``ValueError``."""
+    """Load a checkpoint's folder. Raises ``ValueError``. ``options`` are ``device``, ``dtype`` and
+    ``tokenizer``, a folder other than the checkpoint's."""
     chosen = _read(function, options)
     folder = Path(function).expanduser()
     if not (folder / "config.json").is_file():
-        raise ValueError(f"rewards: '{function}' is no reward model: it has no config.json")
+        raise ValueError(f"rewards: '{function}' is not a reward model: it has no config.json")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         model = AutoModelForSequenceClassification.from_pretrained(
             folder, num_labels=1, dtype=chosen.dtype, **_HERE
         )
-    except Exception as error:  # whatever a damaged checkpoint makes of transformers
+    except Exception as error:  # transformers raises many kinds on a damaged checkpoint
         raise ValueError(f"rewards: cannot load '{function}': {one_line(error)}") from error
     return _made(function, model, chosen, folder)
 
 
 def from_module(function: str, module: Any, options: Mapping[str, Any]) -> Classifier:
-    """A module whose ``forward`` takes token ids. Raises ``ValueError``."""
+    """Wrap a module whose ``forward`` takes token ids. Raises ``ValueError``."""
     chosen = _read(function, options)
     config = getattr(module, "config", None)
     if config is None:
         raise ValueError(
-            f"rewards: '{function}' is a module that takes token ids but has no config, as "
-            "transformers' models have: let its forward take completions instead"
+            f"rewards: '{function}' is a module that takes token ids but has no config like "
+            "transformers' models: let its forward take completions instead"
         )
     return _made(function, module.to(getattr(torch, chosen.dtype)), chosen, config._name_or_path)
 
@@ -112,5 +112,5 @@ def _read(function: str, options: Mapping[str, Any]) -> _Options:
     Parameters(function, _Options).check_options(options)
     chosen = _Options(**options)
     if not isinstance(getattr(torch, str(chosen.dtype), None), torch.dtype):
-        raise ValueError(f"rewards: '{function}': '{chosen.dtype}' is no dtype (options.dtype)")
+        raise ValueError(f"rewards: '{function}': '{chosen.dtype}' is not a dtype (options.dtype)")
     return chosen

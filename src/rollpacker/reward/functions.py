@@ -1,9 +1,9 @@
 """Reward functions: recognised by signature, called, their scores checked.
 
-TRL's ``f(prompts, completions, completion_ids, **columns) -> list[float | None]`` (plain or
-async), verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` (which
-returns a number or a dict with ``score``) and its batch form with names in the plural, and
-sequence-classification models. User code is imported by the grading processes only.
+TRL's signature is ``f(prompts, completions, completion_ids, **columns) -> list[float | None]``,
+plain or async. verl's is ``compute_score(data_source, solution_str, ground_truth, extra_info)``,
+which returns a number or a dict with ``score``, and has a batch form with plural names. Only
+grading processes import user code.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 # and the other keys of verl's result.
 
 _LONGEST = 10_000
-"""Characters of one value, so that a reply stays a message and no file."""
+"""Characters of one value. This keeps replies small."""
 
 
 class LoggedValues:
-    """Collects what one call logs."""
+    """Collects the values that one call logs."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -46,10 +46,8 @@ class LoggedValues:
         self._columns.setdefault(str(column), []).extend(str(v)[:_LONGEST] for v in values)
 
     def log_metric(self, name: str, value: float) -> None:
-        """TRL's: a metric of the step, the mean of all calls. As there, a NaN counts for nothing.
-
-        Raises ``TypeError`` on what is no number.
-        """
+        """TRL's: a metric of the step, the mean over all calls. NaN is ignored, as in TRL. Raises
+        ``TypeError`` if the value is not a number."""
         number = plain(value)
         if not isinstance(number, bool | int | float):
             raise TypeError(f"log_metric('{name}') takes a number, not {brief(value)}")
@@ -57,10 +55,8 @@ class LoggedValues:
             self._metrics.setdefault(str(name), []).append(float(number))
 
     def attach(self, scores: Sequence[float | None]) -> list[float | Scored | None]:
-        """The scores with what was logged; those of a call in which nothing was stay as they are.
-
-        Raises ``GradingError`` when a column has not one value for each response.
-        """
+        """Return the scores with the logged values, or the plain scores if nothing was logged.
+        Raises ``GradingError`` if a column does not have one value for each response."""
         for column, values in self._columns.items():
             if len(values) != self._count:
                 raise GradingError(
@@ -80,7 +76,7 @@ class LoggedValues:
 
 
 def verl_extras(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, float]]:
-    """Columns and metrics from the keys beside ``score``: what is no number is a column."""
+    """Return the columns and metrics from the keys beside ``score``: numbers are metrics."""
     extra: dict[str, str] = {}
     metrics: dict[str, float] = {}
     for key, value in result.items():
@@ -95,7 +91,7 @@ def verl_extras(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, fl
 
 
 def plain(value: Any) -> Any:
-    """A NumPy or torch scalar as Python's; anything else as it is."""
+    """Convert a NumPy or torch scalar to Python's, and return any other value as it is."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError):  # more than one element
@@ -103,7 +99,7 @@ def plain(value: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """A value for an error: its type and its beginning."""
+    """Return the type of a value and its beginning, for an error."""
     return f"{type(value).__name__} {value!r}"[:120]
 
 
@@ -111,11 +107,8 @@ def brief(value: Any) -> str:
 
 
 def voting(rewards: Sequence[RewardConfig]) -> tuple[str, Callable[[str], str]]:
-    """By what responses to these rewards are counted, in words and as a function of the text.
-
-    The first reward with an answer of its own decides: ``math`` or ``rg``. Without one, only
-    equal texts are equal answers.
-    """
+    """Return how majority votes compare responses: in words, and as a key function of the text. The
+    first reward ``math`` or ``rg`` decides. Without one, only equal texts are equal answers."""
     for reward in rewards:
         if reward.function == "math":
             return "the final answer, as it is read", _math_votes
@@ -129,7 +122,6 @@ def _after_thinking(text: str) -> str:
 
 
 def _math_votes(text: str) -> str:
-    """The final answer in one spelling; a text without one, whole."""
     # Here, so that votes on other rewards don't import math-verify.
     from rollpacker.reward.math.answer import read
     from rollpacker.reward.math.extract import extract
@@ -142,19 +134,18 @@ def _math_votes(text: str) -> str:
 
 
 Scorer = Callable[[Sequence[GradeRequest]], Sequence[float | Scored | None]]
-"""Scores of some responses, one each; None where the function is not applicable."""
+"""Returns one score for each request, or None if the function is not applicable."""
 
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _VERL_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _TRL = ("prompts", "completions", "completion_ids")
 _TRL_ALSO = ("trainer_state", "log_extra", "log_metric")
 _NOT_COLUMNS = {"prompt", "completion", *_TRL, *_TRL_ALSO}
-_TURNS = 2
-"""verl's count for one question and one answer."""
+_TURNS = 2  # verl's count for one question and one answer
 
 
 def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
-    """The rewards' names in the metrics. Raises ``ValueError`` when two are equal."""
+    """Return the rewards' names in the metrics. Raises ``ValueError`` if two are equal."""
     names = [
         reward.name or Path(reward.function.rpartition(":")[2]).name or reward.function
         for reward in rewards
@@ -171,16 +162,11 @@ def resolve(
     host: GraderHost | None = None,
     columns: Collection[str] | None = None,
 ) -> Scorer:
-    """The scorer of ``RewardConfig.function``; its options are bound.
+    """Return the scorer of ``RewardConfig.function``, its options bound.
 
-    Args:
-        function: as in the configuration.
-        options: its keyword arguments.
-        host: the process that it will run in, if that is a grading process.
-        columns: those of the rows that it applies to, if they are known.
-
-    Raises ``ValueError`` when there is no such function, it has an unknown signature or no such
-    option, or needs what nobody gives.
+    ``host``: the grading process that runs it, if any. ``columns``: of its rows, if known. Raises
+    ``ValueError`` if the function or an option does not exist, its signature is unknown, or an
+    argument has no source.
     """
     if function in BUILT_IN:
         return _built_in(function, options, host)
@@ -223,12 +209,11 @@ def _called(
     raise ValueError(
         f"rewards: '{function}' has neither TRL's signature (prompts, completions, "
         "completion_ids, **columns) nor verl's (data_source, solution_str, ground_truth, "
-        f"extra_info); it takes {sorted(parameters.names)}"
+        f"extra_info). It takes {sorted(parameters.names)}"
     )
 
 
 def _located(target: Any, scorer: Scorer) -> Scorer:
-    """With the place of the function in what is wrong with its results."""
     place = defined(target)
 
     def score(requests: Sequence[GradeRequest]) -> Sequence[float | Scored | None]:
@@ -241,7 +226,7 @@ def _located(target: Any, scorer: Scorer) -> Scorer:
 
 
 def _is_module(target: Any) -> bool:
-    # Whoever made one has imported torch.
+    # A module exists only if torch was imported.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(target, torch.nn.Module)
 
@@ -316,7 +301,6 @@ def _nan_is_none(value: Any) -> Any:
 
 
 def _list(result: Any, count: int, what: str) -> list[Any]:
-    """What a function returned for ``count`` responses."""
     if hasattr(result, "tolist"):
         result = result.tolist()
     if isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping):
@@ -330,7 +314,6 @@ def _list(result: Any, count: int, what: str) -> list[Any]:
 
 
 def _verl_values(request: GradeRequest) -> tuple[Any, str, Any, dict[str, Any]]:
-    """The values of ``_VERL``, in its order."""
     row = request.row
     info = row.get("extra_info")
     extra_info = {**info} if isinstance(info, Mapping) else {}
@@ -383,7 +366,7 @@ def _trl(
         )
         values: dict[str, Any] = {n: [r.row.get(n) for r in requests] for n in names}
         values["prompts"] = [r.prompt for r in requests]
-        if parameters.take("completions"):  # texts are decoded for who reads them
+        if parameters.take("completions"):  # decode only for functions that read texts
             values["completions"] = [_completion(r) for r in requests]
         values["completion_ids"] = [r.completion_ids for r in requests]
         values["trainer_state"] = requests[0].state
@@ -409,7 +392,6 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def _finished(result: Any) -> Any:
-    """The result of a call, which may have to be awaited."""
     if not inspect.isawaitable(result):
         return result
     import asyncio

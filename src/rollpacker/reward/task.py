@@ -42,10 +42,10 @@ class TaskReward:
     """Scores a response with ``dataset.score_answer`` of the row's reasoning-gym task.
 
     Args:
-        require_think_end: score 0 where ``</think>`` is missing, as in a truncated response.
-        answer_pattern: regular expression whose first group (or match) is the answer, last match
-            counts; no match scores 0. Default: all text after ``</think>``.
-        threshold: scores of at least this become 1 and others 0; None keeps the scores.
+        require_think_end: score 0 if ``</think>`` is missing, as in a truncated response.
+        answer_pattern: regular expression. The first group (or all) of its last match is the
+            answer. No match scores 0. Default: all text after ``</think>``.
+        threshold: scores of at least this become 1 and others 0. None keeps the scores.
         format_pattern: regular expression that a well-formed text ends in (blanks ignored).
         format_bonus: added to the score of a well-formed text.
     """
@@ -65,7 +65,6 @@ class TaskReward:
         self._bonus = format_bonus
 
     def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
-        """The score of one response."""
         if self._require_think_end and CLOSE not in completion:
             return 0.0
         text = after_thinking(completion).strip()
@@ -81,7 +80,7 @@ class TaskReward:
 
 
 def score_answer(answer: str, row: Mapping[str, Any]) -> float:
-    """reasoning-gym's score of ``answer``. Raises ``GradingError`` on a row of another source."""
+    """Return reasoning-gym's score. Raises ``GradingError`` on a row of another source."""
     task = row.get("rg_task")
     if not isinstance(task, str):
         raise GradingError("reward 'rg' needs rows of an 'rg:<task>' dataset")
@@ -98,11 +97,8 @@ def _dataset(task: str, options: str) -> Any:
 
 
 def harmless(task: str, answer: str) -> bool:
-    """Whether the answer may be given to a scorer that evaluates it as Python.
-
-    Some scorers of reasoning-gym call ``eval`` or sympy's ``parse_expr`` on the answer; only
-    literals and plain algebra get there, anything else is a wrong answer.
-    """
+    """Return whether the answer may go to the task's scorer. Some of them call ``eval`` or sympy's
+    ``parse_expr``, so only literals and plain algebra may."""
     if task in _EVALUATED:
         try:
             tree = ast.parse(answer.strip(), mode="eval")
@@ -119,7 +115,7 @@ def _compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern) if pattern else None
     except re.error as error:
-        raise ValueError(f"rewards: option '{name}' is no regular expression: {error}") from None
+        raise ValueError(f"rewards: option '{name}' is not a regular expression: {error}") from None
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> str | None:

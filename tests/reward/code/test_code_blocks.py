@@ -67,7 +67,7 @@ def test_a_later_block_without_a_language_that_is_a_program_too_is_meant(
 
 DEFINES = "```python\nclass Solution:\n    def add(self): ...\n```\n"
 USES = "```python\nprint(add(1, 2))\n```\n"
-NO_USE = "the last block that is no use of another marked as Python"
+NO_USE = "the last block that does not only use another marked as Python"
 
 
 @pytest.mark.parametrize(

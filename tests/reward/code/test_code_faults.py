@@ -132,7 +132,7 @@ def test_kill_9_every_second_loses_no_prompt(
     assert times_trained(path) == Counter({f"p{i}": 2 for i in range(ROWS)})
     check_scores(path)
     if victims is zygotes:
-        assert "a sandbox zygote died and was replaced" in said or "it is called again" in said
+        assert "a sandbox fork server died and was replaced" in said or "it is called again" in said
     else:
         assert "signal 9" in said
 

@@ -174,7 +174,7 @@ def test_a_weaker_sandbox_is_refused_at_the_start(folder: Path) -> None:
         without_landlock(tree(folder, "refused"))
     said = str(caught.value)
     assert said.startswith("rewards: 'code': sandbox level 'standard' does not work")
-    assert said.endswith("a weaker level must be asked for (options.level, options.allow_weaker)")
+    assert said.endswith("choose a weaker level (options.level, options.allow_weaker)")
     assert "\n" not in said
     assert not (folder / "refused" / "metrics.jsonl").exists()
 

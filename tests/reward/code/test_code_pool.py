@@ -128,12 +128,12 @@ def test_killed_and_stopped_zygotes_are_replaced(pool_of) -> None:
     os.kill(zygote, signal.SIGKILL)
     (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
-    assert pool.said() == ["a sandbox zygote died and was replaced"]
+    assert pool.said() == ["a sandbox fork server died and was replaced"]
     (zygote,) = zygotes(pool)
     os.kill(zygote, signal.SIGSTOP)
     (grade,) = grade_now(pool, programs(RIGHT))
     assert grade.reward == 1.0
-    assert pool.said() == ["reward 'code': timed out after 1.5 s; it is called again"]
+    assert pool.said() == ["reward 'code': timed out after 1.5 s: it is called again"]
 
 
 def test_what_fails_in_one_process_is_tried_in_another(pool_of, code) -> None:

@@ -144,7 +144,7 @@ def test_a_call_that_fails_is_tried_one_by_one(calls, retries, workers) -> None:
     assert sorted(calls.made()[1:]) == sorted([text] for text in texts)
     (said,) = pool.said()
     assert said.endswith(
-        " in calls: ValueError: one of them is bad; "
+        " in calls: ValueError: one of them is bad: "
         "the responses of this call are graded again one by one"
     )
 

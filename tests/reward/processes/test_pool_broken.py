@@ -20,7 +20,7 @@ def test_a_function_that_hangs_is_given_up_after_three_prompts(pool_of, code, wo
     pool.wait_ready()
     grades = asyncio.run(collect(pool, lambda: pool.submit(requests(["hang"] * 40)), 40))
     assert pool.broken == (
-        "rewards.0: reward 'act' timed out 3 of 3: timed out after 0.2 s; mend it, give it longer "
+        "rewards.0: reward 'act' timed out 3 of 3: timed out after 0.2 s: fix it, give it longer "
         "(rewards.0.timeout_s), or go on without it (rewards.0.on_error=skip)"
     )
     assert pool.trouble() == "reward 'act' timed out 3 of 3"
@@ -30,7 +30,7 @@ def test_a_function_that_hangs_is_given_up_after_three_prompts(pool_of, code, wo
 def test_a_function_that_raises_is_given_up_with_its_line(pool_of, code):
     pool = pool_of(reward(code, "act"))
     grade_now(pool, requests(["raise"] * 40))
-    assert f"{code}:7 in act: KeyError: 'no\\nsuch key'; mend it or go on without" in pool.broken
+    assert f"{code}:7 in act: KeyError: 'no\\nsuch key': fix it or go on without" in pool.broken
     # Nothing is called any more.
     assert grade_now(pool, requests(["1"], first=100))[0].error == pool.broken
 
@@ -70,7 +70,7 @@ def test_a_function_can_be_skipped(pool_of, code):
     assert pool.trouble() is None
     said = [line for line in pool.said() if line.startswith("WARNING")]
     assert said == [
-        "WARNING reward 'a' timed out 3 of 3: timed out after 0.2 s; the run goes on without it "
+        "WARNING reward 'a' timed out 3 of 3: timed out after 0.2 s: the run goes on without it "
         "(rewards.0.on_error=skip)"
     ]
     # It is not called any more, or its process would be killed again.
@@ -98,7 +98,7 @@ def test_a_skipped_function_of_a_group_or_of_shared_calls(pool_of, code):
 def test_without_the_last_function_there_is_nothing_to_skip_to(pool_of, code):
     pool = pool_of(reward(code, "act", on_error="skip"))
     grade_now(pool, requests(["raise"] * 9))
-    assert pool.broken.endswith("; without it there is no reward left")
+    assert pool.broken.endswith(": without it there is no reward left")
 
 
 def test_what_is_logged_is_in_the_grade(pool_of, code):

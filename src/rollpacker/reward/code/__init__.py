@@ -1,7 +1,4 @@
-"""The reward for programs: find the program in a response, run it against the row's tests.
-
-It knows the sandbox, and nothing of grading processes but the ``GraderHost`` that it tells things.
-"""
+"""The reward for programs: find the program in a response and run it against the row's tests."""
 
 from rollpacker.reward.code.reward import (
     CodeOptions,

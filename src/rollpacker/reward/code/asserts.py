@@ -1,7 +1,5 @@
-"""What a row's tests that are source ask for, by that source: whether they can be run at all.
-
-Only the row's own text is parsed here, never what a model wrote.
-"""
+"""Checks from their source whether a row's tests can be run at all. Only the row's own text is
+parsed here, never the text of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import TypeGuard
 
 _LIBRARY = {*sys.stdlib_module_names, "solution", "pytest"}
 _OUT_OF_REACH = {"asyncio", "concurrent", "multiprocessing", "socket", "subprocess", "tempfile"}
-"""Of the library, what needs a thread, a process, a connection or a file."""
+"""Modules of the library that need a thread, a process, a connection or a file."""
 _FIXTURES = {"monkeypatch", "capsys", "capfd", "request"}
 _PYTEST = {
     *("raises", "warns", "approx", "fixture", "mark", "param", "fail", "skip", "xfail", "main"),
@@ -25,11 +23,10 @@ _DEF = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def fault(source: str, library_only: bool) -> str | None:
-    """Why no program can pass these tests, or why any could, in a few words; None if neither.
+    """Return in a few words why no program, or any program, would pass these tests, else None.
 
-    Args:
-        source: of the tests. What is no Python has no fault here: to run it says more.
-        library_only: they are run where there are no packages, processes or files.
+    ``library_only``: they run without packages, processes and files. Text that is no Python has no
+    fault here, because running it gives a better error.
     """
     tree = _parsed(source)
     try:
@@ -43,29 +40,29 @@ def _fault(tree: ast.Module, library_only: bool) -> str | None:
     lacking = {*_imported(nodes)} & _OUT_OF_REACH or {*_imported(nodes)} - _LIBRARY
     if library_only and lacking:
         return (
-            f"they import {min(lacking)}, and the sandbox has the standard library only, without "
+            f"they import {min(lacking)}, but the sandbox has only the standard library, without "
             "threads, processes and files: leave such rows out, or run them elsewhere "
             "(options.remote)"
         )
     tests = list(_tests(tree.body))
     if any(isinstance(test, ast.AsyncFunctionDef) for test in tests):
-        return "they have async tests, which are not run here: leave such rows out"
+        return "they have async tests, which the sandbox does not run: leave such rows out"
     if unknown := {*_of_pytest(nodes)} - _PYTEST or {*_unknown_fixtures(nodes, tests)}:
         return (
-            f"they use '{min(unknown)}' of pytest, which the stand-in for it has not: leave such "
+            f"they use '{min(unknown)}' of pytest, which its stand-in here lacks: leave such "
             "rows out"
         )
     if not tests and not any(map(_checks, tree.body)):
         return (
-            "no test in them is run: there is no assert outside of functions, and nothing is "
-            "called test* (where they define check(), 'entry_point' must say what it checks)"
+            "no test in them runs: no assert stands outside of functions, and no function is "
+            "called test* (if they define check(), 'entry_point' must name the function to check)"
         )
     return None
 
 
 def wanted(source: str) -> set[str]:
-    """Names that tests want of a program: what they import of ``solution``, else what they call
-    and do not define."""
+    """Return the names that tests need from a program: imports from ``solution``, else calls of
+    names that they do not define."""
     tree = _parsed(source)
     nodes = [] if tree is None else list(ast.walk(tree))
     imported = {
@@ -104,7 +101,6 @@ def _bound(nodes: Collection[ast.AST]) -> Iterator[str]:
 
 
 def _run(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes that may be run: all but those of a script's guard."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -113,7 +109,6 @@ def _run(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_guard(node: ast.AST) -> TypeGuard[ast.If]:
-    """Whether it is ``if __name__ == "__main__"``, which tests are not."""
     return isinstance(node, ast.If) and any(
         isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
     )
@@ -123,7 +118,6 @@ def _is_guard(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def _imported(nodes: Collection[ast.AST]) -> Iterator[str]:
-    """Packages that they import wherever it is, but where they go on without them."""
     spared = {
         id(each)
         for node in nodes
@@ -148,7 +142,6 @@ def _is_import_error(handler: ast.ExceptHandler) -> bool:
 
 
 def _tests(body: Collection[ast.stmt]) -> Iterator[ast.stmt]:
-    """What is run as tests: functions, methods, and names that are assigned one."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             if node.name.startswith("Test") or node.bases:
@@ -174,13 +167,12 @@ _PLAIN = {"object", "TestCase", "IsolatedAsyncioTestCase", "ABC", "Exception", "
 
 
 def _name(node: ast.expr) -> str:
-    """The last part of a name, or nothing."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _checks(statement: ast.AST) -> bool:
-    """Whether a statement of the file itself may fail on purpose: it asserts, raises or calls
-    what does."""
+    # Whether a statement of the file itself may fail on purpose: it asserts, raises, or calls
+    # something that may.
     if isinstance(statement, _DEF | ast.ClassDef) or _is_guard(statement):
         return False
     if isinstance(statement, ast.Assert | ast.Raise):
@@ -188,11 +180,11 @@ def _checks(statement: ast.AST) -> bool:
     if isinstance(statement, ast.Expr):
         calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
         return statement.value in calls and any(map(_is_own, calls))
-    return any(_checks(each) for each in ast.iter_child_nodes(statement) if _is_statement(each))
+    inside = ast.iter_child_nodes(statement)
+    return any(_checks(each) for each in inside if isinstance(each, ast.stmt | ast.ExceptHandler))
 
 
 def _is_own(call: ast.Call) -> bool:
-    """Whether it calls the tests' or the program's, rather than Python's own or pytest's."""
     called: ast.AST = call.func
     while isinstance(called, ast.Attribute | ast.Call | ast.Subscript):
         called = called.func if isinstance(called, ast.Call) else called.value
@@ -200,15 +192,10 @@ def _is_own(call: ast.Call) -> bool:
     return name not in _BUILTINS | sys.stdlib_module_names | {"pytest"}
 
 
-def _is_statement(node: ast.AST) -> bool:
-    return isinstance(node, ast.stmt | ast.ExceptHandler)
-
-
 # -- pytest
 
 
 def _of_pytest(nodes: Collection[ast.AST]) -> Iterator[str]:
-    """What they use of the module."""
     for node in nodes:
         if isinstance(node, ast.Attribute) and _name(node.value) == "pytest":
             yield node.attr
@@ -219,11 +206,14 @@ def _of_pytest(nodes: Collection[ast.AST]) -> Iterator[str]:
 
 
 def _unknown_fixtures(nodes: Collection[ast.AST], tests: Collection[ast.stmt]) -> Iterator[str]:
-    """Fixtures that tests name and that are nowhere."""
-    own = {node.name for node in nodes if isinstance(node, _DEF) and _is_fixture(node)}
+    own = {
+        node.name
+        for node in nodes
+        if isinstance(node, _DEF) and any("fixture" in ast.unparse(d) for d in node.decorator_list)
+    }
     known = {*_FIXTURES, "self", "cls", *own, *_texts(nodes)}
     for test in tests:
-        # What another decorator than a mark gives it is not known.
+        # A decorator that is not a mark may pass arguments of its own.
         if not isinstance(test, _DEF) or not all(map(_is_mark, test.decorator_list)):
             continue
         arguments = test.args.posonlyargs + test.args.args
@@ -232,14 +222,10 @@ def _unknown_fixtures(nodes: Collection[ast.AST], tests: Collection[ast.stmt]) -
 
 
 def _texts(nodes: Collection[ast.AST]) -> Iterator[str]:
-    """Names in texts, as those that ``parametrize`` and a fixture's ``name`` give."""
+    # Names in texts, such as those of ``parametrize`` and of a fixture's ``name``.
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from node.value.replace(",", " ").split()
-
-
-def _is_fixture(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("fixture" in ast.unparse(each) for each in function.decorator_list)
 
 
 def _is_mark(decorator: ast.expr) -> bool:

@@ -1,7 +1,5 @@
-"""Finds the program in a response: its fenced blocks, and which of them counts.
-
-Pure and linear in the text's length: nothing here parses or runs what a model wrote.
-"""
+"""Finds the program in a response: its fenced blocks, and the one that counts. Pure and linear in
+the text's length. It never parses or runs the model's text."""
 
 from __future__ import annotations
 
@@ -15,17 +13,17 @@ from dataclasses import dataclass
 from rollpacker.reward.base import after_thinking
 
 _MARKER = r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+|>\s?)*"
-"""Indentation, and what begins an item of a list or a quotation."""
+"""Indentation, and the beginning of an item of a list or of a quotation."""
 _FENCE = re.compile(rf"(?P<before>{_MARKER})(?P<fence>`{{3,}}(?=[^`]*$)|~{{3,}})(?P<info>.*)")
 _LATE_FENCE = re.compile(r"(?<!`)(?P<fence>`{3,})(?P<info>[^`]*)$")
 _LANGUAGE = re.compile(r"[{.\s]*([A-Za-z0-9_+#-]*)")
 _PYTHON = ("python", "python3", "py", "py3")
 _TRANSPARENT = ("markdown", "md")
-"""A block of these may hold fenced blocks, as one of no language may."""
+"""Blocks of these languages, like those of no language, may hold fenced blocks."""
 _QUOTED = re.compile(r"\s*> ?")
 _TRIPLE = ("'''", '"""')
 _QUOTES = re.compile(r"'{3}|\"{3}|\\.|#.*|'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"")
-"""Triple quotes, and what may have some in it that open no text."""
+"""Triple quotes, and texts and comments that may hold quotes without opening a text."""
 _TARGET = r"\*?[A-Za-z_][\w.]{0,80}(?:\[[^\]\n]{0,80}\]){0,4}"
 _CODE = re.compile(
     r"^[ \t]*(?:(?:async )?def \w|class \w|@\w|from \w[\w.]* import |import \w|return\b|"
@@ -50,7 +48,7 @@ _SAMPLE = re.compile(
     r"[ \t]*(?::|$))",
     re.IGNORECASE | re.MULTILINE,
 )
-"""How what is no program begins: a shell, or input and output."""
+"""The beginning of a block that is no program: a shell, or input and output."""
 _READS = re.compile(r"\binput\(|\bstdin\b|\bopen\(0\b")
 _PRINTS = re.compile(r"\bprint\(|\bwrite(?:lines)?\(")
 _LEFT_OUT = re.compile(r"^[ \t]*(?:# *)?\.\.\.", re.MULTILINE)
@@ -59,13 +57,8 @@ _STATEMENT = re.compile(r"^[ \t]*[^\s#]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of a response that may be its program.
-
-    Args:
-        code: its lines, without the indentation of its fence.
-        marked: its fence names Python, rather than no language.
-        answer: it is in the response's ``<answer>``.
-    """
+    """A block of a response that may be its program. ``marked``: its fence names Python.
+    ``answer``: it is in the response's ``<answer>``."""
 
     code: str
     marked: bool
@@ -74,24 +67,24 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundProgram:
-    """The program of a response."""
+    """The program of a response, and the rule that found it."""
 
     code: str
     rule: str
 
 
 def find_program(response: str, names: Collection[str] = ()) -> FoundProgram | None:
-    """The program in a response, as ``choose`` takes it; None without one."""
+    """Return the program in a response, chosen by ``choose``, or None if it has none."""
     blocks = find_blocks(response)
     return choose(blocks, names) if blocks else None
 
 
 def find_blocks(response: str) -> list[Block]:
-    """The blocks of a response that may be its program, in order.
+    """Return the blocks of a response that may be its program, in order.
 
-    After the last ``</think>``: those in the last closed ``<answer>``; without a block in it, the
-    answer itself if it looks like code; else those anywhere. Only in an answer may the last block
-    lack its end.
+    Only text after the last ``</think>`` counts. The blocks of the last closed ``<answer>`` come
+    first. Without one in it, the answer itself is the block if it looks like code. Otherwise all
+    blocks count. Only in an answer may the last block lack its end.
     """
     text = after_thinking(response).replace("\r\n", "\n")
     end = text.rfind("</answer>")
@@ -106,20 +99,20 @@ def find_blocks(response: str) -> list[Block]:
 
 
 def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> FoundProgram:
-    """The block that counts.
+    """Return the block that counts.
 
-    Blocks marked as Python come before those of no language, but for a later one that is a whole
-    program as well, and of those of no language the ones that look like code come first. Of the
-    rest the last one counts, but for comments and samples of input and output, for usage and tests
-    of what an earlier one defines, and, with ``names``, for those that define none of them where
-    another does.
-
-    Args:
-        blocks: of a response, at least one.
-        names: functions and classes of which the row's tests need one.
+    Blocks marked as Python come before those of no language, unless a later one of those is a whole
+    program as well. Among those of no language, the ones that look like code come first. The last
+    remaining block counts, except comments, sample input or output, and usage or tests of an
+    earlier block. It defines one of ``names``, the names of which the row's tests need one, if any
+    block does.
     """
     candidates = _candidates(blocks)
-    left = [each for each in candidates if _may_be_code(each)] or candidates
+    left = [
+        each
+        for each in candidates
+        if _CODE.search(each.code) or (each.marked and not _SAMPLE.match(each.code))
+    ] or candidates
     rule = "the last block" if len(left) > 1 else "the only block"
     left = [block for block in left if _STATEMENT.search(block.code)] or left
     defining = [block for block in left if set(names) & _bound(block.code)]
@@ -127,19 +120,13 @@ def choose(blocks: Sequence[Block], names: Collection[str] = ()) -> FoundProgram
         rule, left = "the last block that defines what the tests use", defining
     place = _last_program(left)
     if place < len(left) - 1:
-        rule, left = "the last block that is no use of another", left[: place + 1]
+        rule, left = "the last block that does not only use another", left[: place + 1]
     kind = "marked as Python" if left[-1].marked else "without a language"
     where = " in <answer>" if left[-1].answer else ""
     return FoundProgram(code=left[-1].code, rule=f"{rule} {kind}{where}")
 
 
-def _may_be_code(block: Block) -> bool:
-    return bool(_CODE.search(block.code)) or (block.marked and not _SAMPLE.match(block.code))
-
-
 def _candidates(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks marked as Python, and those behind them that say the same again; all if none is
-    marked."""
     places = [place for place, block in enumerate(blocks) if block.marked]
     if not places:
         return list(blocks)
@@ -149,7 +136,7 @@ def _candidates(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _is_another(code: str, program: str) -> bool:
-    """Whether code is a whole program as an earlier one is, or defines all that it defines."""
+    # Whether code is a whole program like an earlier one, or defines all that it defines.
     if _LEFT_OUT.search(code) or not _CODE.search(code):
         return False
     if _READS.search(program) and _PRINTS.search(program):
@@ -159,8 +146,8 @@ def _is_another(code: str, program: str) -> bool:
 
 
 def _last_program(blocks: Sequence[Block]) -> int:
-    """The place of the last block that calls nothing which it lacks and an earlier one defines, as
-    such a block cannot run alone."""
+    # The place of the last block that can run alone: it calls no function that only an earlier
+    # block defines.
     earlier = Counter(name for block in blocks for name in {*_DEFINED.findall(block.code)})
     for place in range(len(blocks) - 1, 0, -1):
         code = blocks[place].code
@@ -172,7 +159,6 @@ def _last_program(blocks: Sequence[Block]) -> int:
 
 
 def _bound(code: str) -> set[str]:
-    """Names that code defines, imports from the library, assigns to or has as parameters."""
     imports = _IMPORTED.findall(code)
     lists = [names for module, names in imports if not module or _is_library(module)]
     lists += map(" ".join, _PARAMETERS.findall(code))
@@ -180,7 +166,7 @@ def _bound(code: str) -> set[str]:
 
 
 def _is_library(module: str) -> bool:
-    """Whether there is such a module; others are files of the response's own."""
+    # Other modules are files of the response's own.
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -227,7 +213,6 @@ class _Opening:
 
 
 def _opening(line: str) -> _Opening | None:
-    """The fence that a line opens: it begins it, or follows a sentence."""
     if "```" not in line and "~~~" not in line:
         return None
     if match := _FENCE.fullmatch(line):
@@ -238,7 +223,7 @@ def _opening(line: str) -> _Opening | None:
     match = _LATE_FENCE.search(line)
     if match is None or "```" in (before := line[: match.start()]):
         return None
-    # In the middle of a line it must be meant as one: named, or after a colon or a tag.
+    # In the middle of a line, a fence must name Python or follow a colon or a tag.
     language = _language(match["info"])
     meant = language in _PYTHON or (not language and before.rstrip()[-1:] in (":", ">"))
     return _Opening(match["fence"], language, _ANY_INDENT, quoted=False) if meant else None
@@ -250,7 +235,6 @@ def _language(info: str) -> str:
 
 
 def _inside(lines: Sequence[str], start: int, opening: _Opening) -> tuple[list[str], int, bool]:
-    """The lines of a block, the place to go on from, and whether it has an end."""
     spare: tuple[list[str], int, bool] | None = None
     inside: list[str] = []
     quote = ""
@@ -261,7 +245,7 @@ def _inside(lines: Sequence[str], start: int, opening: _Opening) -> tuple[list[s
         if (end := _end(line, opening.fence)) is not None:
             goes_on = place if end.another else place + 1
             found = ([*inside, *end.rest], goes_on, not (end.another and _names_python(line)))
-            # A fence in a docstring is not the end, unless there is no other.
+            # A fence in a docstring ends the block only if no other fence does.
             if not quote:
                 return found
             spare = spare or found
@@ -278,19 +262,18 @@ class _End:
 
 
 def _end(line: str, fence: str) -> _End | None:
-    """How a line ends a block: what it still has of it, or that it begins another one."""
     bare = line.strip()
     if fence not in bare:
         return None
     if bare.startswith(fence):
         info = bare[len(fence) :]
         if info[:1] == fence[0]:
-            # A longer fence may end it, and begins a block of its own where it names a language.
+            # A longer fence may end the block. If it names a language, it begins another block.
             return None if bare.strip(fence[0]) else _End()
         return _End(another=bool(re.fullmatch(r"\s*[\w+#-]+", info)))
     stripped = line.rstrip()
     rest = stripped[: -len(fence)]
-    # In a comment it belongs to an example.
+    # A fence in a comment belongs to an example.
     if stripped.endswith(fence) and rest[-1] != fence[0] and bare[: -len(fence)].strip() != "#":
         return _End(rest=(rest,))
     return None
@@ -302,7 +285,6 @@ def _names_python(line: str) -> bool:
 
 
 def _quote_after(line: str, quote: str) -> str:
-    """The triple quotes that are open after a line, if any were before."""
     place = 0
     while True:
         if quote:
@@ -310,19 +292,14 @@ def _quote_after(line: str, quote: str) -> str:
             if end < 0:
                 return quote
             quote, place = "", end + 3
-        found = _next_quote(line, place)
+        quotes = (each for each in _QUOTES.finditer(line, place) if each[0] in _TRIPLE)
+        found = next(quotes, None)
         if found is None:
             return ""
         quote, place = found[0], found.end()
 
 
-def _next_quote(line: str, start: int) -> re.Match[str] | None:
-    found = (each for each in _QUOTES.finditer(line, start) if each[0] in _TRIPLE)
-    return next(found, None)
-
-
 def _dedented(lines: Sequence[str], indent: int) -> str:
-    """Lines without the indentation of their fence, as far as the first of them has it."""
     first = next((line for line in lines if line.strip()), "")
     least = min(indent, len(first) - len(first.lstrip()))
     if least:

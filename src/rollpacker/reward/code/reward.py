@@ -40,16 +40,13 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestReport:
-    """One test of a row, each value as a line of a few hundred characters at most.
+    """One test of a row. Each value is a line of at most a few hundred characters.
 
     Args:
         kind: ``stdin``, ``call`` or ``asserts``.
-        given: what the program was given to read, the call, or the asserts.
-        expected: what it should have printed or returned; empty for asserts.
-        found: what it printed or returned where that was wrong; else empty.
-        verdict: as in ``TestResult``.
-        detail: why it did not pass.
-        cpu_s: CPU seconds that the program took.
+        given: the program's input, the call, or the asserts.
+        expected: the right output or value, empty for asserts.
+        found: the wrong output or value, empty if it was right.
     """
 
     __test__ = False
@@ -68,13 +65,12 @@ class CodeReport:
     """How a response to a row is graded.
 
     Args:
-        score: what the reward gives; None where the sandbox failed.
-        program: its source; None where the response has none.
-        rule: by which rule it was found, or why there is none.
+        score: None if the sandbox failed.
+        program: its source, or None if the response has none.
+        rule: the rule that found it, or why there is none.
         column: of the row, which the tests were read from.
-        float_tolerance: how near floats had to be; None stands for 1e-6.
-        level: the isolation that the program ran in.
-        tests: all of them, in order; none where there is no program.
+        float_tolerance: how near floats had to be. None stands for 1e-6.
+        tests: all of them, in order, none if there is no program.
     """
 
     score: float | None
@@ -87,7 +83,7 @@ class CodeReport:
 
 
 def reports(tests: Sequence[Test], results: Sequence[TestResult]) -> tuple[TestReport, ...]:
-    """Those of tests with their results."""
+    """Return the reports of tests with their results."""
     return tuple(_report(*each) for each in zip(tests, results, strict=True))
 
 
@@ -115,8 +111,7 @@ def _text(text: str) -> str:
     return repr(text[:_LONGEST]) + "..." * (len(text) > _LONGEST)
 
 
-_LONGEST_S = CodeTimeoutConfig().most_s
-"""Of a test that nobody gave a timeout for."""
+_LONGEST_S = CodeTimeoutConfig().most_s  # CPU seconds of a test without a timeout of its own
 _NO_PROGRAM = "no complete fenced block of Python after </think>"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -125,16 +120,17 @@ class CodeOptions(Config):
     """``options`` of reward ``code``."""
 
     remote: str | None = None
-    """URL of a SandboxFusion-compatible service that runs the programs instead of the sandbox of
-    this machine. Times are then wall seconds, and ``level`` and ``idle_s`` mean nothing."""
+    """URL of a SandboxFusion-compatible service that runs the programs instead of this machine.
+    Times are then wall seconds, and ``level`` and ``idle_s`` mean nothing."""
     remote_token_file: str | None = None
-    """File with the bearer token that the service asks for."""
+    """File with the bearer token for the service."""
     level: Level = "standard"
     """Isolation of the programs: ``strong``, ``standard`` or ``basic``."""
     allow_weaker: bool = False
-    """Go on with a warning where only a weaker level works; every record names the level."""
+    """Go on with a warning if only a weaker level works. Every record names the level."""
     partial_credit: bool = False
-    """Score the share of tests that pass; otherwise 1 if all do, and the first failure ends it."""
+    """Score the share of tests that pass. Otherwise the score is 1 if all pass, and the first
+    failure ends the run."""
     memory_mb: int = Field(default=1024, ge=128)
     """Address space of a program, MiB."""
     output_mb: int = Field(default=8, ge=1)
@@ -142,9 +138,9 @@ class CodeOptions(Config):
     idle_s: float = Field(default=10.0, gt=0)
     """A timeout of T CPU seconds may stretch to max(10 T, T + idle_s) seconds."""
     float_tolerance: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """How near a number must be to the expected one, absolute or relative, where they are not both
-    integers; a row's own column ``float_tolerance`` goes before. None: 1e-6, or the digits that
-    the row gives, and what is expected to be printed as an integer must be one."""
+    """How near a number must be to the expected one, absolute or relative, unless both are
+    integers. A row's own column ``float_tolerance`` takes precedence. None: 1e-6, or the digits
+    that the row gives. An expected integer must be printed as one."""
 
 
 def read_options(options: Mapping[str, Any]) -> CodeOptions:
@@ -153,14 +149,14 @@ def read_options(options: Mapping[str, Any]) -> CodeOptions:
 
 
 class GraderHost(Protocol):
-    """What a grading process offers its rewards."""
+    """The services of a grading process for its rewards."""
 
     checked: bool
 
     def say(self, text: str) -> None: ...
 
     def unwanted(self) -> bool:
-        """Whether nobody waits for the running job any more; asking is a sign of life."""
+        """Return whether nobody waits for the running job any more. Asking is a sign of life."""
         ...
 
 
@@ -177,11 +173,8 @@ class _Alone:
 class CodeReward:
     """Grades programs in a sandbox of its own. Make it before the process loads anything secret.
 
-    Args:
-        options: as in ``CodeOptions``.
-        host: the process that it runs in, if that is a grading process.
-
-    Raises ``ValueError`` when an option is wrong or this machine has not got the level.
+    ``options``: as in ``CodeOptions``. Raises ``ValueError`` if one is wrong or this machine lacks
+    the level.
     """
 
     def __init__(self, options: Mapping[str, Any], host: GraderHost | None = None) -> None:
@@ -199,7 +192,8 @@ class CodeReward:
             )
 
     def __call__(self, request: GradeRequest) -> Scored:
-        """The score of one response. Raises ``GradingError`` when no fault of the program."""
+        """Return the score of one response. Raises ``GradingError`` if the program is not at
+        fault."""
         blocks = find_blocks(request.text)
         if not blocks:
             return Scored(score=0.0, run=self._run(NO_CODE))
@@ -217,8 +211,8 @@ class CodeReward:
         )
 
     def explain(self, request: GradeRequest) -> CodeReport:
-        """How one response is graded; all tests are run. Raises ``GradingError`` as a call does,
-        but for verdicts ``infra``, which are in the report."""
+        """Return how one response is graded, with all tests run. Raises ``GradingError`` like a
+        call, except for verdicts ``infra``, which are in the report."""
         column, tests, tolerance = self._tests(request.row)
         report = CodeReport(
             score=0.0,
@@ -243,7 +237,6 @@ class CodeReward:
         )
 
     def _tests(self, row: Mapping[str, Any]) -> tuple[str, list[Test], float | None]:
-        """The row's tests, the column that has them, and how near floats must be."""
         try:
             column, tests, tolerance = row_tests(row, remote=self._options.remote is not None)
         except ValueError as error:
@@ -292,12 +285,11 @@ class CodeReward:
 
     def _tell_deaths(self) -> None:
         for _ in range(self._sandbox.deaths - self._deaths):
-            self._host.say("a sandbox zygote died and was replaced")
+            self._host.say("a sandbox fork server died and was replaced")
         self._deaths = self._sandbox.deaths
 
 
 def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
-    """What a program must define one of for its tests, where they say it."""
     if isinstance(tests[0], CallTest):
         calls = {test.call for test in tests if isinstance(test, CallTest)}
         return {name for call in calls for name in call.split(".")}
@@ -310,13 +302,10 @@ def _names(tests: Sequence[Test], row: Mapping[str, Any]) -> set[str]:
 
 
 def row_tests(row: Mapping[str, Any], remote: bool) -> tuple[str, list[Test], float | None]:
-    """The row's tests, the column that has them, and the tolerance that it names, if it does.
+    """Return the row's tests, the column that has them, and the tolerance that it names, or None.
 
-    Args:
-        row: the data row.
-        remote: they run elsewhere, where there may be packages.
-
-    Raises ``ValueError``, one line, when they cannot be read or run.
+    ``remote``: packages may be there. Raises ``ValueError``, one line, if tests cannot be read or
+    run.
     """
     try:
         column, tests = find_tests(row)
@@ -328,7 +317,7 @@ def row_tests(row: Mapping[str, Any], remote: bool) -> tuple[str, list[Test], fl
 
 
 def _demand_runnable(column: str, tests: Sequence[Test], remote: bool) -> None:
-    """Asserts that fail whatever the program is, or that no program fails, are the row's fault."""
+    # Asserts that no program passes, or that any program passes, are the row's fault.
     for test in tests:
         if isinstance(test, AssertTest) and (why := fault(test.asserts, library_only=not remote)):
             raise ValueError(f"{column}: {why}")
@@ -352,7 +341,7 @@ def _open(options: CodeOptions, limits: Limits, check: bool) -> Sandbox | Remote
 
 
 def _credential(file: str | None) -> dict[str, str]:
-    """The header with the file's token, which no error shows."""
+    # The header with the file's token. No error shows the token.
     if file is None:
         return {}
     try:
@@ -362,7 +351,7 @@ def _credential(file: str | None) -> dict[str, str]:
     if not token:
         raise _bad_token_file(file, "is empty")
     if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise _bad_token_file(file, "is no token: white space inside, or no printable ASCII")
+        raise _bad_token_file(file, "holds no token: it has white space or is no printable ASCII")
     return {"Authorization": f"Bearer {token.decode('ascii')}"}
 
 

@@ -1,7 +1,5 @@
-"""The judge as the graders use it: batches by length, scores in [0, 1].
-
-It needs torch only where it runs a model of its own; given a ``generate`` callable it asks that.
-"""
+"""The judge as the graders use it: batches by length, scores in [0, 1]. It needs torch only for a
+model of its own. With a ``generate`` callable it asks that."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from rollpacker.reward.judge.model import ModelAsker
 
 Generate = Callable[[Sequence[str]], Sequence[str]]
-"""Answers to prompts, one each; ``MemoryError`` says that they were too many at once."""
+"""Returns one answer for each prompt. ``MemoryError``: they were too many at once."""
 Outcome = float | GradingError
 _Waiting = list[tuple[AttemptId, list[int]]]
 """Responses with the tokens of their prompts, the shortest first."""
@@ -32,11 +30,8 @@ _CUT = "[...] "
 
 
 class Judge:
-    """Grades responses with a language model, or with ``generate``, which answers prompts in place
-    of one (mode ``generate``).
-
-    Raises ``ValueError`` for options that cannot be used.
-    """
+    """Grades responses with a language model, or with ``generate`` in its place (mode
+    ``generate``). Raises ``ValueError`` for options that cannot be used."""
 
     def __init__(self, options: JudgeOptions, generate: Generate | None = None) -> None:
         self._options = options
@@ -53,7 +48,7 @@ class Judge:
         return [float(outcome) for outcome in outcomes if not isinstance(outcome, GradingError)]
 
     def outcomes(self, requests: Sequence[GradeRequest]) -> list[Outcome]:
-        """A score or the reason why there is none, one each."""
+        """For each request, a score or the error in its place."""
         done: dict[AttemptId, Outcome] = {}
         waiting: _Waiting = []
         for request in requests:
@@ -77,7 +72,6 @@ class Judge:
         return [done[request.attempt] for request in requests]
 
     def _batch(self, batch: _Waiting, resident: int) -> dict[AttemptId, Outcome]:
-        """Outcomes of a batch, or of its beginning: out of memory it is halved, down to one."""
         scores: list[float | None] = [None]
         failure = "the judge's answer holds no grade"
         while True:
@@ -115,7 +109,7 @@ class Judge:
         return self._asker.encode(self._template.render(values))
 
     def _shorter(self, completion: str, excess: int) -> str:
-        """Without its beginning, about ``excess`` tokens; the answer comes at the end."""
+        # Cut about ``excess`` tokens from the beginning: the answer comes at the end.
         tokens = len(self._asker.encode(completion))
         if self._options.overlong == "error" or tokens <= excess:
             raise GradingError(
@@ -129,8 +123,6 @@ class Judge:
 
 
 class _CallableAsker:
-    """Asks a function for text; lengths are in characters, it knows no tokens."""
-
     def __init__(self, options: JudgeOptions, generate: Generate) -> None:
         self._generate = generate
         self._parse = make_parser(options.parser, options.low, options.high)
@@ -142,7 +134,7 @@ class _CallableAsker:
         return [ord(character) for character in text]
 
     def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
-        del resident  # the function's own business
+        del resident  # ``generate`` manages its own memory
         texts = ["".join(map(chr, prompt)) for prompt in prompts]
         answers = self._generate(texts)
         if len(answers) != len(prompts):
@@ -155,7 +147,7 @@ class _CallableAsker:
 def _asker(options: JudgeOptions, generate: Generate | None) -> _CallableAsker | ModelAsker:
     if generate is not None:
         if options.mode != "generate":
-            raise ValueError("judge: a generate callable gives no logits; set mode: generate")
+            raise ValueError("judge: a generate callable gives no logits: set mode: generate")
         return _CallableAsker(options, generate)
     if options.model is None:
         raise ValueError("judge: options.model is missing: a folder or hub name")

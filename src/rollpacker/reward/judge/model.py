@@ -27,9 +27,8 @@ from rollpacker.reward.judge.streamed import SUPPORTED, CausalModel, StreamedMod
 def logit_differences(
     model: CausalModel, prompts: Sequence[Sequence[int]], yes: int, no: int
 ) -> list[float]:
-    """``logit(yes) - logit(no)`` of the token after each prompt, in nats."""
-    # Padding goes behind the prompts: causal attention needs no mask then, so that the fast
-    # kernels without one are used, whatever the lengths.
+    """Return ``logit(yes) - logit(no)`` of the token after each prompt, in nats."""
+    # With padding behind the prompts, causal attention needs no mask, and the fast kernels apply.
     ids, _ = _padded(model, prompts, "right")
     at = torch.tensor([len(prompt) - 1 for prompt in prompts], device=model.device)
     logits = model.logits(ids, at).float()
@@ -43,7 +42,7 @@ def greedy(
     stop: Collection[int],
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """The likeliest token after each prompt, and again; ends before a ``stop`` token."""
+    """Decode each prompt greedily, up to a ``stop`` token."""
     ids, mask = _padded(model, prompts, "left")
     cache = DynamicCache(config=model.config)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -80,7 +79,8 @@ _REPEATS = 3
 
 
 def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
-    """The numbers of ``JudgeBudget``, from a few hundred tokens in one layer and a layer's copy."""
+    """Measure the numbers of ``JudgeBudget``: a few hundred tokens in one layer, and a layer's
+    copy."""
     limit = getattr(model.config, "max_position_embeddings", _PROBE_TOKENS)
     tokens = min(_PROBE_TOKENS, limit)
     ids = torch.zeros((1, tokens), dtype=torch.long, device=model.device)
@@ -88,7 +88,9 @@ def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
     model.hidden(ids, layers=1)
     before = _allocated(model.device)
     seconds = _shortest(lambda: model.hidden(ids, layers=1), model.device)
-    activations = (_peak(model.device) - before) / tokens
+    cuda = model.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(model.device) if cuda else 0
+    activations = (peak - before) / tokens
     if activations <= 0:  # of one layer: the residual stream, its norm and attention, the gated MLP
         width = 8 * model.config.hidden_size + 3 * model.config.intermediate_size
         activations = width * model.dtype.itemsize
@@ -103,7 +105,7 @@ def measure(model: StreamedModel, *, cached: bool) -> JudgeModel:
 
 
 def free_bytes(model: StreamedModel, most: float | None) -> float:
-    """Device memory that the judge may use: what is free, what it holds, at most ``most``."""
+    """Return the device memory that the judge may use: free and held bytes, at most ``most``."""
     held = model.store.held_bytes + model.fixed_bytes
     if model.device.type != "cuda":
         assert most is not None
@@ -131,10 +133,6 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
 def _cache_bytes(model: StreamedModel) -> float:
     config = model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -145,10 +143,8 @@ _GB = 1e9
 
 
 class ModelAsker:
-    """Scores prompts with a model of its own.
-
-    Raises ``ValueError``, in one line, when the model cannot be loaded or used as asked.
-    """
+    """Scores prompts with a model of its own. Raises ``ValueError``, in one line, if the model
+    cannot be loaded or used as asked."""
 
     def __init__(self, options: JudgeOptions, template: JudgePrompt) -> None:
         self._options = options
@@ -165,7 +161,7 @@ class ModelAsker:
         self._plan = capped(_planner(self._model, options), options.batch_tokens)
 
     def encode(self, text: str) -> list[int]:
-        """The prompt's tokens, within the chat template if it is a chat turn."""
+        """Return the prompt's tokens, within the chat template if it is a chat turn."""
         if self._chat:
             turn = [{"role": "user", "content": text}]
             text = self._tokenizer.apply_chat_template(
@@ -174,18 +170,17 @@ class ModelAsker:
                 tokenize=False,
                 **self._options.chat_template_kwargs,
             )
-        # A chat template writes its own special tokens.
+        # A chat template already writes the special tokens.
         return self._tokenizer(text, add_special_tokens=not self._chat)["input_ids"]
 
     def plan(self, lengths: Sequence[int]) -> JudgePlan | None:
-        """Concurrency and resident layers for waiting prompts of these lengths, ascending."""
+        """Return the concurrency and resident layers for waiting prompts of these lengths,
+        ascending."""
         return self._plan([length + _new_tokens(self._options) for length in lengths])
 
     def ask(self, prompts: Sequence[list[int]], resident: int) -> list[float | None]:
-        """Scores, one each; None where the judge's answer is no grade.
-
-        Raises ``MemoryError`` when the device has no room for them together.
-        """
+        """One score each, or None if the judge's answer is no grade. Raises ``MemoryError`` if the
+        device has no room for the batch."""
         with _out_of_memory(self._model.device):
             self._model.keep(resident)
             if self._options.mode == "logits":
@@ -202,7 +197,7 @@ class ModelAsker:
 
 
 def difference_score(difference: float, options: JudgeOptions) -> float | None:
-    """The score of a difference of logits (nats); None when it is not a number."""
+    """Return the score of a difference of logits (nats), or None if it is NaN."""
     if math.isnan(difference):
         return None
     beyond = difference - options.threshold
@@ -225,7 +220,7 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("judge: device: cuda, but torch sees no CUDA device; set device: cpu")
+        raise ValueError("judge: device: cuda, but torch sees no CUDA device: set device: cpu")
     return torch.device(name)
 
 
@@ -260,18 +255,17 @@ def _context(model: Any, options: JudgeOptions) -> int:
     context = context and context - _new_tokens(options)
     limits = [limit for limit in (options.max_tokens, context) if limit]
     if not limits or min(limits) < 1:
-        raise ValueError(f"judge: model={options.model}: no context known; set max_tokens")
+        raise ValueError(f"judge: model={options.model}: no context known: set max_tokens")
     return min(limits)
 
 
 def _chat(chosen: bool | None, template: JudgePrompt, tokenizer: Any) -> bool:
     if chosen and not tokenizer.chat_template:
-        raise ValueError("judge: the model's tokenizer has no chat template; set chat: false")
+        raise ValueError("judge: the model's tokenizer has no chat template: set chat: false")
     return chosen if chosen is not None else template.chat and bool(tokenizer.chat_template)
 
 
 def _answer_tokens(options: JudgeOptions, template: JudgePrompt, tokenizer: Any) -> tuple[int, int]:
-    """The first token of each answer; they must differ."""
     texts = (
         template.yes if options.yes is None else options.yes,
         template.no if options.no is None else options.no,
@@ -280,7 +274,7 @@ def _answer_tokens(options: JudgeOptions, template: JudgePrompt, tokenizer: Any)
     if not all(ids) or ids[0][0] == ids[1][0]:
         raise ValueError(
             f"judge: the answers {texts[0]!r} and {texts[1]!r} do not begin with different tokens "
-            "of the model; change yes or no"
+            "of the model: change yes or no"
         )
     return ids[0][0], ids[1][0]
 

@@ -1,7 +1,7 @@
 """Layer-wise execution of a causal language model whose layers are mostly in host memory.
 
-The model's own modules are called in a loop of ours, with the weights that a ``LayerStore``
-brings (``torch.func.functional_call``), so that nothing of transformers is changed.
+A loop calls the model's own modules with the weights of a ``LayerStore``
+(``torch.func.functional_call``), so transformers stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ from transformers.masking_utils import create_masks_for_generate
 
 BUFFERS = 2
 """One layer in use and one on its way."""
-_ALIGNMENT = 256
-"""Bytes; what cudaMalloc guarantees and kernels may rely on."""
+_ALIGNMENT = 256  # bytes; what cudaMalloc guarantees and kernels may rely on
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor of a layer and its place in the layer's flat memory."""
-
     name: str
     shape: torch.Size
     dtype: torch.dtype
@@ -41,8 +38,6 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Buffer:
-    """Device memory for one layer; ``holds`` is the layer that is in it or on its way to it."""
-
     memory: Tensor
     holds: int | None = None
     copied: torch.cuda.Event | None = None
@@ -50,16 +45,10 @@ class _Buffer:
 
 
 class LayerStore:
-    """The weights of equal layers, all of them in host memory, some on the device too.
+    """The weights of equal layers, all in host memory, some on the device too.
 
-    The layers must be used in order, from the first to the last and again; ``begin`` starts over.
-
-    Args:
-        layers: modules with equal parameters; their own memory is given up (they are moved to
-            the meta device), so that they run only with ``weights``.
-        device: where they run; a second stream copies ahead there.
-
-    Raises ``ValueError`` when the layers differ.
+    Layers must be used in order, and ``begin`` starts over. The modules move to the meta device, so
+    they run only with ``weights``. Raises ``ValueError`` if the layers differ.
     """
 
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
@@ -82,11 +71,11 @@ class LayerStore:
 
     @torch.no_grad()
     def keep(self, resident: int) -> None:
-        """From now on ``resident`` layers stay on the device, spread evenly over the model."""
+        """Keep ``resident`` layers on the device, spread evenly over the model."""
         if self._in_place(resident):
             return
         if self._stream is not None:
-            self._stream.synchronize()  # it may still be writing to a buffer that is given up
+            self._stream.synchronize()  # it may still write to a buffer that is dropped below
         chosen = set(self._order[:resident])
         self._streamed = [i for i in range(len(self._host)) if i not in chosen]
         self._buffers = []
@@ -96,13 +85,13 @@ class LayerStore:
         self._buffers = [self._new_buffer() for _ in range(self._buffers_needed())]
 
     def _in_place(self, resident: int) -> bool:
-        # Counted, not remembered: a call that ran out of memory may have left any part undone.
+        # Count instead of remembering: a call that ran out of memory may have stopped anywhere.
         streamed = len(self._host) - resident
         held = (len(self._resident), len(self._streamed), len(self._buffers))
         return held == (resident, streamed, self._buffers_needed())
 
     def begin(self) -> None:
-        """A pass through the layers starts: its first copies, if they are not under way."""
+        """Start a pass through the layers with its first copies, unless they are under way."""
         first = self._streamed[: len(self._buffers)]
         if {b.holds for b in self._buffers} != set(first):
             for buffer, layer in zip(self._buffers, first, strict=True):
@@ -110,7 +99,7 @@ class LayerStore:
 
     @contextmanager
     def weights(self, layer: int) -> Iterator[dict[str, Tensor]]:
-        """The layer's tensors on the device, to be used inside the ``with`` only."""
+        """Yield the layer's tensors on the device, for use inside the ``with`` only."""
         if layer in self._resident:
             yield self._views(self._resident[layer])
             return
@@ -128,11 +117,10 @@ class LayerStore:
 
     @torch.no_grad()
     def copy_once(self) -> None:
-        """Copy one layer from host memory, to nowhere: its time is that of any copy."""
+        """Copy one layer from host memory and drop it, to time a copy."""
         torch.empty_like(self._host[0], device=self._device).copy_(self._host[0], non_blocking=True)
 
     def _copy_next(self, layer: int, buffer: _Buffer) -> None:
-        """The buffer is free: the layer after those that are in buffers or on their way."""
         place = self._streamed.index(layer) + len(self._buffers)
         following = self._streamed[place % len(self._streamed)]
         if all(b.holds != following for b in self._buffers):
@@ -157,7 +145,7 @@ class LayerStore:
     def _new_buffer(self) -> _Buffer:
         buffer = _Buffer(torch.empty(self.layer_bytes, dtype=torch.uint8, device=self._device))
         if self._stream is not None:
-            # Its memory may have been another tensor's: the first copy waits for that one's end.
+            # The memory may have been another tensor's: the first copy waits for its last use.
             buffer.used, buffer.copied = torch.cuda.Event(), torch.cuda.Event()
             buffer.used.record(torch.cuda.current_stream(self._device))
         return buffer
@@ -194,24 +182,24 @@ def _parts(layer: nn.Module) -> list[_Part]:
 
 
 def spread(layers: int) -> list[int]:
-    """An order of the layers of which every beginning is spread about evenly over the model.
+    """Return an order of the layers whose every prefix is spread about evenly over the model.
 
-    Bits reversed, as in van der Corput's sequence: with one layer more or less resident only
-    that layer is copied or dropped, and copies always have computing layers in between.
+    The order reverses bits, as in van der Corput's sequence. One resident layer more or less copies
+    or drops only that layer.
     """
     bits = max(1, (layers - 1).bit_length())
     return sorted(range(layers), key=lambda layer: int(f"{layer:0{bits}b}"[::-1], 2))
 
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose forward is: embed, layers, norm, head; compared with the original in tests."""
+"""Model types whose forward is: embed, layers, norm, head. Tests compare them with the original."""
 
 
 class StreamedModel:
-    """Takes a model over: its layers go to host memory, the rest to the device.
+    """Runs a model with its layers in host memory and the rest on the device.
 
-    The model is a transformers one of the ``SUPPORTED`` types, on CPU, and not to be used otherwise
-    from now on. Layers are copied while others compute. Raises ``ValueError`` for other types.
+    It takes over a transformers model on CPU, which must not be used otherwise. Layers are copied
+    while others compute. Raises ``ValueError`` for types not in ``SUPPORTED``.
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
@@ -235,7 +223,7 @@ class StreamedModel:
         self._types: list[str] | None = getattr(model.config, "layer_types", None)
 
     def keep(self, resident: int) -> None:
-        """From now on ``resident`` layers (at most all) stay on the device."""
+        """Keep ``resident`` layers (at most all) on the device."""
         self.store.keep(min(resident, self.layers))
 
     @property
@@ -249,14 +237,15 @@ class StreamedModel:
     def logits(
         self, ids: Tensor, at: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
     ) -> Tensor:
-        """Logits of the next token, shape (B, V).
+        """Return the logits of the next token, shape (B, V).
 
         Args:
             ids: tokens, shape (B, T), after those in ``cache``.
-            at: position in ``ids`` whose next token is asked for, shape (B,).
-            mask: 1 for tokens and 0 for padding, of the cache's and these, shape (B, S + T);
-                None when all padding comes after the tokens (causal attention never sees it).
-            cache: keys and values of the S tokens before; these tokens' are added.
+            at: position in ``ids`` whose next token is wanted, shape (B,).
+            mask: 1 for tokens and 0 for padding, of the cache and of these tokens, shape (B, S +
+                T). None if all padding comes after the tokens, where causal attention never sees
+                it.
+            cache: keys and values of the S tokens before. Those of these tokens are added.
         """
         hidden = self.hidden(ids, mask, cache)
         last = hidden[torch.arange(len(ids), device=self.device), at]
@@ -270,7 +259,8 @@ class StreamedModel:
         cache: DynamicCache | None = None,
         layers: int | None = None,
     ) -> Tensor:
-        """Output of the first ``layers`` layers (of all), before the norm, shape (B, T, H)."""
+        """Return the output of the first ``layers`` layers (default: all), before the norm, shape
+        (B, T, H)."""
         hidden = self._embed(ids)
         masks = create_masks_for_generate(self.config, hidden, mask, cache)
         positions = _positions(ids, mask)
@@ -315,7 +305,7 @@ class WholeModel:
         self._model: Any = whole.to(device)
 
     def keep(self, resident: int) -> None:
-        """Nothing: all layers are resident."""
+        """Do nothing: all layers are resident."""
 
     @torch.no_grad()
     def logits(
@@ -335,11 +325,10 @@ class WholeModel:
 
 
 CausalModel = StreamedModel | WholeModel
-"""What scores and decodes the judge's prompts."""
 
 
 def _positions(ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Shape (B, T), or (1, T) when nothing precedes: padding does not count."""
+    # Shape (B, T), or (1, T) if nothing precedes. Padding does not count.
     if mask is None:
         return torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
     return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]

@@ -1,7 +1,4 @@
-"""The mathematics reward: extract the final answer, read both sides, compare them.
-
-It knows nothing of grading processes but the ``Host`` that it shows signs of life.
-"""
+"""The mathematics reward: extract the final answer, read both sides, compare them."""
 
 from rollpacker.reward.math.reward import MathReward
 

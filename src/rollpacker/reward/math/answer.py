@@ -1,4 +1,4 @@
-"""What an answer says: a number and its unit, a choice, a list, or LaTeX and words."""
+"""Reads an answer: a number and its unit, a choice, a list, or LaTeX and words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _EITHER = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])|或
 
 
 def of_one(text: str) -> str | None:
-    """``x \\ne 2`` as intervals, ``3 > x > 1`` the usual way round; None of other texts."""
+    """Return ``x \\ne 2`` as intervals, and ``3 > x > 1`` the usual way round, or None for other
+    texts."""
     if match := _EXCEPT.fullmatch(text):
         return rf"(-\infty, {match[2]}) \cup ({match[2]}, \infty)"
     if match := _DOWNWARDS.fullmatch(text):
@@ -32,12 +33,8 @@ def of_one(text: str) -> str | None:
 
 
 def of_list(parts: list[str], text: str) -> str | None:
-    """``x < 1 or x > 3`` and ``x > 1, x < 3`` as intervals; None of other lists.
-
-    Args:
-        parts: the list's items.
-        text: all of it, which says how they are joined.
-    """
+    """Return ``x < 1 or x > 3`` or ``x > 1, x < 3`` as intervals, or None for other lists. ``text``
+    is the whole list, which shows how ``parts`` are joined."""
     matches = [match for part in parts if (match := _BOUNDED.fullmatch(part))]
     if len(matches) < len(parts) or len({match[1] for match in matches}) != 1:
         return None
@@ -96,7 +93,7 @@ _HUGE = re.compile(
 
 
 def readable(text: str) -> bool:
-    """Whether math-verify reads all of ``text``, as ``latex.tidy`` leaves it."""
+    """Return whether math-verify reads all of ``text``, as ``latex.tidy`` leaves it."""
     if _LATEX_TEXT.search(text) or _NOT.search(text) or _CONDITIONAL.search(text):
         return False
     bare = _LATEX_MATRIX.sub(" ", text)
@@ -111,7 +108,7 @@ def readable(text: str) -> bool:
 
 
 def _balanced(text: str) -> bool:
-    """As many brackets are closed as are opened, of any kind: ``[2, 5)`` is an interval."""
+    # Brackets may be of different kinds: ``[2, 5)`` is an interval.
     depth = 0
     for bracket in _BRACKET.findall(text):
         depth += 1 if bracket in "([{" else -1
@@ -121,12 +118,12 @@ def _balanced(text: str) -> bool:
 
 
 def huge(text: str) -> bool:
-    """Whether its value may have more digits or terms than there is time for."""
+    """Return whether the value may have too many digits or terms to compute in time."""
     return bool(_HUGE.search(text))
 
 
 _LONGEST = 2000
-"""Characters of an answer that is read; a longer one is compared as it is."""
+"""Characters of an answer that is read. A longer one is compared as text."""
 
 _LABEL = re.compile(
     r"(?:\\text\s*\{\s*)?(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?"
@@ -177,9 +174,8 @@ _REJECTED = re.compile(
     r"(?:[,;]\s*|\s*\()(?:\\text\s*\{\s*)?(?:and\s+|but\s+)?(?:not|rather than|instead of)\s*\}?\s+"
     r"(?:option\s+)?(?:\(?[A-J]\)?|-?[\d.,/]+)\s*[)}]?$"
 )
-"""Behind an answer, another one that it is not."""
-_AGAIN = re.compile(r"(\S+)\s*\(([a-z -]+)\)")
-"""A number, and it again in words."""
+"""Text behind an answer that rejects another one."""
+_AGAIN = re.compile(r"(\S+)\s*\(([a-z -]+)\)")  # a number, repeated in words
 _SAYS = re.compile(
     r"(?:is|was|are|isn't|not|wrong|false|incorrect|impossible|or|and)\b", re.IGNORECASE
 )
@@ -237,17 +233,17 @@ class MathAnswer:
     """One side of a comparison.
 
     Args:
-        text: it in LaTeX of one spelling, without its unit.
-        value: where it is a number.
-        unit: what the number counts, where that is said.
-        variable: what it is the value of, as in ``x = 5``.
+        text: the answer in normalised LaTeX, without its unit.
+        value: the value of a number.
+        unit: the unit of the number, if there is one.
+        variable: the variable that has this value, as in ``x = 5``.
         relative: modulus of a residue, base of a numeral, half of the day.
-        choice: the letter of a multiple choice; ``text`` is then what stands behind the letter.
-        items: of a list or a set, in any order; empty where it is none.
-        literal: it is words, a date or a time, which only equal text equals; with a value it is a
-            ratio, if it is no time.
+        choice: the letter of a multiple choice. ``text`` is then the text after the letter.
+        items: of a list or a set, in any order, empty for other answers.
+        literal: words, a date or a time, which only equal text equals. With a value, it may be a
+            ratio.
         claims: other sides of a chain of equations, which must be equal too.
-        rough: of ``1/3 \\approx 0.33``, where a claim is only nearly equal.
+        rough: a claim may be only nearly equal, as in ``1/3 \\approx 0.33``.
     """
 
     text: str
@@ -274,12 +270,8 @@ class MathAnswer:
 
 
 def read(text: str, letters: bool = False) -> MathAnswer:
-    """What ``text`` says, which is an answer and nothing around it.
-
-    Args:
-        text: LaTeX, Markdown or plain; longer than 2000 characters it is words.
-        letters: a letter right behind a number is a unit and no variable.
-    """
+    """Read ``text``, an answer with nothing around it. Beyond 2000 characters it is words.
+    ``letters``: a letter right after a number is a unit and not a variable."""
     if len(text) > _LONGEST:
         return MathAnswer(text.strip(), literal=True)
     return _read(text, letters)
@@ -306,13 +298,13 @@ def _read(text: str, letters: bool) -> MathAnswer:
 
 
 def _concluded(text: str) -> str:
-    """Of ``2x = 10 \\implies x = 5`` what follows."""
+    # ``x = 5`` of ``2x = 10 \implies x = 5``.
     *earlier, last = _IMPLIES.split(text)
     return last.strip() if earlier and ("=" in earlier[0] or not earlier[0].strip()) else text
 
 
 def _chain(text: str, letters: bool) -> MathAnswer | None:
-    """Of ``48 + 24 = 72`` or ``x = 6/2 = 3`` the last side, with the others as claims."""
+    # The last side of ``48 + 24 = 72`` or ``x = 6/2 = 3``, with the others as claims.
     about = [side.strip() for side in _ABOUT_EQUAL.split(text)]
     if len(about) == 2 and _VARIABLE.fullmatch(f"{about[0]} = "):
         return _read(about[1], letters)
@@ -338,7 +330,6 @@ def _chain(text: str, letters: bool) -> MathAnswer | None:
 
 
 def _named(label: str) -> bool:
-    """Whether words before ``=`` only name what is asked for."""
     said = _opened(label)
     return not _WRONG.search(said) and len(said.split()) <= _FEW_WORDS and "=" not in said
 
@@ -371,7 +362,6 @@ def _choice(match: re.Match[str], text: str) -> MathAnswer | None:
 
 
 def _value(text: str, letters: bool) -> MathAnswer | None:
-    """A number, or an expression, with its unit and what it is relative to."""
     if match := _CLOCK.fullmatch(_opened(text)):
         half = f"{match[2].lower()}m" if match[2] else None
         return MathAnswer(
@@ -399,7 +389,6 @@ def _ratio(text: str) -> Fraction | None:
 
 
 def _measured(text: str, letters: bool) -> tuple[str, Unit | None]:
-    """A quantity's expression and unit: ``text`` and None where it is none."""
     variable = _VARIABLE.match(text)
     label, rest = (text[: variable.end()], text[variable.end() :]) if variable else ("", text)
     sign = rest[:1] if rest[:1] in "+-" and rest[1:2] in units.MONEY else ""
@@ -463,7 +452,7 @@ def _list(text: str, letters: bool) -> MathAnswer | None:
 
 
 def _split(text: str) -> list[str]:
-    """At commas, semicolons, ``and`` and ``or`` outside of brackets."""
+    # Split at commas, semicolons, ``and`` and ``or`` outside of brackets.
     parts: list[str] = []
     start = depth = place = 0
     while place < len(text):
@@ -482,7 +471,6 @@ def _split(text: str) -> list[str]:
 
 
 def _other(text: str) -> MathAnswer:
-    """A set with a name, a ratio, a point, an expression, or words."""
     opened = _opened(text)
     bare = opened.rstrip(".!")
     for form, said in _SETS:

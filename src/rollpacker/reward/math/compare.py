@@ -1,4 +1,4 @@
-"""Whether two answers are the same one, and why."""
+"""Decides whether two answers are the same, and by which rule."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ _EXTRACTION = (
 )
 _MOST_ITEMS = 64
 _SAME_DIGITS = Fraction(2, 1_000_000)
-"""Relative difference of a decimal fraction to what it rounds."""
-_LEAST_DECIMALS = 6
-"""Of a decimal fraction that may stand for what it rounds, as in math-verify."""
+"""Relative difference between a decimal fraction and the number that it rounds."""
+_LEAST_DECIMALS = 6  # least decimals of a fraction that may round another number, as in math-verify
 _FLOAT_DECIMALS = 12
 _DECIMALS = re.compile(r"-?\d*\.(\d+)")
 _TUPLE = re.compile(r"\(([^()\[\]{}]*,[^()\[\]]*)\)")
@@ -38,26 +37,22 @@ _INFINITE = re.compile(r"[-+]?\s*\\infty")
 _SAID = re.compile(r"[a-z]{2,}(?:[ '-][a-z]+)*", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{1,3}")
-_CONSTANT = re.compile(r"\+\s*[CcKk]$")
-"""Of an integral, under any name."""
+_CONSTANT = re.compile(r"\+\s*[CcKk]$")  # the constant of an integral, under any name
 _FILL = re.compile(r"[\s$]+|(?<!\\)\\[,;:! ]|\{(?=[^{}]\})|(?<=\{.)\}")
 _JOINED = re.compile(r"(?:,|\band\b)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """Whether the answers are equal, and the rule that said so."""
+    """Whether the answers are equal, and the rule that decided."""
 
     equal: bool
     why: str
 
 
 def compare(gold: MathAnswer, answer: MathAnswer) -> Equality:
-    """Compare a response's answer with the row's.
-
-    Numbers are compared exactly, lists in any order, units where both sides name one, words as
-    text, and everything else by math-verify.
-    """
+    """Compare a response's answer with the row's. Numbers are compared exactly, lists in any order,
+    units if both sides name one, words as text, and everything else by math-verify."""
     for claim in answer.claims:
         near = answer.rough and _nearly(claim, answer)
         if not near and not _compared(answer, claim).equal:
@@ -91,7 +86,7 @@ def _compared(gold: MathAnswer, answer: MathAnswer) -> Equality:
 
 
 def _converted(answer: MathAnswer, gold: MathAnswer) -> MathAnswer:
-    """``answer`` in the unit of ``gold``, where both are of one kind."""
+    # ``answer`` in the unit of ``gold``, if both are of one kind.
     one, other = answer.unit, gold.unit
     if one is None or other is None or one == other or one.words:
         return answer
@@ -105,7 +100,6 @@ def _converted(answer: MathAnswer, gold: MathAnswer) -> MathAnswer:
 
 
 def _conflict(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
-    """What both sides name and does not agree."""
     if not units.agree(gold.unit, answer.unit):
         return Equality(False, f"units differ: {gold.unit} and {answer.unit}")
     if None not in (gold.relative, answer.relative) and gold.relative != answer.relative:
@@ -119,7 +113,7 @@ def _valued(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
     if gold.value is not None and answer.value is not None:
         lowest = f"{gold.value.numerator}:{gold.value.denominator}"
         if gold.literal and gold.text.replace(" ", "") != lowest:
-            return None  # 12:30 is a time, 5:12 may be a ratio
+            return None  # 12:30 is a time; 5:12 may be a ratio
         equal = _numbers(gold, answer)
         return Equality(equal, f"numbers {'equal' if equal else 'differ'}")
     return None
@@ -134,7 +128,6 @@ def _listed(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
 
 
 def _worded(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
-    """What is compared as text alone."""
     if _same_text(gold.text, answer.text):
         return Equality(True, "the same text")
     if gold.literal or answer.literal:
@@ -146,7 +139,7 @@ def _worded(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
 
 
 def _shapes(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
-    """A tuple against a list, which has an order only where it says one."""
+    # A tuple against a list. A list is ordered only by its variables.
     for one, other in ((gold, answer), (answer, gold)):
         inside = _TUPLE.fullmatch(one.text)
         if inside is None or not other.items:
@@ -172,7 +165,7 @@ def _shapes(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
 
 
 def _several(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
-    """Choices in a list against their letters in one word; None where that is not compared."""
+    # Choices in a list against their letters in one word; None otherwise.
     for word, other in ((gold, answer), (answer, gold)):
         if other.items and all(item.choice for item in other.items) and word.literal:
             named = sorted(str(item.choice) for item in other.items)
@@ -192,7 +185,7 @@ def _choices(gold: MathAnswer, answer: MathAnswer) -> Equality | None:
         return Equality(True, "the same choice")
     chosen, other = (gold, answer) if gold.choice else (answer, gold)
     if not chosen.text:
-        return Equality(False, f"choice {chosen.choice} against what is no choice")
+        return Equality(False, f"choice {chosen.choice} against an answer without a choice")
     content = MathAnswer(chosen.text, value=chosen.value)
     return compare(content, other) if chosen is gold else compare(other, content)
 
@@ -226,7 +219,6 @@ def _close(one: Fraction, other: Fraction, gold: MathAnswer, answer: MathAnswer)
 
 
 def _lists(gold: MathAnswer, answer: MathAnswer) -> Equality:
-    """Every item has its equal on the other side, each once."""
     if len(gold.items) != len(answer.items):
         counts = f"{len(gold.items)} and {len(answer.items)}"
         return Equality(False, f"lists of different lengths: {counts}")
@@ -245,7 +237,7 @@ def _lists(gold: MathAnswer, answer: MathAnswer) -> Equality:
 
 
 def _same_text(gold: str, answer: str) -> bool:
-    """Equal but for spaces and braces; words in any case (letters alone are variables)."""
+    # Equal except for spaces and braces. Words match in any case; letters alone are variables.
     if _FILL.sub("", gold) == _FILL.sub("", answer):
         return bool(gold)
     if _CAPITALS.fullmatch(gold):
@@ -259,7 +251,7 @@ def _words(text: str) -> str:
 
 
 def _symbolic(gold: str, answer: str) -> bool:
-    # The limit is ours: math-verify's own is in wall seconds, which a busy machine stretches.
+    # No time limit here: math-verify's is in wall seconds, which a busy machine stretches.
     if _CONSTANT.search(gold):
         answer = _CONSTANT.sub("+ C", answer)
     letters = set(_LETTER.findall(gold)), set(_LETTER.findall(answer))

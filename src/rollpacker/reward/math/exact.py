@@ -1,7 +1,5 @@
-"""Whether two expressions have one value, to a hundred digits behind those of the larger one.
-
-math-verify takes numbers that differ by less than 1e-15 for equal, alone and in tuples and sets.
-"""
+"""Compares the values of two expressions exactly, to 100 digits behind those of the larger one.
+math-verify treats numbers that differ by less than 1e-15 as equal, alone and in tuples and sets."""
 
 from __future__ import annotations
 
@@ -9,20 +7,17 @@ from typing import Any
 
 import sympy as sp
 
-_DIGITS, _MOST_DIGITS = 100, 2000
-"""Behind a number's own, and in all."""
+_DIGITS, _MOST_DIGITS = 100, 2000  # digits behind a number's own, and in all
 _PLACES = (7, 11, 13, 17, 19, 23)
-"""Where expressions in variables are compared: whole numbers, as some variables count things."""
-_ROUNDED = 2e-6
-"""Relative difference of a decimal fraction to what it rounds."""
+"""The values of variables for comparing expressions. They are whole, because some variables count
+things."""
+_ROUNDED = 2e-6  # Relative difference between a decimal fraction and the number that it rounds
 _SET = (sp.FiniteSet, sp.Union)
 
 
 def equal(one: Any, other: Any) -> bool | None:
-    """Whether two objects of sympy have one value; None where their values alone don't say so.
-
-    Of anything but numbers without decimal point it only knows when they differ.
-    """
+    """Return whether two sympy objects have one value, or None if values alone cannot decide. For
+    anything except numbers without a decimal point, the only answers are False and None."""
     if isinstance(one, sp.Expr) and isinstance(other, sp.Expr):
         try:
             return _values(one, other)
@@ -56,7 +51,7 @@ def _values(one: sp.Expr, other: sp.Expr) -> bool | None:
         return None if _is_zero(difference, places, _DIGITS, least) else False
     if not _is_zero(difference, places, _DIGITS):
         return False
-    # A small difference of large numbers lies behind all of their digits, for roots twice so far.
+    # A small difference of large numbers lies behind all of their digits; for roots, twice as far.
     digits = _DIGITS + 3 * int(sp.log(_size(one, other) + 1, 10))
     if digits > _MOST_DIGITS:
         return difference.doit() == 0
@@ -68,9 +63,9 @@ def _size(one: sp.Expr, other: sp.Expr, places: Any = None) -> sp.Expr:
 
 
 def _is_zero(difference: Any, places: Any, digits: int, least: Any = 0.0) -> bool:
-    """As far as so many digits tell. Raises ``ValueError`` where it is no number."""
+    # ``digits`` bounds the precision. Raises ``ValueError`` if the difference is not a number.
     parts = difference.evalf(2, subs=places, maxn=digits).as_real_imag()
     if not all(part.is_Number and part.is_finite for part in parts):
         raise ValueError("no number")
-    # A part of which not one digit is certain is zero.
+    # A part without one certain digit is zero.
     return not any(part and getattr(part, "_prec", 0) != 1 and abs(part) > least for part in parts)

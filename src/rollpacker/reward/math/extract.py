@@ -1,4 +1,4 @@
-"""Where the final answer stands in a text."""
+"""Finds the final answer in a text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GOES_ON = re.compile(
     r"|since|because|checks?|by)\b",
     re.IGNORECASE,
 )
-"""Between two answers, what makes the later one replace the earlier one."""
+"""Text between two answers that makes the later one replace the earlier one."""
 _CASE = re.compile(r"[\s$,;]*(?:if|when|for|in case|unless|or)\b[^.!?\n]{0,80}", re.IGNORECASE)
 _LEFT = re.compile(
     r"((?<![\w}])-|\\neq?(?![A-Za-z])|≠|!="
@@ -71,13 +71,10 @@ class Extracted:
 
 
 def extract(text: str, verdict: bool = False) -> Extracted | None:
-    """The final answer of a response: the first of the rules that finds one, its last place.
+    """Return the final answer of a response: the last one that the strongest matching rule finds.
 
-    An answer tag is all of the text; what was only thought is no part of it.
-
-    Args:
-        text: a response.
-        verdict: the question is answered by yes or no, or by true or false.
+    An answer tag counts as all of the text. Thinking does not count. ``verdict``: the answer to the
+    question is yes or no, or true or false.
     """
     text = without_markup(after_thinking(text))
     tags = [match for match in _TAG.finditer(text) if match[1].strip()]
@@ -94,7 +91,6 @@ def extract(text: str, verdict: bool = False) -> Extracted | None:
 
 
 def _complete(text: str) -> str:
-    """``text`` without a box that was cut off."""
     start = text.rfind(r"\boxed")
     if start < 0 or (match := _BOX.match(text, start)) is None or not match[0].endswith("{"):
         return text
@@ -102,7 +98,6 @@ def _complete(text: str) -> str:
 
 
 def _in_a_box(text: str) -> bool:
-    """Whether a tag was opened inside a box."""
     pairs = braces(text)
     spans = [
         (match.end(), pairs[match.end() - 1])
@@ -115,20 +110,14 @@ def _in_a_box(text: str) -> bool:
 
 
 def of_gold(text: str) -> str:
-    """The answer in a row's column, which may be a solution that ends in it."""
-    for find in (_box, _mark, _tagged, prose.counted):
-        if answer := find(text):
-            return answer.strip()
-    return text.strip()
-
-
-def _tagged(text: str) -> str | None:
-    match = _TAG.search(text)
-    return match[1] if match else None
+    """Return the answer in a row's column, which may be a solution that ends in it."""
+    tag = _TAG.search(text)
+    answer = _box(text) or _mark(text) or (tag and tag[1]) or prose.counted(text) or text
+    return answer.strip()
 
 
 def _box(text: str) -> str | None:
-    """What is in the last box that holds something, with those that a list joins to it."""
+    # The content of the last box that is not empty, with those that a list joins to it.
     boxes: list[tuple[int, int, str]] = []
     pairs = braces(text)
     for match in _BOX.finditer(text):
@@ -151,7 +140,6 @@ def _box(text: str) -> str | None:
 
 
 def _joined(between: str) -> bool:
-    """Whether two answers with this between them are both said, and neither of them alone."""
     if _BETWEEN.fullmatch(between) or _CASE.fullmatch(between):
         return True
     few = len(between) <= _NEAR and len(between.split()) <= _FEW_BETWEEN
@@ -159,7 +147,6 @@ def _joined(between: str) -> bool:
 
 
 def _last_ones(text: str, found: list[re.Match[str]]) -> list[str]:
-    """The last answer, with those that are joined to it."""
     answers: list[str] = []
     for place in range(len(found) - 1, -1, -1):
         if answers and not _joined(text[found[place].end() : found[place + 1].start()]):
@@ -170,7 +157,6 @@ def _last_ones(text: str, found: list[re.Match[str]]) -> list[str]:
 
 
 def _in_json(text: str) -> str | None:
-    """The field ``answer`` of an object."""
     said = [(match[1] or match[2] or "").replace(r"\\", "\\") for match in _JSON.finditer(text)]
     return ", ".join(dict.fromkeys(said)) or None
 
@@ -184,14 +170,13 @@ def _outer(boxes: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
 
 
 def _with_context(text: str, box: tuple[int, int, str]) -> str:
-    """What is in a box, with what stands right at it and makes it another answer."""
     before = _LEFT.search(text, max(0, box[0] - 40), box[0])
     after = _RIGHT.match(text, box[1])
     return f"{before[1] if before else ''}{box[2].strip()}{after[1] if after else ''}"
 
 
 def _mark(text: str) -> str | None:
-    """GSM8K's ``####``: the rest of its line. A heading of Markdown is none."""
+    # GSM8K's ``####``: the rest of its line. A Markdown heading does not count.
     for match in reversed(list(_MARK.finditer(text))):
         said, after = match[1].strip(), text[match.end() :]
         plain = said.lstrip("*_` ")

@@ -1,4 +1,4 @@
-"""One spelling of LaTeX: what looks alike on paper becomes equal text."""
+"""Brings LaTeX into one spelling: texts that look alike on paper become equal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from unicodedata import category
 
 DOLLAR = "\ue000"
-"""A dollar sign that is money; the others are delimiters."""
+"""A dollar sign for money. The others are delimiters."""
 
 _CHARACTERS = str.maketrans(
     {chr(0xFF01 + i): chr(0x21 + i) for i in range(94)}
@@ -108,10 +108,8 @@ _NEAR_END = 60
 
 
 def tidy(text: str) -> str:
-    """``text`` without fonts, sizes, colours, delimiters and unusual characters.
-
-    ``\\text{}`` stays: what is in it are words. Money's dollar sign becomes ``DOLLAR``.
-    """
+    """Return ``text`` without fonts, sizes, colours, delimiters and unusual characters.
+    ``\\text{}`` stays around words. A dollar sign for money becomes ``DOLLAR``."""
     text = plain_characters(text)
     text = _ROW_SPACE.sub(r"\\\\", _SPOKEN_DOLLAR.sub(DOLLAR, text))
     text = _TRIG_DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", text)
@@ -124,7 +122,9 @@ def tidy(text: str) -> str:
     text = re.sub(r"\\equiv(?![A-Za-z])", "=", text)
     text = _BUILT.sub(r"\2", text)
     text = _ORDER.sub(lambda match: "<" if match[1] == "l" else ">", text)
-    text = _SEGMENT.sub(r"\1", re.sub(r"\\[lr]angle(?![A-Za-z])", _angle, text))
+    text = _SEGMENT.sub(
+        r"\1", re.sub(r"\\([lr])angle(?![A-Za-z])", lambda m: "()"[m[1] == "r"], text)
+    )
     text = _COLOUR.sub("", _KERN.sub("", text))
     text = _SIZES.sub("", text)
     text = unwrapped(text, _FONTS)
@@ -140,7 +140,8 @@ def tidy(text: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    """Full-width, raised, lowered and mathematical characters as ASCII and LaTeX."""
+    """Return the text with full-width, raised, lowered and mathematical characters as ASCII and
+    LaTeX."""
     if text.isascii():
         return text
     text = _RAISED_RUN.sub(lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
@@ -155,8 +156,8 @@ def _rooted(match: re.Match[str]) -> str:
 
 
 def without_markup(text: str) -> str:
-    """A response without what a tokenizer left of special tokens and what follows its end, HTML's
-    bold, and a sign that a proof is over."""
+    """Return a response without special tokens, text after its end token, HTML emphasis, and the
+    sign that ends a proof."""
     text = _TOKEN.sub("", _until_its_end(text)).rstrip()
     while text and category(text[-1]) == "So":
         text = text[:-1].rstrip()
@@ -175,13 +176,13 @@ def _until_its_end(text: str) -> str:
 
 
 def without_emphasis(text: str) -> str:
-    """``text`` without Markdown's marks at its ends, and without a full stop."""
+    """Return ``text`` without Markdown's marks at its ends, and without a full stop."""
     text = text.strip('*_`" ')
     return text if text.endswith(("...", "\\.")) else text.rstrip(' .,;:*_`"')
 
 
 def unwrapped(text: str, command: re.Pattern[str]) -> str:
-    """``text`` with what is in the braces of a command in its place."""
+    """Return ``text`` with each use of a command replaced by the content of its braces."""
     while match := command.search(text):
         end = closing(text, match.end())
         if end is None:
@@ -191,7 +192,7 @@ def unwrapped(text: str, command: re.Pattern[str]) -> str:
 
 
 def closing(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened before ``start``; None where it does not."""
+    """Return the place of the brace that closes the one opened before ``start``, or None."""
     depth = 1
     for place in range(start, len(text)):
         if text[place] == "{":
@@ -204,7 +205,7 @@ def closing(text: str, start: int) -> int | None:
 
 
 def braces(text: str) -> dict[int, int]:
-    """Where each brace that is opened is closed, for those that are."""
+    """Return the places of opening braces with the places of their closing ones."""
     opened: list[int] = []
     pairs: dict[int, int] = {}
     for match in _BRACE.finditer(text):
@@ -215,17 +216,13 @@ def braces(text: str) -> dict[int, int]:
     return pairs
 
 
-def _angle(match: re.Match[str]) -> str:
-    return "(" if match[0] == r"\langle" else ")"
-
-
 def _braced(match: re.Match[str]) -> str:
     over, under = (part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
     return rf"\frac{over}{under}"
 
 
 def _listed(match: re.Match[str]) -> str:
-    """A system of equations as a list of them; what has columns stays."""
+    # A system of equations becomes a list of equations. Columns stay.
     if "&" in match[2].replace("&=", "="):
         if match[1] != "cases":
             return match[0]
@@ -283,13 +280,13 @@ _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4} | {
 }
 _SAID = rf"(?:{'|'.join([*_WORTH, *_PARTS, *list(_MAGNITUDES)[:5]])})(?![a-z])"
 SPOKEN = rf"(?:(?:minus|negative)\s+)?{_SAID}(?:(?:\s*-\s*|,?\s+and\s+|,?\s+)(?:an?\s+)?{_SAID})*"
-"""All that belongs to a number in English words: "one" of "twenty-one" is none."""
+"""A whole number in English words. "one" of "twenty-one" does not match."""
 _SPOKEN = re.compile(rf"(?:an?\s+)?{SPOKEN}", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> Fraction | None:
-    """The exact value of a numeral or a fraction of two; None where ``text`` is neither."""
+    """Return the exact value of a numeral or of a fraction of two, or None for other texts."""
     text = text.strip()
     if not text or len(text) > _LONGEST:
         return None
@@ -312,7 +309,6 @@ def number(text: str) -> Fraction | None:
 
 
 def _spoken(text: str) -> Fraction | None:
-    """Of "one hundred and five", "two thirds", "two and a half"; None where it is no number."""
     if text.startswith(("minus ", "negative ")):
         value = _spoken(text.partition(" ")[2])
         return None if value is None else -value
@@ -361,7 +357,7 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def _repeating(match: re.Match[str]) -> Fraction:
-    """Of ``0.1\\overline{6}`` and of ``0.1666...``."""
+    # The value of ``0.1\overline{6}`` and of ``0.1666...``.
     whole, fixed, again = match[1] or "0", match[2], next(g for g in match.groups()[2:] if g)
     start = Fraction(int(whole + fixed), 10 ** len(fixed))
     return start + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))

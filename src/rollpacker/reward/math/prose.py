@@ -1,4 +1,5 @@
-"""Answers in plain sentences: what "the answer is" says, what is bold, what stands last."""
+"""Answers in plain sentences: the clause after "the answer is", bold text, the last formula or
+number."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PERHAPS = (
     r"\b(?:oder|entweder|vielleicht|eventuell|möglicherweise|ou|soit|peut-être|o|quizás?|tal vez"
     r"|puede(?:n)?|talvez|forse|или|либо|возможно|может)\b|或|也许|可能|または|もしくは|かも|또는|아마"
 )
-"""What says no, and what says maybe, in other languages than English."""
+"""Words for "no" and for "maybe" in languages other than English."""
 _STATED = re.compile(
     r"\b(?:(?:final|correct|right|only)\s+)?(?:answers?|option|choice|result|final(?=\s*:))\b"
     r"(?:[ \t]+(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_ \t]*"
@@ -53,7 +54,7 @@ _BEFORE = re.compile(
     r"(?:(?!\b(?:so|thus|hence|therefore)\b)[^.;\n]){0,25}$",
     re.IGNORECASE,
 )
-"""Before "the answer is" it says that it is not."""
+"""A negation before "the answer is"."""
 _TAKEN_BACK = re.compile(
     r"[,;.]?\s*(?:which|but (?:this|that|it)|this|that|it)\s+(?:is|was)\s+"
     r"(?:not|wrong|incorrect|false)\b",
@@ -64,7 +65,7 @@ _WORKED = re.compile(
     r"|logarithm|sine|cosine)\b[^\d$]*$",
     re.IGNORECASE,
 )
-"""Before a number, what is still to be done with it."""
+"""A word before a number for an operation still to be applied to it."""
 _RATHER = re.compile(r"[,;]\s*(?:but\s+)?(?:it is|it's|rather|but)\s+", re.IGNORECASE)
 _STOP = r"(?P<end>(?<!\bRs)(?<!\bapprox)[.!?](?=\s|$|[*_`]+(?:\s|$))|[。！？；]|\n)"
 _REASON = re.compile(
@@ -89,7 +90,7 @@ FALSE = re.compile(
     r"|(?:这|是|也)*(?:不|错)|(?:は|が|では|じゃ)(?:ない|ありません|あり?ませ|間違|誤)|(?:이|가)?\s*(?:아니|아닙)|नहीं|ليس)",
     re.IGNORECASE,
 )
-"""Behind an answer, that it is none."""
+"""Text behind an answer that rejects it."""
 _HEADED = re.compile(
     r"^(?:(?:#{1,6}[^\n]*|-{3,}|[*_]{0,2}(?:final |the )?(?:answer|result|solution|total)"
     r"[*_:]{0,3})\s*\n\s*)+"
@@ -146,14 +147,14 @@ _PLACED = re.compile(
     r"|\()$",
     re.IGNORECASE,
 )
-"""Before a number that only says where or when."""
+"""Text before a number that only gives a place or a time."""
 _NUMBERED_PROSE = re.compile(
     r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December"
     r"|equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
     r"\s*\(?$",
     re.IGNORECASE,
 )
-"""Before a number that is a name."""
+"""Text before a number that is a name."""
 _COUNTED = re.compile(r"(?i)\b(?:there (?:are|is|were)|(?:has|have|is|are|was|were|equals)|=)\s+")
 _TOLD = re.compile(r"=|\b(?:is|are|was|were|equals|gives|has|have)\b", re.IGNORECASE)
 _JOINED = re.compile(r"\s*(?:,|,?\s*(?:and|or))\s*(?:[a-z]\s*=\s*)?")
@@ -167,12 +168,12 @@ _COMPARED = re.compile(
     r"|longer|higher|lower|heavier|lighter|faster|slower)\s+than\b|\s*(?:times|dozen)\b",
     re.IGNORECASE,
 )
-"""Behind a number that only says how far two others are apart."""
+"""Text behind a number that only compares two others."""
 _ASSUMED = re.compile(
     r"\s*(?:[-*\d.)]+\s*)?(?:now,?\s+|first,?\s+)?(?:let\s|suppose|assum|consider|denote|try)",
     re.IGNORECASE,
 )
-"""Before numbers that a derivation begins with."""
+"""Text before numbers that a derivation begins with."""
 _LINKS = (
     r"\b(?:the|this|that|these|which|and|or|but|so|then|if|when|since|because|as|of|to|for|from|with"
     r"|by|at|than|where|is|are|was|were|be|has|have|had|can|could|will|would|may|might|must|should|we"
@@ -210,7 +211,7 @@ _LEADING = re.compile(
 )
 _HAN, _KANA = re.compile("[一-鿿]"), re.compile("[぀-ヿ]")
 _JOINT = re.compile("[=，]")
-"""In a text of several parts, of which the last may be the answer."""
+"""A joint in a text of several parts, of which the last may be the answer."""
 _FEW_PROSE_WORDS = 4
 _SHORT = 80
 _NEAR_END = 200
@@ -218,12 +219,13 @@ _LOOKED_AT = 4000
 
 
 def words(text: str) -> int:
-    """How many words of plain language are in it."""
+    """Return the number of words of plain language in the text."""
     return len(_WORD.findall(text))
 
 
 def stated(text: str) -> str | None:
-    """What "the answer is" says, in the last such sentence, or which choice is called right."""
+    """Return the answer in the last "the answer is" sentence, or the choice that is called
+    right."""
     # Near the end: "statement A is true" may be a step to a number.
     near = _CHOSEN.finditer(text, max(0, len(text.rstrip()) - _NEAR_END))
     chosen = [match for match in near if not _denied(text, match.start())]
@@ -245,21 +247,21 @@ def _denied(text: str, place: int) -> bool:
 
 
 def clause(said: str) -> str:
-    """The first sentence, without reasons."""
+    """Return the first sentence, without reasons."""
     said = without_reasons(said[:_LOOKED_AT])
     sentence = said[: _first_end(said)].strip()
     short = _ASIDE.sub("", _REASON.sub("", sentence)).strip()
-    # An exclamation, and no factorial: those are followed by more, or stand in a formula.
+    # This "!" is an exclamation: more text follows a factorial, or it stands in a formula.
     return without_emphasis((short or sentence).removesuffix("!"))
 
 
 def without_reasons(text: str) -> str:
-    """``text`` without what a bracket gives as the reason: "7 (since 3 + 4 = 7)"."""
+    """Return ``text`` without reasons in brackets, as in "7 (since 3 + 4 = 7)"."""
     return _BRACKETED_REASON.sub("", text) if "(" in text else text
 
 
 def _first_end(text: str) -> int:
-    """Where the first sentence ends; a point inside a formula or a number ends none."""
+    # The end of the first sentence. A point inside a formula or a number does not end it.
     for match in _STOPS.finditer(text):
         factorial = match[0] == "!" and text[match.start() - 1 : match.start()].isalnum()
         if match["end"] and not factorial and text[: match.start()].strip(" *_`\n"):
@@ -268,7 +270,6 @@ def _first_end(text: str) -> int:
 
 
 def _exact(said: str) -> str:
-    """The answer in a clause that may hold more words than it."""
     formulas = list(_FORMULA.finditer(said))
     if formulas:
         if _NEVER.search(said[: formulas[-1].start()]) and not _RATHER.search(said):
@@ -294,14 +295,14 @@ def _exact(said: str) -> str:
 
 
 def result(formula: str) -> str:
-    """Of ``48 + 24 = 72`` the right side; an equation in variables stays."""
+    """Return the right side of ``48 + 24 = 72``. An equation in variables stays."""
     left, equals, right = formula.rpartition("=")
     calculated = equals and right.strip() and left.strip() and left[-1] not in "<>!:\\"
     return right.strip() if calculated and not _LETTERS.search(left) else formula
 
 
 def bold(text: str) -> str | None:
-    """What is bold in the last lines, where that is an answer."""
+    """Return the bold text in the last lines, if it is an answer."""
     text = text.rstrip()
     for match in reversed(list(_BOLD.finditer(text))):
         said, after = match[2].strip(), text[match.end() :]
@@ -319,7 +320,7 @@ def bold(text: str) -> str | None:
 
 
 def last(text: str) -> str | None:
-    """A text that is nothing but an answer, or what its last sentences end in."""
+    """Return a text that is nothing but an answer, or the answer that ends its last sentences."""
     text = _HEADED.sub("", text.strip()).strip()
     if said := _FIRST_WORD.match(text) or _ONLY_LETTER.fullmatch(text):
         return said[1]
@@ -342,13 +343,12 @@ def last(text: str) -> str | None:
 
 
 def verdict(text: str) -> str | None:
-    """Yes or no, where that is asked for: numbers are none."""
+    """Return yes or no for a question that asks for it. Numbers do not count."""
     said = {match[1].lower() for match in _VERDICTS.finditer(text)}
     return (said.pop() if len(said) == 1 else None) if said else last(text)
 
 
 def _cut_off(sentence: str) -> bool:
-    """Whether a text that ends in this sentence ends before it says what it is going to say."""
     sentence = sentence.strip(" *_`\n")
     if _CUT.search(sentence):
         return True
@@ -362,7 +362,6 @@ def _cut_off(sentence: str) -> bool:
 
 
 def _foreign(sentence: str) -> bool:
-    """Whether it is in a language whose sentences no rule here knows."""
     bare = _FORMULA.sub(" ", sentence)
     if _ENGLISH.search(bare) or _HAN.search(bare):
         return bool(_KANA.search(bare))
@@ -371,7 +370,8 @@ def _foreign(sentence: str) -> bool:
 
 
 def counted(text: str) -> str | None:
-    """The number of a sentence that states one, as "There are 15 ways."; None of other texts."""
+    """Return the number of a sentence that states one, as "There are 15 ways.", or None for other
+    texts."""
     numbers = list(_NUMBER.finditer(text))
     if len(numbers) != 1 or words(text) < 3 or "\\" in text or _DOUBT.search(text):
         return None
@@ -380,7 +380,8 @@ def counted(text: str) -> str | None:
 
 
 def _sentences(text: str) -> list[str]:
-    """The last of them: a text without end is not cut into pieces from its beginning."""
+    # The last sentences. Text beyond ``_LOOKED_AT`` characters is left out: a long text without an
+    # end would take long to split.
     text = text[-_LOOKED_AT:]
     parts: list[str] = []
     while text.strip():
@@ -391,7 +392,6 @@ def _sentences(text: str) -> list[str]:
 
 
 def _places(sentence: str) -> list[re.Match[str]]:
-    """Its formulas and numbers, in order."""
     places: list[re.Match[str]] = []
     for pattern in (_FORMULA, _WRITTEN, _NUMBER):
         taken = [match.span() for match in places]
@@ -405,7 +405,6 @@ def _places(sentence: str) -> list[re.Match[str]]:
 
 
 def _last_of(sentence: str) -> str | None:
-    """The last formula or number, but one that only says where or when."""
     places = _places(sentence)
     if not places:
         return None
@@ -419,7 +418,6 @@ def _last_of(sentence: str) -> str | None:
 
 
 def _listed(sentence: str, places: list[re.Match[str]]) -> str:
-    """The last of them, with those that commas, "and" and "or" join to it."""
     first = len(places) - 1
     while first and _JOINED.fullmatch(sentence[places[first - 1].end() : places[first].start()]):
         first -= 1
@@ -440,7 +438,6 @@ def _said(match: re.Match[str]) -> str:
 
 
 def _last_word(sentence: str) -> str | None:
-    """What a sentence without a figure ends in."""
     found = [each for each in _IN_WORDS.finditer(sentence) if each[0].lower() != "one"]
     numbers = [each[0] for each in found if not _COMPARED.match(sentence, each.end())]
     if _DOUBT.search(sentence):
@@ -456,13 +453,12 @@ def _inside(formula: re.Match[str]) -> str:
 
 
 def _with_unit(match: re.Match[str]) -> str:
-    """The number with what turns its sense round, if that stands before it."""
+    # The number, with a word before it that reverses its sense.
     bound = _bound(match.string, match.start())
     return bound + match["value"].strip() + (match["unit"] or "")
 
 
 def _bound(text: str, place: int) -> str:
-    """Words in the clause before ``place`` that say it is not that number."""
     before = re.split(r"[,;.?\n]|!(?!=)|\bbut\b", text[max(0, place - 60) : place])[-1]
     found = _DOUBT.search(before)
     told = found and _TOLD.search(before, found.end())

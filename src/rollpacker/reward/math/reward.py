@@ -1,7 +1,4 @@
-"""The mathematics reward.
-
-It runs in a process's main thread only: its time limit is a signal.
-"""
+"""The mathematics reward. It needs a process's main thread: its time limit is a signal."""
 
 from __future__ import annotations
 
@@ -25,20 +22,13 @@ from rollpacker.reward.math.extract import BOX, Extracted, extract, of_gold
 _ASKED_EVERY_S = 0.25
 _VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)
 _VALUES = ("value", "answer", "ground_truth", "target", "solution")
-"""Keys under which a gold answer that is a mapping keeps it."""
+"""Keys of the answer in a gold answer that is a mapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class MathReport:
-    """How a score came about.
-
-    Args:
-        score: 1 or 0.
-        found: the response's final answer and where it stood; None where there is none.
-        answer: what it says.
-        golds: what the row's right answers say.
-        why: the rule that decided.
-    """
+    """How a score came about. ``found``: the response's final answer, if any. ``answer`` and
+    ``golds``: both sides as they were read. ``why``: the rule that decided."""
 
     score: float
     found: Extracted | None
@@ -48,24 +38,23 @@ class MathReport:
 
 
 class MathReward:
-    """1 where the final answer equals the row's ``answer``, else 0.
+    """1 if the final answer equals the row's ``answer``, else 0.
 
-    ``extract`` finds the final answer in the text after ``</think>``, ``read`` makes both sides
-    one spelling, ``compare`` says whether they are equal. An answer that cannot be compared
-    within ``time_limit`` was not shown to be right and scores 0.
+    The final answer comes from the text after ``</think>``. An answer that cannot be compared
+    within ``time_limit`` scores 0.
 
-    A row's ``answer`` is text or a number, a mapping with it under ``value``, or a list: answers
-    that are equal to one another are spellings, different ones are all wanted.
+    A row's ``answer`` is text, a number, a mapping with one of these under ``value``, or a list.
+    Equal answers in a list are spellings of one answer. Different answers are all required.
 
     Args:
-        require_boxed: score 0 where there is no ``\\boxed{}``.
+        require_boxed: score 0 if there is no ``\\boxed{}``.
         time_limit: CPU seconds for a response.
     """
 
     def __init__(self, require_boxed: bool = False, time_limit: float = 5.0) -> None:
         if time_limit <= 0:
             raise ValueError(f"rewards: option 'time_limit' must be positive, got {time_limit}")
-        # It warns that its own time limit is off.
+        # math-verify warns that its own time limit is off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._require_boxed = require_boxed
         self._time_limit = time_limit
@@ -73,22 +62,14 @@ class MathReward:
     def __call__(
         self, completion: str, row: Mapping[str, Any], unwanted: Callable[[], bool] = lambda: False
     ) -> float:
-        """The score of one response.
-
-        Args:
-            completion: the response.
-            row: the data row, which has the ``answer``.
-            unwanted: asked four times in a CPU second whether nobody waits for the score any
-                more, which ends the comparison.
-
-        Raises ``GradingError`` when the row has no answer.
-        """
+        """Return the score of one response. Raises ``GradingError`` if the row has no answer.
+        ``unwanted`` is called four times in a CPU second. True ends the comparison."""
         return self.explain(completion, row, unwanted).score
 
     def explain(
         self, completion: str, row: Mapping[str, Any], unwanted: Callable[[], bool] = lambda: False
     ) -> MathReport:
-        """The score and how it came about; arguments and errors are a call's."""
+        """Return the score and how it came about. Arguments and errors are those of a call."""
         wanted = _texts(row.get("answer"))
         found: Extracted | None = None
         try:
@@ -101,7 +82,7 @@ class MathReward:
                         "no \\boxed{} (require_boxed)" if found else "no answer marked or stated"
                     )
                     return MathReport(0.0, found, None, golds, missing)
-                # A letter behind a number is a variable where the gold answer has letters.
+                # A letter behind a number is a variable if the gold answer has letters.
                 answer = read(found.answer, all(gold.value is not None for gold in golds))
                 decided = _decide(golds, answer)
                 return MathReport(float(decided.equal), found, answer, golds, decided.why)
@@ -113,7 +94,6 @@ class MathReward:
 
 
 def _texts(gold: Any) -> tuple[str, ...]:
-    """The row's right answers as texts."""
     gold = gold.tolist() if hasattr(gold, "tolist") else gold
     if gold is None or (isinstance(gold, float) and isnan(gold)):
         raise GradingError("reward 'math' needs rows with an 'answer'")
@@ -130,7 +110,7 @@ def _texts(gold: Any) -> tuple[str, ...]:
             if key in known:
                 return _texts(known[key])
         raise GradingError(
-            f"reward 'math': 'answer' is a mapping with {', '.join(sorted(map(str, known)))}; "
+            f"reward 'math': 'answer' is a mapping with {', '.join(sorted(map(str, known)))}, "
             f"expected one of {', '.join(_VALUES)} in it"
         )
     if isinstance(gold, Sequence | set | frozenset):
@@ -145,7 +125,7 @@ def _texts(gold: Any) -> tuple[str, ...]:
 
 
 def _from_json(gold: str) -> Any:
-    """What is written as JSON or, as pandas writes it, as Python's list of texts."""
+    # JSON, or Python's list of texts as pandas writes it.
     gold = gold.strip()
     try:
         if gold.startswith(('["', '{"')):
@@ -159,11 +139,10 @@ def _from_json(gold: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def _golds(texts: tuple[str, ...]) -> tuple[MathAnswer, ...]:
-    """What counts as right: several where they are spellings of one answer."""
     golds = tuple(read(of_gold(text)) for text in texts)
     chosen = sum(gold.choice is not None and not gold.text for gold in golds)
     if len(golds) == 2 and chosen == 1:
-        return golds  # a letter and what stands behind it
+        return golds  # a letter and the content of its choice
     if len(golds) == 1 or all(compare(golds[0], other).equal for other in golds[1:]):
         return golds
     return (MathAnswer(", ".join(gold.text for gold in golds), items=golds),)
@@ -179,12 +158,12 @@ def _decide(golds: Sequence[MathAnswer], answer: MathAnswer) -> Equality:
 
 
 class _OutOfTimeError(BaseException):
-    """Not an ``Exception``: sympy catches those."""
+    """Not an ``Exception``, because sympy catches those."""
 
 
 @contextmanager
 def _cpu_limit(seconds: float, unwanted: Callable[[], bool]) -> Iterator[None]:
-    # Asking is a sign of life to whoever waits in wall seconds.
+    # ``unwanted`` is also a sign of life for the driver, whose limit is in wall seconds.
     every = min(seconds, _ASKED_EVERY_S)
     left = seconds
 

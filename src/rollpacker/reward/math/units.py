@@ -1,4 +1,4 @@
-"""Units of measurement and of money, and the words behind a number that count something."""
+"""Units of measurement and of money, and words behind a number for the things that it counts."""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ _OTHER_WORDS = """and or to but not nor is are was be if when where for unless b
     negative imaginary score googol tens ones squares cubes roots answers guesses
     candidates options choices values x y n
     nicht kein keine oder aber pas ou non ni o nie niet ist est es"""
-_NO_UNITS = frozenset(_OTHER_WORDS.split())
-"""Words behind a number that say something else of it than what is counted."""
+_NO_UNITS = frozenset(_OTHER_WORDS.split())  # words behind a number that do not name counted things
 _UNUSUAL_PLURALS = """people men women children fish sheep mice geese feet teeth dice deer data old
     long wide tall high deep each total left away apart altogether pizza cake pie
     class group apple clip student person child ticket book coin way number item
@@ -135,12 +134,8 @@ _SQUARE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts.
-
-    Args:
-        factors: a unit's name and its power, sorted: of ``m/s``, ``(("m", 1), ("s", -1))``.
-        words: where it is no unit of measurement, the words.
-    """
+    """The unit of a number: ``factors`` are names and powers, sorted, such as ``(("m", 1), ("s",
+    -1))`` for ``m/s``. Without one, ``words`` for the counted things."""
 
     factors: tuple[tuple[str, int], ...] = ()
     words: frozenset[str] = frozenset()
@@ -152,7 +147,7 @@ class Unit:
 
     @property
     def base(self) -> tuple[Unit | None, Fraction]:
-        """What it is a multiple of, and how many of that: of km/h, m/min and 50/3."""
+        """Return the base unit and the multiple: m/min and 50/3 for km/h."""
         powers, scale = dict[str, int](), Fraction(1)
         for name, power in self.factors:
             base, worth = _WORTH.get(name, (name, Fraction(1)))
@@ -170,12 +165,12 @@ PERCENT = Unit((("%", 1),))
 
 
 def money(sign: str) -> Unit:
-    """The unit of a currency's sign in front of a number."""
+    """Return the unit of a currency's sign in front of a number."""
     return Unit(((MONEY[sign], 1),))
 
 
 def agree(one: Unit | None, other: Unit | None) -> bool:
-    """Whether two quantities may be of one kind: a unit that a side leaves out does not matter."""
+    """Return whether two quantities may be of one kind. A missing unit agrees with every unit."""
     if one is None or other is None or one == other:
         return True
     if one.words and other.words:
@@ -193,12 +188,11 @@ def agree(one: Unit | None, other: Unit | None) -> bool:
 
 
 def unit_of(tail: str, letters: bool, single: bool = False) -> Unit | None:
-    """The unit that the text behind a number names; None where it names none.
+    """Return the unit in the text after a number, as ``latex.tidy`` leaves it, or None if it names
+    none.
 
-    Args:
-        tail: that text, as ``latex.tidy`` leaves it.
-        letters: a single letter right behind the number is a unit too, and no variable.
-        single: the number is one, or less: "1/3 cup".
+    ``letters``: a letter right after the number is a unit too. ``single``: the number is at most
+    one.
     """
     tail = _RAISED.sub(r"^\1\2", tail)
     marked = bool(_TEXT.search(tail))
@@ -222,7 +216,6 @@ def unit_of(tail: str, letters: bool, single: bool = False) -> Unit | None:
 
 
 def _measured(parts: list[str]) -> Unit | None:
-    """A product of known units; None where a part is none."""
     powers: dict[str, int] = {}
     sign, next_power, last = 1, 1, ""
     for part in parts:
@@ -260,7 +253,7 @@ def _simplified(powers: dict[str, int]) -> Unit | None:
 
 
 def _counted(parts: list[str], text: str, single: bool) -> Unit | None:
-    """Words that are no unit of measurement, as in "72 clips" and in 12 and a Chinese measure."""
+    # Words that are no unit of measurement, as in "72 clips" and in 12 and a Chinese measure word.
     if any(each.isdigit() for each in text) or len(parts) > 6:
         return None
     words = [part.lower() for part in parts]
@@ -279,7 +272,6 @@ def _counted(parts: list[str], text: str, single: bool) -> Unit | None:
 
 
 def _says_more(word: str) -> bool:
-    """Whether it is no name and no adjective of what is counted, as far as is known."""
     ordinal = word.endswith(("th", "ths", "illion", "illions", "ly"))
     return word in _NO_UNITS or number(word) is not None or ordinal
 

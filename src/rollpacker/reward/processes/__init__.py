@@ -1,4 +1,1 @@
-"""Grading in processes that may die.
-
-Nothing here knows what a reward function does.
-"""
+"""Grading in processes that may die."""

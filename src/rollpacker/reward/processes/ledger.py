@@ -1,4 +1,4 @@
-"""Which responses wait for which calls, and the grades that come of it."""
+"""The calls that each response waits for, and its grade once they are done."""
 
 from __future__ import annotations
 
@@ -21,27 +21,19 @@ from rollpacker.reward.processes.process import GradingJob
 
 # A grading process's replies are checked: a process that ran hostile text is not trusted.
 
-_LONGEST = 1000
-"""Characters of a text that are shown."""
+_LONGEST = 1000  # characters of a text that are shown
 
 
 class GraderReply(msgspec.Struct, frozen=True, kw_only=True):
-    """One message.
+    """One message of a grading process.
 
     Args:
-        ready: the process has loaded its functions.
-        fatal: why it cannot load them.
-        job: what is answered, and
-        function: which of its functions.
+        fatal: why the functions cannot be loaded.
         scores: of the running job's next function, one for each request.
-        error: why that function has no scores.
-        way: what faults of that kind have in common.
-        seconds: time that the call took; infinite where it does not say.
-        runs: what became of each response's program, where the function runs them.
-        extra: columns that the function logged, for each response.
-        metrics: numbers that it logged, for each response.
-        beat: the running call goes on: its job.
-        say: something that the user should know.
+        way: the kind of the fault.
+        seconds: time of the call, infinite if it is missing.
+        beat: the job of a call that still runs.
+        say: a line for the user.
     """
 
     ready: bool = False
@@ -63,10 +55,8 @@ _decode = msgspec.json.Decoder(GraderReply).decode
 
 
 def read_reply(payload: bytes, job: GradingJob | None) -> GraderReply:
-    """Decode a message of a process that runs ``job``.
-
-    Raises ``WireError`` when it is not an answer to the job's next call.
-    """
+    """Decode a message of a process that runs ``job``. Raises ``WireError`` if it does not answer
+    the job's next call."""
     try:
         reply = _parsed(payload)
     except (ValueError, RecursionError) as error:
@@ -93,7 +83,7 @@ def _parsed(payload: bytes) -> GraderReply:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        # It refuses half a surrogate pair, which a user's function may have logged.
+        # msgspec refuses half a surrogate pair, and a user's function may log one.
         data = json.loads(payload, parse_float=_finite, parse_constant=_finite)
         return msgspec.convert(data, GraderReply)
 
@@ -105,8 +95,6 @@ def _finite(text: str) -> float:
 
 
 def _check(reply: GraderReply, job: GradingJob) -> None:
-    """Refuse scores of another call, and what does not belong to its requests one by one."""
-
     def each(values: Sized) -> bool:
         return len(values) == len(job.requests)
 
@@ -121,8 +109,6 @@ def _check(reply: GraderReply, job: GradingJob) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A response whose grade is not known yet; ``missing`` counts the calls that it waits for."""
-
     since: float
     missing: int
     scores: dict[int, float] = field(default_factory=dict[int, float])
@@ -133,47 +119,45 @@ class _Held:
 
 
 class ScoreLedger:
-    """Puts the scores of several functions together.
-
-    Raises ``ValueError`` when two rewards have one name.
-    """
+    """Combines the scores of several functions into grades. Raises ``ValueError`` if two rewards
+    have one name."""
 
     def __init__(self, rewards: Sequence[RewardConfig]) -> None:
         self.names = reward_names(rewards)
         self.done: list[Grade] = []
-        """Grades that nobody has taken yet."""
+        """Grades not taken yet."""
         self._weights = [reward.weight for reward in rewards]
         self._held: dict[AttemptId, _Held] = {}
 
     def __bool__(self) -> bool:
-        """Whether any grade is awaited."""
+        """Return whether any grade is awaited."""
         return bool(self._held)
 
     def hold(self, attempt: AttemptId, missing: int) -> None:
-        """Await ``missing`` calls for an attempt, which must not be held already."""
+        """Await ``missing`` calls for an attempt that is not held yet."""
         assert attempt not in self._held, f"attempt {attempt} is held"
         self._held[attempt] = _Held(since=time.monotonic(), missing=missing)
         if missing == 0:
             self._finish(attempt, self._held[attempt])
 
     def drop(self, attempt: AttemptId) -> None:
-        """No grade comes; unknown attempts are ignored."""
+        """Stop awaiting an attempt's grade. Unknown attempts are ignored."""
         self._held.pop(attempt, None)
 
     def clear(self) -> None:
         self._held.clear()
 
     def wanted(self, job: GradingJob) -> bool:
-        """Whether anyone still waits for what it computes."""
+        """Return whether a response of the job still waits."""
         return any(request.attempt in self._held for request in job.requests)
 
     def pending(self) -> dict[AttemptId, float]:
-        """Seconds since ``hold`` of every attempt whose grade is awaited."""
+        """Return the seconds since ``hold`` of every attempt whose grade is awaited."""
         now = time.monotonic()
         return {attempt: now - held.since for attempt, held in self._held.items()}
 
     def score(self, job: GradingJob, function: int, reply: GraderReply) -> None:
-        """One function's scores of a job have come."""
+        """Record one function's scores of a job."""
         for place, request in enumerate(job.requests):
             held = self._held.get(request.attempt)
             if held is None:
@@ -192,7 +176,7 @@ class ScoreLedger:
             self._count(request.attempt, held)
 
     def skip(self, job: GradingJob) -> None:
-        """A function is not called for the responses of a job: it is not applicable."""
+        """Record that a function is not applicable to a job's responses."""
         for request in job.requests:
             if (held := self._held.get(request.attempt)) is not None:
                 self._count(request.attempt, held)
@@ -213,7 +197,7 @@ class ScoreLedger:
         self.done.append(self._grade(attempt, held, reward, scores, error))
 
     def fail(self, job: GradingJob, error: str) -> None:
-        """The responses of a job get no reward."""
+        """Give the responses of a job no reward."""
         for request in job.requests:
             held = self._held.pop(request.attempt, None)
             if held is not None:

@@ -1,10 +1,9 @@
 """Grading in processes that may hang, crash or be killed without harm to other samples.
 
-The pool belongs to one event loop (or to a caller that waits): responses are queued by
-``submit``, sent to idle processes in batches and answered through a callback. A call that raises,
-hangs or takes its process down is repeated ``grading.retries`` times, a call of several responses
-once for each of them; then its response has no reward, and an error says why. What was queued
-behind it is sent again and not charged.
+The pool belongs to one event loop, or to a caller that waits. A call that raises, hangs or kills
+its process is repeated ``grading.retries`` times. A call of several responses, once for each of
+them. If all attempts fail, the response has no reward, and an error says why. Jobs queued after a
+failed one are sent again and not charged.
 """
 
 from __future__ import annotations
@@ -26,26 +25,22 @@ from rollpacker.reward.processes.queue import TIMED_OUT, Waiting
 OnGrades = Callable[[list[Grade]], None]
 
 _COLLECT_S = 0.001
-"""Pause after reading and sending, in which responses and replies gather: the first is handled at
-once, those that follow are handled together."""
+"""Pause after reading and sending, in which responses and replies gather. The first one is handled
+at once, the following ones together."""
 _START_S = 120.0
 _CANCELLED_GRACE_S = 1.0
 _STARTS = 5
 _RESTARTS = 50
-"""Failures in a row, once the functions have been loaded: then they are the machine's."""
+"""Failures in a row once the functions have been loaded: then the machine is at fault."""
 
 
 class GradingPool(SupervisedPool[GradingProcess]):
-    """Reward processes for one run.
+    """Reward processes for one run. Raises ``ValueError`` if two rewards have one name.
 
     Args:
-        rewards: the functions and their weights; a response's reward is the weighted sum.
-        config: processes and retries.
-        join: whether responses may share a call, as rewards with ``batch`` ask for.
-        columns: for each reward, those of the rows that it applies to; None if not known.
-        read: with it the processes decode what they grade; None: requests have their text.
-
-    Raises ``ValueError`` when two rewards have one name.
+        join: whether responses may share a call of a reward with ``batch``.
+        columns: for each reward, those of the rows that it applies to, or None if not known.
+        read: lets the processes decode responses. None: requests have their text.
     """
 
     def __init__(
@@ -94,10 +89,8 @@ class GradingPool(SupervisedPool[GradingProcess]):
         self._act()
 
     def submit(self, requests: Sequence[GradeRequest], group: bool = False) -> None:
-        """Queue responses; ``group`` says that they are all of one prompt, in order.
-
-        Never waits. Attempts must not be held already.
-        """
+        """Queue responses. ``group``: they are all of one prompt, in order. Never waits. Attempts
+        must not be held already."""
         assert group or not self._grouped, "a reward needs the group: submit whole groups"
         self._waiting.add(requests)
         if self._pause is None:
@@ -116,15 +109,15 @@ class GradingPool(SupervisedPool[GradingProcess]):
                 self._write(process, [running.cancellation()])
 
     def end_step(self) -> None:
-        """Large rows are not expected to come again."""
+        """Forget the files of large rows, which are not expected to come again."""
         self._waiting.rows.forget()
 
     def pending(self) -> dict[AttemptId, float]:
-        """Seconds since submission of every attempt whose grade is awaited."""
+        """Return the seconds since submission of every attempt whose grade is awaited."""
         return self._ledger.pending()
 
     def trouble(self) -> str | None:
-        """Which functions only fail, in words."""
+        """Return a line about functions that fail every time."""
         return self._waiting.trouble()
 
     def close(self) -> None:
@@ -220,11 +213,10 @@ class GradingPool(SupervisedPool[GradingProcess]):
         return f"{TIMED_OUT} after {limit:g} s" if now - member.call_started > limit else None
 
     def _lost(self, member: GradingProcess, why: str, ended: str) -> None:
-        """The running job is charged, the others wait again."""
         if member.jobs:
             running = member.jobs.popleft()
             self._waiting.put_back(member.jobs)
-            # Kinds of faults: it took too long, or did something to its process.
+            # Two kinds of faults: the call took too long, or its process ended.
             late = why.startswith(TIMED_OUT)
             error = why if late else f"its process {why or ended}"
             self._charge(running, error, member, TIMED_OUT if late else "process")
@@ -238,15 +230,14 @@ class GradingPool(SupervisedPool[GradingProcess]):
         limit = self._rewards[job.functions[0]].call_limit_s
         if self._ledger.wanted(job):
             return limit
-        # To wait for a call that nobody wants is cheaper than to load a model again.
+        # Waiting for an unwanted call is cheaper than loading a model again.
         return min(limit, max(_CANCELLED_GRACE_S, process.start_s))
 
     # -- the event loop
 
     def _act(self) -> None:
-        """Send what is queued, then pause; without a loop there is nothing to pause."""
         if self._loop is not None:
-            # First, since the callback may submit again.
+            # Set the pause first: the callback may submit again.
             self._pause = self._loop.call_later(_COLLECT_S, self._resume)
             for process in self._members:
                 self._loop.remove_reader(process.channel)
@@ -276,5 +267,5 @@ class GradingPool(SupervisedPool[GradingProcess]):
         if any(process.jobs for process in self._members):
             self._act()
         else:
-            self._listen_to_all()  # first, since a callback may submit again
+            self._listen_to_all()  # before the callback, which may submit again
             self._go_on()

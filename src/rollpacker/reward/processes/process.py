@@ -29,20 +29,20 @@ from rollpacker.reward.base import GradeRequest
 # response's.
 
 LARGE = 1 << 16
-"""Bytes from which on a row goes by a file."""
+"""Rows of at least so many bytes go by a file."""
 MOST = 1 << 28
-"""Bytes of the files that are kept for rows which may come again."""
+"""Bytes of files kept for rows that may come again."""
 
 Row = Mapping[str, Any]
 
 
 class RowFile:
-    """A large row's file, which is deleted with the last job that needs it."""
+    """A large row's file, deleted with the last job that needs it."""
 
     def __init__(self, row: Row, packed: bytes) -> None:
         descriptor, self.path = tempfile.mkstemp(prefix="rollpacker-row-")
         weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
-        self.row = row  # kept, so that no other row gets its id
+        self.row = row  # keep a reference, so that no other row gets its id
         self.size = len(packed)
         with os.fdopen(descriptor, "wb") as file:
             file.write(packed)
@@ -60,17 +60,16 @@ class RowFiles:
         return bool(self._files)
 
     def of(self, row: Row) -> RowFile | None:
-        """A row's file, if it has one."""
         return self._files.get(id(row))
 
     def add(self, rows: Iterable[Row]) -> bool:
-        """Write the large rows among these that have no file yet; whether there are any. Raises
-        what pickle raises."""
+        """Write the large rows that have no file yet. Return whether there were any. Raises what
+        pickle raises."""
         added = False
         for row in {id(row): row for row in rows if id(row) not in self._files}.values():
             packed = pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
             if LARGE <= len(packed) <= self._most:
-                with contextlib.suppress(OSError):  # on a full disk it goes with its job
+                with contextlib.suppress(OSError):  # on a full disk the job carries the row
                     self._files[id(row)] = RowFile(row, packed)
                     self._bytes += len(packed)
                     added = True
@@ -79,13 +78,13 @@ class RowFiles:
         return added
 
     def forget(self) -> None:
-        """Keep files for jobs that have been sent only."""
+        """Keep files only for jobs that have been sent."""
         self._files.clear()
         self._bytes = 0
 
 
 def load_row(path: str) -> Row:
-    """A copy of a large row."""
+    """Return a copy of a large row."""
     return pickle.loads(_mapped(path))
 
 
@@ -100,20 +99,17 @@ JOB = struct.Struct("<Q")
 """A job's number, from 1 on, at the head of its frame."""
 _BUILT_IN = {"code": "rollpacker.reward.code", "math": "rollpacker.reward.math"}
 Loaded = tuple[str, dict[str, Any], list[str] | None]
-"""A function that a process is to load: its path, its options, and the columns of its rows."""
+"""A function for a process to load: its path, its options, and the columns of its rows."""
 
 
 @dataclass(slots=True, eq=False)
 class GradingJob:
-    """One call of each of some functions on the same requests.
+    """One call of each of some functions on the same requests: one response, or a group.
 
     Args:
-        id: unique within the pool.
-        requests: one response, or all of a group.
         functions: indices of the reward functions still to call.
-        failures: how often it has failed.
-        failed_in: the process that it failed in last; another one should try it next.
-        files: of large rows, which must stay until the job is over.
+        failed_in: the process that it failed in last. Another one should try it next.
+        files: of large rows. They must stay until the job is over.
     """
 
     id: int
@@ -124,7 +120,7 @@ class GradingJob:
     files: list[RowFile | None] = field(default_factory=list[RowFile | None])
 
     def encode(self, rows: RowFiles) -> bytes:
-        """The job as a frame. Raises what pickle raises on columns that it cannot write."""
+        """Return the job as a frame. Raises what pickle raises on columns that it cannot write."""
         body = self._body(rows)
         if len(body) >= LARGE and rows.add(r.row for r in self.requests):
             body = self._body(rows)
@@ -136,7 +132,7 @@ class GradingJob:
         return pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
 
     def cancellation(self) -> bytes:
-        """The frame that cancels it."""
+        """Return the frame that cancels it."""
         return frame(JOB.pack(self.id))
 
 
@@ -152,13 +148,8 @@ def _plain(r: GradeRequest, file: RowFile | None) -> tuple[Any, ...]:
 
 @dataclass(slots=True, eq=False)
 class GradingProcess(SupervisedProcess):
-    """One process and the jobs that it holds, the running one first.
-
-    Args:
-        jobs: what it was sent and has not answered.
-        call_started: latest time at which its current call can have begun.
-        start_s: seconds that loading its functions took.
-    """
+    """One process and its unanswered jobs, the running one first. ``call_started``: latest time at
+    which its call can have begun. ``start_s``: seconds of loading its functions."""
 
     jobs: deque[GradingJob] = field(default_factory=deque)
     call_started: float = 0.0
@@ -170,19 +161,14 @@ class GradingProcess(SupervisedProcess):
 
 
 def _preloaded(functions: Sequence[Loaded]) -> list[str]:
-    """What each process would import for itself; libraries of models take devices, and are not
-    for that."""
+    # Only modules that each process imports anyway. Model libraries would open devices.
     built_in = (_BUILT_IN[name] for name, _, _ in functions if name in _BUILT_IN)
     return ["rollpacker.reward.processes.worker", "tokenizers", *sorted(built_in)]
 
 
 def start(functions: Sequence[Loaded], read: bytes, checked: bool) -> GradingProcess:
-    """Start a process that loads these functions and then takes jobs; ``channel.flush`` may have to
-    follow.
-
-    ``read`` is pickled: a ``ResponseText``, or None. ``checked`` says that such a process
-    has found its sandbox to hold on this machine.
-    """
+    """Start a process that loads these functions and then takes jobs. ``channel.flush`` may have to
+    follow. ``read`` is pickled. ``checked``: another process has verified the sandbox."""
     popen, ours = fork_child("rollpacker.reward.processes.worker", _preloaded(functions))
     channel = Channel(ours)
     channel.send(frame(pickle.dumps((list(functions), read, checked))))

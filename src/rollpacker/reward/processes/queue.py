@@ -1,9 +1,8 @@
-"""What waits for a grading process: made into jobs, joined, cut into batches, tried again.
+"""The queue in front of the grading processes: jobs made, joined, cut into batches, tried again.
 
-Jobs are taken in the order in which they came. A reward with ``batch`` has jobs of its own, which
-are joined when a process takes them: what has come by then shares a call. A joined call that fails
-says nothing of its single responses, so each of them is tried alone before it is given up. A
-function that only fails is given up as a whole: the run stops, or goes on without it.
+Jobs are taken in order of arrival. Waiting jobs of a reward with ``batch`` share a call. If it
+fails, each of its responses is tried alone. If a function fails every time, the run stops or drops
+it (``on_error``).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rollpacker.reward.processes.ledger import ScoreLedger
 from rollpacker.reward.processes.process import GradingJob, RowFiles
 
 _BATCH_S = 0.05
-"""Work sent to a process at a time, in seconds: little enough to share out and to cancel."""
+"""Seconds of work sent to a process at a time: short enough to share out and to cancel."""
 _LARGEST_BATCH = 256
 _FIRST_GUESS_S = 0.01
 
 TIMED_OUT = "timed out"
-"""How a call that took too long failed."""
+"""The error of a call that took too long."""
 
 
 class Waiting:
@@ -56,7 +55,7 @@ class Waiting:
         return len(self._jobs)
 
     def add(self, requests: Sequence[GradeRequest]) -> None:
-        """Queue the calls of responses: all of one prompt where a reward needs the group."""
+        """Queue the calls of responses: all of one prompt if a reward needs the group."""
         for request in requests:
             each = self._functions(request.domain, needs_group=False)
             grouped = self._functions(request.domain, needs_group=True)
@@ -70,11 +69,11 @@ class Waiting:
             self._queue(tuple(requests), grouped)
 
     def put_back(self, jobs: Sequence[GradingJob]) -> None:
-        """Jobs that a process had not begun: they are the next ones again."""
+        """Put jobs that a process had not begun at the front again."""
         self._jobs.extendleft(reversed(jobs))
 
     def give_up(self, error: str) -> None:
-        """Nothing that waits is graded any more."""
+        """Fail all waiting jobs."""
         while self._jobs:
             self._ledger.fail(self._jobs.popleft(), error)
 
@@ -85,18 +84,18 @@ class Waiting:
     # -- what a process is sent
 
     def share(self, idle: int) -> int:
-        """How many jobs each of ``idle`` processes should take now."""
+        """Return how many jobs each of ``idle`` processes should take now."""
         most = min(self._largest_batch, max(1, int(_BATCH_S / max(self._call_s, 1e-6))))
         return min(most, math.ceil(len(self._jobs) / idle))
 
     def any_for(self, idle: Iterable[object], processes: Collection[object]) -> bool:
-        """Whether one of the ``idle`` among all ``processes`` may take a job."""
+        """Return whether one of the ``idle`` among all ``processes`` may take a job."""
         return any(_may_try(process, job, processes) for process in idle for job in self._jobs)
 
     def take(
         self, process: object, count: int, processes: Collection[object]
     ) -> list[tuple[GradingJob, bytes]]:
-        """At most ``count`` jobs for one of the ``processes``, with their frames."""
+        """Return at most ``count`` jobs for one of the ``processes``, with their frames."""
         taken: list[tuple[GradingJob, bytes]] = []
         elsewhere: list[GradingJob] = []
         while self._jobs and len(taken) < count:
@@ -111,7 +110,7 @@ class Waiting:
             job = self._joined(job)
             try:
                 taken.append((job, job.encode(self.rows)))
-            except Exception as error:  # pickle raises whatever the column's own code raises
+            except Exception as error:  # pickle raises the errors of the column's own code
                 self._unsendable(job, error)
                 continue
             if self._goes_alone(job):
@@ -120,7 +119,7 @@ class Waiting:
         return taken
 
     def _next(self) -> GradingJob:
-        """The oldest job; while a function only fails, one of a prompt that was not tried yet."""
+        # The oldest job. While a function fails every time, prefer a prompt that it has not tried.
         for function in self._faults.suspects():
             for place, job in enumerate(self._jobs):
                 fresh = not self._faults.tried(function, job.requests[0].source)
@@ -130,12 +129,11 @@ class Waiting:
         return self._jobs.popleft()
 
     def _goes_alone(self, job: GradingJob) -> bool:
-        """A job that failed may take its process down again; behind one that may be joined,
-        others would have to wait and could not join what comes later."""
+        # A failed job may take its process down again. A job that may be joined would hold up the
+        # jobs behind it, and those could not join later ones.
         return job.failures > 0 or self._size(job) > 1
 
     def _joined(self, first: GradingJob) -> GradingJob:
-        """With the requests of others that wait for the same call, up to the largest call."""
         size = self._size(first)
         if size == 1 or first.failures:
             return first
@@ -159,20 +157,18 @@ class Waiting:
     # -- what became of it
 
     def took(self, job: GradingJob, seconds: float) -> None:
-        """A call of a job was answered, if only with an error."""
+        """Record the seconds of a call that was answered, even with an error."""
         if self._size(job) == 1:
-            # A decaying maximum: behind a call that may be slow, nothing else is put in a batch.
+            # A decaying maximum, so that no other job is batched behind a call that may be slow.
             self._call_s = max(seconds, 0.95 * self._call_s)
 
     def scored(self, function: int) -> None:
-        """A function has given scores."""
+        """Record that a function gave scores."""
         self._faults.answered(function)
 
     def charge(self, job: GradingJob, error: str, process: object, way: str) -> str | None:
-        """A job failed: it waits again, or its responses get no reward.
-
-        Returns what the user should know when it waits again, or a function is dropped.
-        """
+        """Count a job's failure: it waits again, or its responses get no reward. Returns a line for
+        the user if it waits again or if a function is dropped."""
         if not self._ledger.wanted(job):
             return None
         function = job.functions[0]
@@ -183,17 +179,16 @@ class Waiting:
         error = f"reward '{self._ledger.names[function]}': {error}"
         if self._is_joined(job):
             self._split(job, process)
-            return f"{error}; the responses of this call are graded again one by one"
+            return f"{error}: the responses of this call are graded again one by one"
         job.failures += 1
         job.failed_in = process
         if job.failures > self._retries:
             self._ledger.fail(job, error)
             return None
         self._jobs.append(job)
-        return f"{error}; it is called again"
+        return f"{error}: it is called again"
 
     def _blame(self, job: GradingJob, error: str, way: str) -> str | None:
-        """Count a failed call against its function; what is said when that is dropped for it."""
         function, first = job.functions[0], job.requests[0]
         if self._is_joined(job) or function in self._dropped or self.broken is not None:
             return None
@@ -205,16 +200,16 @@ class Waiting:
         if self._rewards[function].on_error == "stop":
             longer = f", give it longer ({key}.timeout_s)," if way == TIMED_OUT else ""
             skip = f"go on without it ({key}.on_error=skip)"
-            self.broken = f"{key}: {trouble}; mend it{longer} or {skip}"
+            self.broken = f"{key}: {trouble}: fix it{longer} or {skip}"
         elif len(self._dropped) + 1 == len(self._rewards):
-            self.broken = f"{key}: {trouble}; without it there is no reward left"
+            self.broken = f"{key}: {trouble}: without it there is no reward left"
         else:
             self._drop(function)
-            return f"WARNING {trouble}; the run goes on without it ({key}.on_error=skip)"
+            return f"WARNING {trouble}: the run goes on without it ({key}.on_error=skip)"
         return None
 
     def trouble(self) -> str | None:
-        """Which functions only fail, in words."""
+        """Return a line about functions that fail every time."""
         suspects = [i for i in self._faults.suspects() if i not in self._dropped]
         return "; ".join(map(self._trouble, suspects)) or None
 
@@ -224,7 +219,6 @@ class Waiting:
         return f"reward '{self._ledger.names[function]}' {did} {failed} of {tried}"
 
     def _drop(self, function: int) -> None:
-        """A function is not called any more: it is not applicable to anything."""
         self._dropped.add(function)
         self._applying.clear()
         jobs, self._jobs = self._jobs, deque()
@@ -242,7 +236,6 @@ class Waiting:
             self._jobs.append(job)
 
     def _split(self, job: GradingJob, process: object) -> None:
-        """Charge each response, which marks it to be sent alone."""
         for request in job.requests:
             self._queue((request,), job.functions)
             self._jobs[-1].failures = 1
@@ -257,7 +250,6 @@ class Waiting:
         return self._sizes[job.functions[0]]
 
     def _functions(self, domain: str, needs_group: bool) -> Sequence[int]:
-        """Indices of the functions that apply to a row of a domain."""
         known = self._applying.get((domain, needs_group))
         if known is None:
             known = self._applying[domain, needs_group] = [
@@ -275,5 +267,4 @@ class Waiting:
 
 
 def _may_try(process: object, job: GradingJob, processes: Collection[object]) -> bool:
-    """What failed in one process is for another."""
     return job.failed_in is not process or len(processes) == 1

@@ -1,8 +1,5 @@
-"""The grading process: the only place where reward functions run.
-
-It takes jobs in order and writes one reply per call, as JSON: what it writes is checked by the
-driver and never unpickled.
-"""
+"""The grading process: the only place where reward functions run. It takes jobs in order and writes
+one JSON reply per call. The driver checks the replies and never unpickles them."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ _BEAT_S = 0.5
 
 
 class Driver:
-    """The other end of the socket. A job is a frame that begins with its number; one that holds
-    nothing else cancels the job of that number."""
+    """The other end of the socket. A job is a frame that begins with its number. A frame with only
+    a number cancels that job."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.checked = False
-        """Whether another process has found its sandbox to hold on this machine."""
+        """Whether another process has verified the sandbox on this machine."""
         self._sock = sock
         self._inbox = Inbox(HEADER, bytes)
         self._waiting: deque[bytes] = deque()
@@ -47,14 +44,14 @@ class Driver:
         self._beat = 0.0
 
     def next(self) -> bytes | None:
-        """Wait for the next frame that is no cancellation; None when the driver is gone."""
+        """Wait for the next job, or None if the driver is gone."""
         while not self._waiting:
             if not self._receive():
                 return None
         return self._waiting.popleft()
 
     def reply(self, message: dict[str, Any]) -> None:
-        """Write one message. Raises ``GradingError`` when it is larger than the driver reads."""
+        """Write one message. Raises ``GradingError`` if it is larger than the driver reads."""
         text = dumps(message)
         if len(text) > LARGEST_REPLY:
             raise GradingError(f"logged more than {LARGEST_REPLY >> 20} MiB in one call")
@@ -64,12 +61,12 @@ class Driver:
         self.reply({"say": text})
 
     def begin(self, job: int) -> None:
-        """A job is running from now on; what was cancelled before it is over."""
+        """Start a job and forget earlier cancellations."""
         self._running = job
         self._beat = time.monotonic()
 
     def unwanted(self) -> bool:
-        """Whether the running job was cancelled. Tells the driver now and then that it runs."""
+        """Return whether the running job was cancelled. Also sends the driver a sign of life."""
         now = time.monotonic()
         if now - self._beat > _BEAT_S:
             self._beat = now
@@ -82,7 +79,7 @@ class Driver:
     def _receive(self) -> bool:
         try:
             count = self._inbox.receive(self._sock)
-        except ConnectionResetError:  # it is gone and has not read everything
+        except ConnectionResetError:  # the driver is gone and has not read everything
             count = 0
         for payload in self._inbox.whole():
             self._take(payload)
@@ -143,7 +140,7 @@ def _grade(
             scored = scorers[function](requests)
             seconds = time.perf_counter() - start
             driver.reply({"job": job, "f": function, "s": seconds} | _encode(scored))
-    except BaseException as error:  # whatever the user's code raises is this sample's own
+    except BaseException as error:  # an error of the user's code fails this sample only
         seconds = time.perf_counter() - start
         driver.reply({"job": job, "s": seconds, "error": told(error), "way": way(error)})
 
@@ -169,7 +166,7 @@ def _job(payload: bytes, read: ResponseText | None) -> tuple[Sequence[int], list
         GradeRequest(
             attempt=AttemptId(attempt),
             prompt=prompt,
-            # Once, when a function asks for it: one that reads token ids never does.
+            # Decode once, on demand: functions that read token ids never ask.
             completion=cache(partial(read, ids)) if read else completion,
             completion_ids=ids,
             row=_loaded(row, loaded) if isinstance(row, str) else row,

@@ -323,10 +323,10 @@ def test_reward_code_can_use_a_service(service: Service, tmp_path: Path) -> None
         (None, "cannot be read: No such file or directory"),
         (b"", "is empty"),
         (b" \r\n", "is empty"),
-        (b"sesame\nopen\n", "is no token: white space inside, or no printable ASCII"),
-        (b"sesame open", "is no token: white space inside, or no printable ASCII"),
-        (b"sesame\x07", "is no token: white space inside, or no printable ASCII"),
-        ("sesame\u00e9".encode(), "is no token: white space inside, or no printable ASCII"),
+        (b"sesame\nopen\n", "holds no token: it has white space or is no printable ASCII"),
+        (b"sesame open", "holds no token: it has white space or is no printable ASCII"),
+        (b"sesame\x07", "holds no token: it has white space or is no printable ASCII"),
+        ("sesame\u00e9".encode(), "holds no token: it has white space or is no printable ASCII"),
     ],
 )
 def test_a_file_without_a_token_is_refused_before_the_run(

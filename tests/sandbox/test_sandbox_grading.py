@@ -174,6 +174,6 @@ def test_a_zygote_that_is_killed_every_time_is_infra(level: Level) -> None:
         finally:
             done.set()
             killer.join()
-        assert (found.verdict, found.tests[0].detail) == ("infra", "the zygote died")
+        assert (found.verdict, found.tests[0].detail) == ("infra", "the fork server died")
         assert sandbox.deaths == 3
         assert sandbox.run("print(42)", [PRINTS], 1.0).verdict == "pass"

@@ -80,7 +80,7 @@ def test_a_zygote_that_keeps_dying_is_an_infrastructure_error(
 
         monkeypatch.setattr(Zygote, "fork", fork)
         found = sandbox.run(ADD, [EMPTY], 1.0)
-        assert (found.verdict, found.tests[0].detail) == ("infra", "the zygote died")
+        assert (found.verdict, found.tests[0].detail) == ("infra", "the fork server died")
 
 
 def test_a_sandbox_that_is_closed_while_programs_run_says_so(level: Level) -> None:
@@ -139,7 +139,7 @@ def test_a_zygote_that_does_not_start_is_not_waited_for_for_ever(
         sandbox._starter.submit(idle.wait, 60.0)  # pyright: ignore[reportPrivateUsage]
         for pid in set(descendants(os.getpid())) - before:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(SandboxUnavailableError, match=r"^no zygote started in 0\.2 s$"):
+        with pytest.raises(SandboxUnavailableError, match=r"^no fork server started in 0\.2 s$"):
             add(sandbox, 1, 2)
         idle.set()
         monkeypatch.undo()
@@ -283,7 +283,7 @@ def test_where_namespaces_are_denied_strong_is_refused() -> None:
     refusal, level = python(WITHOUT_A_CALL.format(numbers=numbers, level="strong")).splitlines()
     assert refusal == (
         "sandbox level 'strong' does not work on this machine: [Errno 1] unshare: "
-        "Operation not permitted; a weaker level must be asked for"
+        "Operation not permitted: choose a weaker level"
     )
     assert level in LEVELS[1:]
 

@@ -1,7 +1,5 @@
-"""The code sandbox: the boundary between a hostile program and the trainer.
-
-It knows nothing of rewards, prompts or training.
-"""
+"""The code sandbox: the boundary between a hostile program and the trainer. It knows nothing of
+rewards, prompts or training."""
 
 from rollpacker.sandbox.formats import find_tests, float_tolerance, read_tests
 from rollpacker.sandbox.grading.decode import shorten

@@ -1,4 +1,4 @@
-"""From tests to the verdict on a program, wherever it runs."""
+"""From tests to the verdict on a program, for local and remote sandboxes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ L = TypeVar("L", bound=Level | Literal["remote"])
 
 
 class ProgramRunner(ABC, Generic[L]):
-    """Runs programs that may be hostile. Verdicts are computed here, outside of them.
-
-    It may be shared by threads.
-    """
+    """Runs programs that may be hostile. Verdicts are computed outside of them. Threads may share
+    it."""
 
     level: L
-    """The isolation that programs run in."""
+    """The isolation of the programs."""
     deaths = 0
-    """Zygotes that died and were replaced."""
+    """Fork servers that died and were replaced."""
 
     def run(
         self,
@@ -41,18 +39,17 @@ class ProgramRunner(ABC, Generic[L]):
         Args:
             program: Python source.
             tests: at least one.
-            timeout_s: CPU seconds for each test, a day at most; a sequence gives every test its
-                own.
+            timeout_s: CPU seconds for each test, at most a day. A sequence has one for every test.
             stop_early: leave out the tests after the first that did not pass.
-            stop: asked a few times a second while a program runs; true ends it.
-            float_tolerance: how near numbers must be, absolute or relative, that are not integers
-                both; None stands for 1e-6, or the digits of what is expected, and for integers in
-                the output as they are.
+            stop: asked a few times a second while a program runs. True ends it.
+            float_tolerance: how near numbers must be, absolute or relative, unless both are
+                integers. None: 1e-6 or the expected number's digits, and integers in the output as
+                they are.
 
         Raises:
-            StoppedError: ``stop`` said so.
-            ValueError: no tests, a timeout out of range, arguments that are no JSON, or a part of
-                a job that is no text.
+            StoppedError: ``stop`` returned true.
+            ValueError: no tests, a timeout out of range, or a part of a job that is no text or
+                JSON.
             SandboxUnavailableError: see the class.
         """
         budgets = [timeout_s] * len(tests) if isinstance(timeout_s, int | float) else timeout_s

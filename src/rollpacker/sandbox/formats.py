@@ -1,7 +1,4 @@
-"""Tests from rows of the datasets that people have.
-
-Nothing is unpickled: rows that hold pickles are refused.
-"""
+"""Reads tests from rows of public datasets. Rows that hold pickles are refused, never unpickled."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any
 
 from rollpacker.sandbox.types import AssertTest, CallTest, StdinTest, Test, parse_test
 
-# Arguments and results of calls, from how datasets write them.
+# Arguments and results of calls, in the notations of datasets.
 
 _LIST = re.compile(r"(?:typing\.)?(List|list|Sequence|Iterable|Optional)\[(.*)\]", re.DOTALL)
 _PLAIN = {"int": 0, "float": 0, "str": 0, "bool": 0, "list": 1, "List": 1}
@@ -28,12 +25,13 @@ _MOST_DIGITS = 20_000
 def wanted(
     column: str, name: str, inputs: Sequence[Any], outputs: Sequence[Any], row: Mapping[str, Any]
 ) -> tuple[Sequence[Any], bool]:
-    """What calls must return, and whether a list with nothing but it is right as well.
+    """Return the values that calls must return, and whether a list with only that value is right as
+    well.
 
-    Outputs are JSON text where the inputs are, as LiveCodeBench and PRIME have it; beside
-    arguments that are values, a text is a text. APPS and TACO put some results into a list of
-    their own; the row's starter code may say that they are no deeper. Without such code, results
-    that are all lists of one may be either: both are right, as in the harnesses of APPS and PRIME.
+    Outputs are JSON text if the inputs are, as in LiveCodeBench and PRIME. Beside arguments that
+    are values, a text is a text. APPS and TACO put some results into a list of their own. The
+    return type in the row's starter code decides whether they did. Without it, results that are all
+    lists of one may be either, so both are right, as in the harnesses of APPS and PRIME.
     """
     as_text = all(isinstance(each, str) for each in (*inputs, *outputs))
     values = decoded(column, outputs) if as_text else outputs
@@ -47,7 +45,6 @@ def wanted(
 
 
 def _depth(values: Sequence[Any]) -> int:
-    """Of the lists in each of the values."""
     depth = 0
     while lists := [each for each in values if isinstance(each, list)]:
         values = [item for each in lists for item in each]
@@ -56,7 +53,6 @@ def _depth(values: Sequence[Any]) -> int:
 
 
 def _depth_of_type(text: str) -> int | None:
-    """Of the lists that an annotation names; None where what is in them is not known."""
     depth = 0
     while found := _LIST.fullmatch(text.strip()):
         depth += found[1] != "Optional"
@@ -66,8 +62,6 @@ def _depth_of_type(text: str) -> int | None:
 
 
 def _signature(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """The arguments of a function, and what it returns, by the annotations in the row's starter
-    code."""
     starter = row.get("starter_code")
     if not isinstance(starter, str):
         return "", ""
@@ -77,8 +71,8 @@ def _signature(name: str, row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def nodes_of(column: str, name: str, row: Mapping[str, Any]) -> dict[str, str]:
-    """LeetCode's classes of linked lists and trees among the arguments, by place and by name, and
-    of the ``return``; behind ``*`` where it is a list of them."""
+    """Return LeetCode's list and tree classes by place and name of an argument, and for the
+    ``return``. A leading ``*`` stands for a list of them."""
     arguments, returned = _signature(name, row)
     if "Node" not in arguments + returned:
         return {}
@@ -86,7 +80,7 @@ def nodes_of(column: str, name: str, row: Mapping[str, Any]) -> dict[str, str]:
     texts = {str(place): each for place, each in enumerate(given)} | {"return": returned}
     texts |= {each.partition(":")[0].strip(" \nself,"): each for each in given}
     if any(re.search(r"\bNode\b", text) for text in texts.values()):
-        raise ValueError(f"{column}: a graph of class 'Node' is not built: leave this row out")
+        raise ValueError(f"{column}: graphs of class 'Node' are not supported: leave this row out")
     kinds = {
         key: re.search(r"([Ll]ist\[.*)?\b((?:List|Tree)Node)\b", text)
         for key, text in texts.items()
@@ -95,12 +89,12 @@ def nodes_of(column: str, name: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def returns_nothing(name: str, row: Mapping[str, Any]) -> bool:
-    """Whether the row's starter code says that the function changes its argument in place."""
+    """Return whether the starter code declares that the function changes its argument in place."""
     return _signature(name, row)[1].strip() == "None"
 
 
 def with_number_keys(args: list[Any]) -> list[Any]:
-    """A single argument with the keys that it had before JSON made text of them, as in APPS."""
+    """Restore the integer keys of a single argument that JSON turned into text, as in APPS."""
     if len(args) != 1 or not isinstance(args[0], dict):
         return args
     if not all(isinstance(key, str) and _NUMBER.fullmatch(key) for key in args[0]):
@@ -109,8 +103,8 @@ def with_number_keys(args: list[Any]) -> list[Any]:
 
 
 def decoded(column: str, texts: Sequence[str]) -> Sequence[Any]:
-    """Values that are written as JSON or as Python has them; words of which some are neither are
-    meant as they are."""
+    """Decode values in JSON's or Python's notation. If a word among them is in neither notation,
+    all are plain text."""
     values: list[Any] = []
     for text in texts:
         try:
@@ -123,7 +117,7 @@ def decoded(column: str, texts: Sequence[str]) -> Sequence[Any]:
 
 
 def value_of(column: str, text: str) -> Any:
-    """What is written as JSON or as Python has it."""
+    """Decode a value in JSON's or Python's notation."""
     try:
         return read_json(column, text)
     except ValueError as error:
@@ -134,7 +128,7 @@ def value_of(column: str, text: str) -> Any:
 
 
 def read_json(column: str, value: Any, integer: Callable[[str], int] = int) -> Any:
-    """A value that may be JSON text. Raises ``ValueError``, one line with the column."""
+    """Decode a value that may be JSON text. Raises ``ValueError``, one line with the column."""
     if not isinstance(value, str):
         return value
     try:
@@ -148,7 +142,6 @@ def read_json(column: str, value: Any, integer: Callable[[str], int] = int) -> A
 
 
 def _long(digits: str) -> int:
-    """An integer that may have more digits than Python reads."""
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"an integer of {len(digits):,} digits")
     return int(Decimal(digits))
@@ -157,35 +150,34 @@ def _long(digits: str) -> int:
 Row = Mapping[str, Any]
 
 _TEST = re.compile(r"^[ \t]*(?:assert\b|def test|class Test)", re.MULTILINE)
-"""What tests that are source have, and JSON has not."""
+"""A line of tests in source, which JSON lacks."""
 _CALLS = ("functional", "function_call")
 _LAYOUTS = (
     "expected 'inputs' and 'outputs', 'input' and 'output', or a list of tests: "
     "{input, output}, {stdin, stdout}, {call, args, expected}, {asserts} or asserts as text"
 )
 _JUDGED = ("generated_checker", "checker", "interaction_format")
-"""Columns of rows to which comparing outputs does no justice."""
+"""Columns of rows for which comparing outputs is not enough."""
 
 
 def read_tests(row: Row) -> list[Test]:
-    """The tests of a row, by its columns. Raises ``ValueError`` as ``find_tests``."""
+    """Return the tests of a row. Raises ``ValueError`` as ``find_tests``."""
     return find_tests(row)[1]
 
 
 def find_tests(row: Row) -> tuple[str, list[Test]]:
-    """The column that has the tests of a row, and the tests.
+    """Return the column that has the tests of a row, and the tests.
 
-    Known are ``tests`` (a list of this package's own objects; DeepCoder), ``input_output`` (TACO,
-    APPS, LeetCodeDataset), ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench),
-    ``public_tests`` with ``private_tests`` and ``generated_tests`` (CodeContests),
+    Known are ``tests`` (this package's own objects, DeepCoder), ``input_output`` (TACO, APPS,
+    LeetCodeDataset), ``public_test_cases`` with ``private_test_cases`` (LiveCodeBench), and
+    ``public_tests`` with ``private_tests`` and ``generated_tests`` (CodeContests). Also known are
     ``official_tests`` (Codeforces), ``verification_info`` (SYNTHETIC-1 and 2), ``test_list``
-    (MBPP), ``test_cases`` (AceCode), ``unit_tests`` (OpenCodeInstruct), ``test`` or ``test_code``
-    (KodCode, HumanEval), and a ``ground_truth`` or ``answer`` that is like ``input_output`` or
-    ``tests`` (verl, PRIME, code-r1), in ``reward_model`` or NeMo Gym's ``verifier_metadata`` too.
-    JSON may be given as text.
+    (MBPP), ``test_cases`` (AceCode), ``unit_tests`` (OpenCodeInstruct), and ``test`` or
+    ``test_code`` (KodCode, HumanEval). A ``ground_truth`` or ``answer`` may be like
+    ``input_output`` or ``tests`` (verl, PRIME, code-r1), also in ``reward_model`` or NeMo Gym's
+    ``verifier_metadata``. JSON may be text.
 
-    Raises ``ValueError``, one line with the column, when there are none or they are not as expected
-    there.
+    Raises ``ValueError``, one line with the column, if there are none or their layout is unknown.
     """
     for column, read in _READERS.items():
         if row.get(column) and (tests := read(column, row)):
@@ -197,7 +189,7 @@ def find_tests(row: Row) -> tuple[str, list[Test]]:
 
 
 def float_tolerance(row: Row) -> float | None:
-    """The row's own, from its column of this name. Raises ``ValueError``, one line."""
+    """Return the row's column ``float_tolerance``. Raises ``ValueError``, one line."""
     value = row.get("float_tolerance")
     if value is None:
         return None
@@ -216,7 +208,7 @@ def _any(column: str, row: Row) -> list[Test]:
 
 
 def _inner(column: str, value: Any) -> Any:
-    """The tests in verl's ``reward_model`` and NeMo Gym's ``verifier_metadata``."""
+    # The tests in verl's ``reward_model`` and NeMo Gym's ``verifier_metadata``.
     if column == "verifier_metadata":
         value = read_json(column, value)
     known = ("ground_truth", "unit_tests") if isinstance(value, Mapping) else ()
@@ -238,7 +230,7 @@ def _tests(column: str, data: Any, row: Row) -> list[Test]:
             return _pairs(column, {**pairs, "fn_name": data.get("fn_name")}, row)
         data = [data]
     if not isinstance(data, list):
-        raise ValueError(f"{column}: {_LAYOUTS}; got {data!r:.60}")
+        raise ValueError(f"{column}: {_LAYOUTS}, got {data!r:.60}")
     calls = [each for each in data if isinstance(each, Mapping) and each.get("fn_name")]
     if calls and len(calls) == len(data) and all("output" in each for each in calls):  # SYNTHETIC-1
         inputs, outputs = ([each.get(key) for each in calls] for key in ("input", "output"))
@@ -251,7 +243,7 @@ def _one(column: str, each: Any, row: Row) -> Test:
     if isinstance(each, str) and "assert" in each:
         return _asserts(each, row)
     if not isinstance(each, Mapping):
-        raise ValueError(f"{column}: {_LAYOUTS}; got a list with {each!r:.60}")
+        raise ValueError(f"{column}: {_LAYOUTS}, got a list with {each!r:.60}")
     if "input" in each:
         return _case(column, each, row)
     try:
@@ -298,7 +290,7 @@ def _call(column: str, name: str, given: Any, result: Any, row: Row) -> CallTest
 
 
 def _args(column: str, given: Any) -> list[Any] | dict[str, Any]:
-    """The arguments of a call; as text, one a line, or ``name = value`` after a comma."""
+    # Arguments as text stand one per line, or as ``name = value`` with commas.
     if isinstance(given, str):
         if re.match(r"\s*[A-Za-z_]\w*\s*=[^=]", given):
             return _named(column, given)
@@ -324,13 +316,13 @@ def _named(column: str, text: str) -> dict[str, Any]:
 
 
 def _refuse_design(column: str, name: str, args: Any, result: Any) -> None:
-    """LeetCode's tasks of class design, which call one method after another."""
+    # LeetCode's tasks of class design, which call one method after another.
     if not (isinstance(args, list) and len(args) == 2 and all(isinstance(a, list) for a in args)):
         return
     methods, each = args
     if methods[:1] == [name] and len(methods) == len(each) and isinstance(result, list):
         raise ValueError(
-            f"{column}: a list of operations on class '{name}', which is not read: "
+            f"{column}: lists of operations on a class ('{name}') are not supported: "
             "write such tests as asserts, or leave the row out"
         )
 
@@ -349,15 +341,15 @@ def _live_code_bench(_: str, row: Row) -> list[Test]:
 def _live_cases(column: str, value: Any) -> Any:
     if isinstance(value, str) and not value.lstrip().startswith("["):
         raise ValueError(
-            f"{column}: a pickle (in base64 and zlib), which can run code when it is loaded and "
-            "is refused here: where you trust the dataset, replace the column once by the JSON "
+            f"{column}: a pickle (in base64 and zlib) is refused, because loading it can run "
+            "code: if you trust the dataset, replace the column once by the JSON "
             "text pickle.loads(zlib.decompress(base64.b64decode(value)))"
         )
     return read_json(column, value)
 
 
 def _case(column: str, case: Mapping[str, Any], row: Row) -> Test:
-    """LiveCodeBench's case, and those of DeepCoder and SYNTHETIC-1, which are like it."""
+    # LiveCodeBench's case, and the similar ones of DeepCoder and SYNTHETIC-1.
     result = case.get("output", case.get("expected_output"))
     if "output" not in case and "expected_output" not in case:
         raise ValueError(f"{column}: expected 'output' beside 'input', got {', '.join(case)}")
@@ -372,7 +364,6 @@ def _case(column: str, case: Mapping[str, Any], row: Row) -> Test:
 
 
 def _name(case: Mapping[str, Any], row: Row) -> str | None:
-    """The function that a case calls, if it is said."""
     own = case.get("metadata")
     own = own if isinstance(own, Mapping) else {}
     return (
@@ -397,12 +388,12 @@ def _contest(_: str, row: Row) -> list[Test]:
         judged = "input_mode"
     if judged is not None:
         raise ValueError(
-            f"{judged}: its programs are judged by more than their output, which is not done "
-            "here: leave this row out"
+            f"{judged}: its programs need more than a comparison of outputs, which is not "
+            "supported: leave this row out"
         )
     for column in [name for name, read in _READERS.items() if read is _contest]:
         value = row.get(column)
-        if value and not isinstance(value, int):  # a number of them
+        if value and not isinstance(value, int):  # an integer only counts the tests
             tests += _tests(column, read_json(column, value), row)
     return tests
 
@@ -422,7 +413,6 @@ def _input_output(column: str, row: Row) -> list[Test]:
 
 
 def _asserts(code: str, row: Row) -> AssertTest:
-    """MBPP's, with what it imports and sets up."""
     before = [*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]
     return AssertTest(asserts="\n".join([*filter(None, before), code]))
 
@@ -469,7 +459,6 @@ _READERS: dict[str, Callable[[str, Row], list[Test]]] = {
 
 
 def _text(column: str, value: Any) -> str:
-    """What is read or printed; some rows hold lines, some numbers."""
     if isinstance(value, list) and not any(isinstance(each, Mapping) for each in value):
         return "\n".join(map(str, value))
     if isinstance(value, str | int | float):

@@ -1,7 +1,7 @@
-"""Programs run by a service elsewhere: HTTP as SandboxFusion speaks it (bytedance, Apache-2.0).
+"""Runs programs in a service elsewhere, over the HTTP of SandboxFusion (bytedance, Apache-2.0).
 
-How well programs are held is then the service's business. Verdicts are still computed here: what
-is expected goes over the wire only in the text of asserts.
+The service is responsible for the isolation. Verdicts are still computed here: expected values are
+sent only in the text of asserts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPILE_S = 10.0
 _BUSY = (408, 429)
 _CHUNK = 1 << 16
 _ASK_S = 0.2
-# The program can find the mark and forge a report, which is why such verdicts are forgeable.
+# The program can find the mark and forge a report, so such verdicts are forgeable.
 _HARNESS = """
 import json, os, sys, types
 modules = {}
@@ -71,7 +71,7 @@ os._exit(status)
 
 
 class _Busy(Exception):  # noqa: N818
-    """The service did not serve this time; it may the next."""
+    """The service did not serve this time and may the next."""
 
 
 class _Flooded(Exception):  # noqa: N818
@@ -81,24 +81,23 @@ class _Flooded(Exception):  # noqa: N818
 class RemoteSandbox(ProgramRunner[Literal["remote"]]):
     """Runs programs like ``Sandbox``, in a SandboxFusion-compatible service.
 
-    Its times are wall seconds of the service, and so are its timeouts: a busy service fails slow
-    programs. Tests of calls and asserts are ``forgeable``, as the program's process reports them.
-    ``stop`` ends the wait for a reply; the service may run the program to its timeout. A verdict is
-    ``infra`` when the service cannot be used now.
+    Its times and timeouts are wall seconds of the service, so a busy service fails slow programs.
+    Tests of calls and asserts are ``forgeable``, because the program's process reports them.
+    ``stop`` ends the wait for a reply, but the service may run the program to its timeout. A
+    verdict is ``infra`` if the service cannot be used now.
 
     Args:
-        url: of the service, such as ``http://localhost:8080``; ``/run_code`` is added.
+        url: of the service, such as ``http://localhost:8080``. ``/run_code`` is added.
         headers: sent with every request, such as ``Authorization``.
         at_once: requests that are open at a time.
         start_s: added to every timeout, for the start of an interpreter.
         retries: of a request that the service did not serve (5xx, 408, 429, no connection).
-        wait_s: before the first retry; doubled for each further one.
-        limits: ``memory_mb`` is asked for, ``output_mb`` bounds what is read.
+        wait_s: before the first retry. Doubled for each further one.
+        limits: ``memory_mb`` is requested, ``output_mb`` bounds the reply that is read.
 
     Raises:
         ValueError: an URL that is not http or https, or a number out of range.
-        SandboxUnavailableError: of ``run``: the service refuses requests (4xx), as its URL is wrong
-            or it speaks another language.
+        SandboxUnavailableError: ``run``: the service refuses requests (4xx).
     """
 
     level = "remote"
@@ -180,14 +179,9 @@ class RemoteSandbox(ProgramRunner[Literal["remote"]]):
         return TestResult(verdict="infra", cpu_s=0.0, wall_s=0.0, detail=problem[:300])
 
     def _post(self, body: bytes, longest_s: float, stop: Stop | None) -> Any:
-        """The service's reply, as JSON.
-
-        Raises ``_Busy``, ``StoppedError`` and ``SandboxUnavailableError``.
-        """
-        # Its own bookkeeping and the network may take as long again.
         deadline = time.monotonic() + 2.0 * longest_s
         connection = self._connection(*self._address, timeout=2.0 * longest_s)
-        # In a thread: connecting, TLS and reading block, and the caller must be heard meanwhile.
+        # In a thread: connecting, TLS and reading block, and ``stop`` must be asked meanwhile.
         exchange = self._threads.submit(self._exchange, connection, body, deadline)
         try:
             status, data = _result(exchange, deadline, stop)
@@ -244,14 +238,12 @@ class RemoteSandbox(ProgramRunner[Literal["remote"]]):
         return not isinstance(test, StdinTest)
 
     def close(self) -> None:
-        """Take no more programs; no connection is kept."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(
     exchange: Future[tuple[int, bytes]], deadline: float, stop: Stop | None
 ) -> tuple[int, bytes]:
-    """Wait for a reply, asking now and then whether it is still wanted."""
     while not wait([exchange], _ASK_S).done:
         if stop is not None and stop():
             raise StoppedError
@@ -261,7 +253,7 @@ def _result(
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:
-    """Close, and wake the thread that may be reading."""
+    # Shut the socket down first, to wake the thread that may be reading.
     if connection.sock is not None:
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)
@@ -269,10 +261,8 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
 
 
 def _execution(reply: Any, mark: str, output: int) -> Execution:
-    """The service's reply as an execution; ``output`` is the most bytes that a program may write.
-
-    Raises ``_Busy`` when it is the service's fault.
-    """
+    # ``output``: the most bytes that a program may write. Raises ``_Busy`` if the service is at
+    # fault.
     run = reply.get("run_result") if isinstance(reply, dict) else None
     if not isinstance(run, dict) or reply.get("status") == "SandboxError":
         message = reply.get("message") if isinstance(reply, dict) else None

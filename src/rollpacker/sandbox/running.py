@@ -1,7 +1,4 @@
-"""One execution of an untrusted program, from outside.
-
-Nothing here knows tests.
-"""
+"""One execution of an untrusted program, from outside."""
 
 from __future__ import annotations
 
@@ -29,17 +26,13 @@ from rollpacker.processes.children import shielded
 from rollpacker.sandbox.guest.zygote import EXIT, REQUEST
 from rollpacker.sandbox.types import Level, Limits, SandboxUnavailableError, StoppedError
 
-# Times of a child, used and waited for, read from outside.
+# The CPU time and waiting time of a child, read from outside.
 
 _CPUCLOCK_SCHED = 2
 
 
 class ChildClock:
-    """CPU time and waiting time of the process of a pidfd, all its threads included.
-
-    A pid may be reused once its process was reaped, so what is read counts only if the process
-    was alive afterwards.
-    """
+    """The CPU time and waiting time of a process by its pidfd, all threads included."""
 
     def __init__(self, pidfd: int) -> None:
         self._poll = select.poll()
@@ -47,7 +40,7 @@ class ChildClock:
         self._pid = _pid(pidfd)
 
     def cpu_s(self) -> float | None:
-        """CPU seconds so far; None when the process has ended."""
+        """Return the CPU seconds so far, or None if the process has ended."""
         if self._pid <= 0:
             return None
         try:
@@ -58,7 +51,8 @@ class ChildClock:
         return None if self._poll.poll(0) else used
 
     def waited_s(self) -> float:
-        """Seconds spent ready to run, without a core; 0 where the kernel does not tell."""
+        """Return the seconds spent ready to run without a core. 0 if the kernel does not report
+        it."""
         try:
             fields = Path(f"/proc/{self._pid}/schedstat").read_text(encoding="ascii").split()
         except OSError:
@@ -67,14 +61,13 @@ class ChildClock:
 
 
 def _pid(pidfd: int) -> int:
-    """The process id here, whatever it is in the zygote's namespace; -1 when it has ended."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii").splitlines():
         if line.startswith("Pid:"):
             return int(line.split()[1])
     return -1
 
 
-# The zygote process as the trainer sees it: started, asked to fork, replaced when it dies.
+# The fork server as the trainer sees it: started, asked to fork, replaced when it dies.
 
 _FOLDER = str(Path(__file__).parent)
 _CODE = "import sys; sys.path.append({!r}); from guest.zygote import main; main()"
@@ -85,12 +78,12 @@ _INTERPRETER = ("LD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class ZygoteDiedError(Exception):
-    """The zygote is gone; what ran in it has no outcome."""
+    """The fork server is gone. Its program has no outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a child ended: its wait status, its CPU seconds and the most bytes that it held."""
+    """A child's wait status, its CPU seconds and its peak memory in bytes."""
 
     status: int
     cpu_s: float
@@ -98,11 +91,8 @@ class Exit:
 
 
 class Zygote:
-    """One zygote; it runs one child at a time, and ends with the thread that made it.
-
-    Raises:
-        SandboxUnavailableError: this machine has not got the level.
-    """
+    """One fork server. It runs one child at a time, and ends with the thread that made it. Raises
+    ``SandboxUnavailableError`` if this machine lacks the level."""
 
     def __init__(self, level: Level) -> None:
         self.level: Level = level
@@ -123,23 +113,19 @@ class Zygote:
         try:
             reply = json.loads(self._sock.recv(4096) or b"null")
         except OSError as error:
-            reply = {"error": f"the zygote did not start: {error}"}
+            reply = {"error": f"the fork server did not start: {error}"}
         if reply is None:
             errors.seek(0)
             lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-            reply = {"error": f"the zygote ended: {' '.join(lines[-1:])}"}
+            reply = {"error": f"the fork server ended: {' '.join(lines[-1:])}"}
         if "error" in reply:
             raise SandboxUnavailableError(
                 f"sandbox level '{self.level}' does not work on this machine: {reply['error']}"
             )
 
     def fork(self, descriptors: Sequence[int], request: tuple[int, int, int, int]) -> int:
-        """Start a child with these descriptors; its pidfd, which the caller closes.
-
-        ``request`` is that of ``guest.zygote``.
-
-        Raises ``ZygoteDiedError``, also of a zygote that does not answer.
-        """
+        """Start a child with these descriptors and the guest's ``REQUEST``. Return its pidfd, which
+        the caller closes. Raises ``ZygoteDiedError``, also if the fork server does not answer."""
         try:
             socket.send_fds(self._sock, [REQUEST.pack(*request)], list(descriptors))
             reply, received, _, _ = socket.recv_fds(self._sock, 1, 1)
@@ -150,7 +136,8 @@ class Zygote:
         return received[0]
 
     def wait(self, seconds: float) -> Exit | None:
-        """How the child ended; None when not within ``seconds``. Raises ``ZygoteDiedError``."""
+        """Return how the child ended, or None if not within ``seconds``. Raises
+        ``ZygoteDiedError``."""
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLIN)
@@ -169,9 +156,8 @@ class Zygote:
         return Exit(status, cpu_s, peak_kib << 10)
 
     def close(self) -> None:
-        """End it and what runs in it."""
         self._sock.close()
-        # It ends by itself when its socket closes, and so kills its child first.
+        # When its socket closes, it kills its child and ends by itself.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(1.0)
         self._popen.kill()
@@ -207,7 +193,7 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _can_change_uid() -> bool:
-    """Whether this is root and the standard library is open to others."""
+    # This must be root, and others must be able to read the standard library.
     if os.geteuid() != 0:
         return False
     library = Path(sysconfig.get_path("stdlib")).resolve()
@@ -219,31 +205,27 @@ def _can_change_uid() -> bool:
 End = Literal["exit", "signal", "tle_cpu", "tle_idle", "starved", "no_start"]
 
 Stop = Callable[[], bool]
-"""Asked a few times a second while a program runs; true ends it."""
+"""Asked a few times a second while a program runs. True ends it."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _STARVED = 10.0
 _SHORTEST_S = 0.001
 _ASK_S = 0.2
 _KILL_S = 60.0
-# Of its memory limit. What is killed while it holds more may have had itself killed.
+# Share of the memory limit. A program killed above it may have caused the kill itself.
 _HEAVY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What came of one execution.
+    """The result of one execution.
 
     Args:
-        end: how it ended; ``no_start`` when the program was never reached.
+        end: how it ended. ``no_start``: the program was never reached.
         code: exit status or signal.
-        cpu_s: CPU seconds.
-        wall_s: seconds.
-        stdout: standard output.
-        result: what the harness reported.
-        stderr: standard error.
-        flooded: whether an output was cut at its limit.
-        heavy: whether it held more than half of its memory limit.
+        result: the harness's report.
+        flooded: an output was cut at its limit.
+        heavy: it held more than half of its memory limit.
     """
 
     end: End
@@ -265,14 +247,12 @@ def execute(
     budget_s: float,
     stop: Stop | None = None,
 ) -> Execution:
-    """Run a job within ``budget_s`` CPU seconds.
-
-    Raises ``ZygoteDiedError`` and ``StoppedError``.
-    """
+    """Run a job within ``budget_s`` CPU seconds. Raises ``ZygoteDiedError`` and
+    ``StoppedError``."""
     output, memory = limits.output_mb << 20, limits.memory_mb << 20
     cap_s = limits.wall_cap(budget_s)
-    # The kernel's own CPU limit counts ticks, and a program that is awake at each of them is said
-    # to have run all the time: it must never be the first to kill, so it is out of reach.
+    # The kernel's own CPU limit counts ticks: a program awake at each of them counts as always
+    # running. This limit is set far out of reach, so that ours is always first.
     request = (memory, math.ceil(_STARVED * cap_s + _KILL_S), output, len(job))
     with (
         _file(job) as job_fd,
@@ -306,13 +286,12 @@ def execute(
 def _watch(
     zygote: Zygote, pidfd: int, cap_s: float, budget_s: float, stop: Stop | None
 ) -> tuple[End, Exit]:
-    """Wait for the end of a child, and bring it about when a limit is reached."""
     began = time.monotonic()
     clock: ChildClock | None = None
     used, pause_s = 0.0, _SHORTEST_S
     longest_s = math.inf if stop is None else _ASK_S
     while True:
-        # With one thread, it cannot use more CPU time than passes.
+        # A program with one thread cannot use more CPU time than wall time passes.
         exited = zygote.wait(max(min(budget_s - used, longest_s), pause_s))
         if exited is not None:
             return "exit", exited
@@ -321,8 +300,8 @@ def _watch(
             raise StoppedError
         clock = clock or ChildClock(pidfd)
         now = clock.cpu_s() or used
-        # One that sleeps just before the end of its budget must not be asked a thousand times
-        # a second; that it is stopped a little late does not matter.
+        # A program that sleeps just before the end of its budget must not be polled a thousand
+        # times a second. Stopping it a little late does no harm.
         pause_s = _SHORTEST_S if now - used > 0.5 * pause_s else min(2.0 * pause_s, _ASK_S)
         used = now
         wall = time.monotonic() - began
@@ -344,7 +323,7 @@ def _limit_reached(
 
 
 def _kill(zygote: Zygote, pidfd: int) -> Exit:
-    # It may have ended just now, and may be stopped: only SIGKILL ends both.
+    # The child may have ended just now, or may be stopped: only SIGKILL ends a stopped one.
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     exited = zygote.wait(_KILL_S)
@@ -355,7 +334,7 @@ def _kill(zygote: Zygote, pidfd: int) -> Exit:
 
 @contextmanager
 def _memory(flags: int = 0) -> Iterator[int]:
-    """An empty file in memory; the child's file size limit bounds what it writes."""
+    # An empty file in memory. The child's file size limit bounds it.
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | flags)
     try:
         yield descriptor
@@ -365,7 +344,7 @@ def _memory(flags: int = 0) -> Iterator[int]:
 
 @contextmanager
 def _file(content: bytes) -> Iterator[int]:
-    """A file in memory that nobody can write to any more."""
+    # A sealed file in memory, read-only from now on.
     with _memory(os.MFD_ALLOW_SEALING) as descriptor:
         view = memoryview(content)
         while view:

@@ -1,4 +1,4 @@
-"""The sandbox: runs untrusted programs against tests, in a pool of zygotes."""
+"""The sandbox: runs untrusted programs against tests, in a pool of fork servers."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ from rollpacker.sandbox.types import (
 
 _RETRIES = 2
 _ALONE = 2
-# CPU seconds grow with what else runs: a program this near to its budget runs again, alone.
+# Other load makes CPU seconds grow, so a program this near to its budget runs again, alone.
 _MARGIN, _LEAST_MARGIN = 1.2, 1.1
-# A busy machine lets the watcher be late: one that never ends is stopped within the margin.
+# On a busy machine the watcher is late. An endless program must still stop within the margin.
 _LATE_S = 0.02
-# A zygote that does not start gives up by itself before this.
+# A fork server that does not start gives up by itself before this.
 _START_S = 90.0
 
 
 class Sandbox(ProgramRunner[Level]):
-    """Runs programs on this machine; as many run at once as there are zygotes.
+    """Runs programs on this machine. As many run at once as there are fork servers.
 
     Make it before the process loads anything secret, and close it.
 
     Args:
         level: ``strong`` (namespaces, seccomp, Landlock), ``standard`` (seccomp, Landlock) or
             ``basic`` (seccomp, nothing can be opened).
-        allow_weaker: take the strongest weaker level when ``level`` does not work here.
-        zygotes: programs that run at once.
-        limits: memory, output and idle time of a program.
+        allow_weaker: take the strongest weaker level if ``level`` does not work here.
+        zygotes: number of fork servers.
         check: run some hostile programs first.
 
     Raises:
-        SandboxUnavailableError: the level does not work here, or a hostile program got through; of
-            ``run``: zygotes cannot be started any more, the sandbox is closed (also while it runs),
-            or this process was forked from the one that made it.
+        SandboxUnavailableError: the level does not work here, or a hostile program escaped. From
+            ``run``: fork servers cannot be started any more, the sandbox is closed (also during the
+            run), or this process was forked from the one that made it.
         ValueError: an unknown level.
     """
 
@@ -76,7 +75,7 @@ class Sandbox(ProgramRunner[Level]):
         self._closed = False
         self._pid = os.getpid()
         self._alone = threading.Lock()
-        # Zygotes are killed when the thread that started them ends.
+        # Fork servers are killed when the thread that started them ends.
         self._starter = ThreadPoolExecutor(1, "sandbox")
         self._all: list[Zygote] = []
         self._free: queue.SimpleQueue[Zygote] = queue.SimpleQueue()
@@ -134,10 +133,10 @@ class Sandbox(ProgramRunner[Level]):
                     return result
                 heavy += execution.heavy
         if heavy > _RETRIES and result is not None:
-            # Each time it held so much that it was the one to be killed when memory was short.
+            # Each time it held so much that the kernel chose it when memory was short.
             return replace(result, verdict="crash", detail="out of memory")
         return result or TestResult(
-            verdict="infra", cpu_s=0.0, wall_s=0.0, detail="the zygote died"
+            verdict="infra", cpu_s=0.0, wall_s=0.0, detail="the fork server died"
         )
 
     def _is_forgeable(self, test: Test) -> bool:
@@ -146,7 +145,6 @@ class Sandbox(ProgramRunner[Level]):
     def _execute(
         self, job: bytes, stdin: bytes, budget_s: float, stop: Stop | None, alone: bool = False
     ) -> Execution | None:
-        """One execution; None when its zygote died, which is then replaced."""
         self._demand_open()
         with self._zygotes(len(self._all) if alone else 1) as taken:
             try:
@@ -159,7 +157,7 @@ class Sandbox(ProgramRunner[Level]):
             except StoppedError:
                 raise
             except BaseException:
-                # Interrupted: a program may still run in it.
+                # Interrupted: a program may still run in this fork server.
                 if not self._closed:
                     taken[0] = self._replace(taken[0])
                 raise
@@ -168,7 +166,7 @@ class Sandbox(ProgramRunner[Level]):
     def _zygotes(self, count: int) -> Iterator[list[Zygote]]:
         taken: list[Zygote] = []
         try:
-            # Two that wait for all would wait for each other.
+            # Two callers that each wait for all fork servers would wait for each other.
             with self._alone if count > 1 else nullcontext():
                 for _ in range(count):
                     taken.append(self._free.get())
@@ -180,7 +178,7 @@ class Sandbox(ProgramRunner[Level]):
     def _demand_open(self) -> None:
         if self._closed:
             raise SandboxUnavailableError("the sandbox is closed")
-        # A forked process has the sockets of the zygotes, but not the thread that starts them.
+        # A forked process has the fork servers' sockets but not the thread that starts them.
         if os.getpid() != self._pid:
             raise SandboxUnavailableError(
                 "a sandbox works only in the process that made it: make one after the fork"
@@ -192,30 +190,30 @@ class Sandbox(ProgramRunner[Level]):
             starting = self._starter.submit(Zygote, self.level)
         except RuntimeError as error:
             self._demand_open()  # closed just now
-            raise SandboxUnavailableError(f"no zygote can be started: {error}") from error
+            raise SandboxUnavailableError(f"no fork server can be started: {error}") from error
         longest_s = _START_S * len(self._all)
         try:
             return starting.result(longest_s)
         except TimeoutError as error:
             starting.cancel()
             starting.add_done_callback(_close_late)
-            raise SandboxUnavailableError(f"no zygote started in {longest_s:g} s") from error
+            raise SandboxUnavailableError(f"no fork server started in {longest_s:g} s") from error
 
     def _replace(self, dead: Zygote) -> Zygote:
         dead.close()
         fresh = self._started()
         self._all[self._all.index(dead)] = fresh
         if self._closed:
-            fresh.close()  # ``close`` may have looked before it was there
+            fresh.close()  # ``close`` may have run before this one was in the list
         self._demand_open()
         return fresh
 
     def cpu_s(self) -> float:
-        """CPU seconds of the zygotes themselves, without their children."""
+        """Return the CPU seconds of the fork servers themselves, without their children."""
         return sum(zygote.cpu_s for zygote in self._all)
 
     def close(self) -> None:
-        """End the zygotes and what runs in them: a ``run`` of another thread raises."""
+        """End the fork servers and their programs. A ``run`` of another thread raises."""
         self._closed = True
         for zygote in self._all:
             zygote.close()
@@ -228,7 +226,7 @@ def _close_late(starting: Future[Zygote]) -> None:
 
 
 def strongest_level() -> Level | None:
-    """The strongest level that works and holds on this machine; None when there is none."""
+    """Return the strongest level that works and holds on this machine, or None if there is none."""
     for level in LEVELS:
         try:
             Sandbox(level).close()
@@ -247,6 +245,6 @@ def _start(level: Level, allow_weaker: bool) -> Zygote:
             return Zygote(each)
         except SandboxUnavailableError as error:
             if place == len(weaker) - 1:
-                hint = "" if allow_weaker else "; a weaker level must be asked for"
+                hint = "" if allow_weaker else ": choose a weaker level"
                 raise SandboxUnavailableError(f"{error}{hint}") from error
     raise AssertionError("the last level returns or raises")

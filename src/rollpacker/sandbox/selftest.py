@@ -1,7 +1,4 @@
-"""Runs hostile programs in a sandbox and says which got through.
-
-The programs are in ``hostile.toml``. Nothing here knows how the sandbox defends itself.
-"""
+"""Runs the hostile programs of ``hostile.toml`` in a sandbox and reports those that escape."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _HONEST_PROGRAM = "print(sum(map(int, input().split())))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """What a self-test found."""
+    """The result of a self-test."""
 
     level: Level
     contained: int
@@ -43,8 +40,8 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hostile:
-    """A hostile program: passes ``test`` only if it gets through; ``verdicts`` say that it was
-    contained; ``before`` runs before it in the same sandbox."""
+    """A hostile program. It passes ``test`` only if it escapes, and one of ``verdicts`` shows that
+    it was contained. ``before`` runs before it in the same sandbox."""
 
     name: str
     kind: str
@@ -54,17 +51,16 @@ class Hostile:
     before: str | None
 
     def contained(self, verdict: Verdict) -> bool:
-        """Whether a verdict says that it was."""
         return verdict.verdict in self.verdicts
 
 
 class Targets:
-    """Files, sockets and a process that hostile programs aim at; ``damage`` says what was hit."""
+    """Files, sockets and a process that hostile programs aim at."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        # Within the reach of every uid, so that only the sandbox is in the way.
+        # Every uid may write here, so that only the sandbox prevents it.
         self._folder.chmod(0o777)
         self._victim = self._make("victim", "untouched")
         secret = self._make("secret", "secret")
@@ -109,7 +105,7 @@ class Targets:
         return sorted((name, found.st_mode, found.st_mtime) for name, found in files)
 
     def damage(self) -> list[str]:
-        """What hostile programs have changed, seen from outside."""
+        """Return the changes that hostile programs made, seen from outside."""
         found: list[str] = []
         if self._canary.poll() is not None:
             found.append("a process was killed")
@@ -132,7 +128,7 @@ class Targets:
 
 
 def hostile_programs(world: Targets) -> list[Hostile]:
-    """All of them, aimed at a world."""
+    """Return all hostile programs, aimed at a world."""
     tests = _tests(world)
     found: list[Hostile] = []
     for group in _read()["groups"]:
@@ -160,7 +156,6 @@ def _read() -> dict[str, Any]:
 
 
 def _tests(world: Targets) -> dict[str, Test]:
-    """Those that the programs must not pass, by the names of ``hostile.toml``."""
     answer = f"expected-{secrets.token_hex(16)}"
     lines = "".join(f"{n}.5\n" for n in range(50_000))
     return {
@@ -180,19 +175,15 @@ def _tests(world: Targets) -> dict[str, Test]:
 
 
 def quick_check(sandbox: ProgramRunner[Level]) -> list[str]:
-    """Names of those of some fast hostile programs that got through."""
+    """Run some fast hostile programs. Return the names of those that escaped."""
     with Targets() as world:
         programs = [each for each in hostile_programs(world) if each.name in _read()["quick"]]
         return _escaped(sandbox, programs, 2.0) + world.damage()
 
 
 def selftest(sandbox: ProgramRunner[Level], timeout_s: float = 0.3) -> SelfTest:
-    """Run every hostile program and, after each, an honest one.
-
-    Args:
-        sandbox: its limits should be small: ``idle_s`` is waited for often.
-        timeout_s: CPU seconds of each program.
-    """
+    """Run every hostile program and, after each, a harmless one. ``sandbox``: its limits should be
+    small, because ``idle_s`` is often waited for. ``timeout_s``: CPU seconds of each program."""
     with Targets() as world:
         programs = hostile_programs(world)
         descriptors = _descriptors()

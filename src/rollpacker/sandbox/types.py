@@ -11,15 +11,15 @@ LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
 """Strongest first."""
 
 Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
-"""``tle_cpu``: over the CPU budget; ``tle_idle``: slept or stopped past the wall cap; ``infra``:
-the sandbox's fault, not the program's, after retries."""
+"""``tle_cpu``: over the CPU budget. ``tle_idle``: slept or stopped past the wall cap. ``infra``:
+the sandbox failed, not the program, even after retries."""
 
 FLOAT_TOLERANCE = 1e-6
-"""Absolute or relative, whichever is more; of numbers that are no integers."""
+"""Absolute or relative, whichever is more. For numbers that are no integers."""
 
 
 class SandboxUnavailableError(RuntimeError):
-    """This machine cannot give the level that was asked for, or a sandbox cannot be kept up."""
+    """This machine lacks the requested level, or a sandbox cannot be kept up."""
 
 
 class StoppedError(RuntimeError):
@@ -31,7 +31,7 @@ class StoppedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdinTest:
-    """The program is run as a script; what it prints must be ``stdout``."""
+    """The program runs as a script and must print ``stdout``."""
 
     stdin: str
     stdout: str
@@ -42,15 +42,15 @@ class CallTest:
     """A function of the program must return ``expected``.
 
     Args:
-        call: ``name`` or ``Class.method``; a ``name`` that the program has not is looked for in
-            its class ``Solution``.
-        args: JSON values, by place or by name; a dict among those by place may have integers as
+        call: ``name`` or ``Class.method``. A ``name`` that the program lacks is looked up in its
+            class ``Solution``.
+        args: JSON values, by place or by name. A dict among those by place may have integers as
             keys.
-        expected: what it must return; never enters the sandbox.
-        in_place: it returns nothing: what counts is its first argument afterwards.
-        or_list: a list with nothing but what is expected is right as well.
+        expected: never enters the sandbox.
+        in_place: the function returns nothing. Its first argument afterwards counts.
+        or_list: a list with only the expected value is right as well.
         nodes: LeetCode's ``ListNode`` or ``TreeNode`` for arguments, by place or name, and for the
-            ``return``, that are lists here; ``*`` before it stands for a list of them.
+            ``return``, if these are lists here. A leading ``*`` stands for a list of them.
     """
 
     call: str
@@ -65,13 +65,12 @@ class CallTest:
 class AssertTest:
     """Statements with asserts, or pytest-style ``test_*`` functions, run beside the program.
 
-    What they expect of the program stays outside where it is a literal (``grading.decode``). A
-    hostile program can forge the success of the others, as they are checked where it is.
+    Literals that they expect stay outside (``grading.decode``). A hostile program can forge the
+    success of other asserts, which are checked in its process.
 
     Args:
-        asserts: the source.
-        prompt: source that the program goes on from: its imports and functions are there, and a
-            program that is no more than the body of its last function completes it.
+        prompt: source before the program. Its imports and functions are available, and a program
+            that is only the body of its last function completes it.
         stub: the function that the prompt only begins.
     """
 
@@ -86,11 +85,11 @@ _KINDS = {
     kind: (frozenset(f.name for f in fields(kind) if f.default is MISSING), {*kind.__slots__})
     for kind in get_args(Test)
 }
-"""Of each, the keys that it must and may have."""
+"""The keys that each kind must have and may have."""
 
 
 def parse_test(data: Mapping[str, Any]) -> Test:
-    """A test from its JSON object. Raises ``ValueError`` when it is of no known kind."""
+    """Return a test from its JSON object. Raises ``ValueError`` if its kind is unknown."""
     for kind, (needed, known) in _KINDS.items():
         if needed <= data.keys() <= known:
             return kind(**data)
@@ -103,11 +102,10 @@ class TestResult:
     """The outcome of one test.
 
     Args:
-        verdict: of this test.
         cpu_s: CPU seconds that the program took.
-        wall_s: seconds that it was there.
-        detail: why it did not pass, in few words; partly the program's own.
-        found: the beginning of what it printed or returned, where that was wrong.
+        wall_s: seconds that the program existed.
+        detail: why it did not pass, in few words. Partly the program's own.
+        found: the beginning of wrong output or of a wrong value.
     """
 
     __test__ = False
@@ -124,9 +122,9 @@ class Verdict:
     """The outcome of a program.
 
     Args:
-        verdict: ``pass`` when all tests passed; ``infra`` when one was; else the first other one.
-        tests: one result a test, in order; fewer when the run stopped early.
-        level: the isolation that the program ran in; ``remote`` is whatever the service has.
+        verdict: ``pass`` if all tests passed, ``infra`` if one is, else the first other one.
+        tests: one result per test, in order, fewer if the run stopped early.
+        level: the isolation of the program. ``remote``: that of the service.
         cpu_s: CPU seconds of all tests.
         forgeable: a test was run where the program could change its outcome.
     """
@@ -144,13 +142,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a program may use.
-
-    Args:
-        memory_mb: address space, in MiB.
-        output_mb: standard output, standard error and result each, in MiB.
-        idle_s: the wall cap is ``max(10 T, T + idle_s)`` for a budget of T CPU seconds.
-    """
+    """The resources of a program: MiB of address space, MiB of each output and of the result. The
+    wall cap is ``max(10 T, T + idle_s)`` for a budget of T CPU seconds."""
 
     memory_mb: int = 1024
     output_mb: int = 8
@@ -164,5 +157,6 @@ class Limits:
             )
 
     def wall_cap(self, budget_s: float) -> float:
-        """Seconds, less the wait for a core, that a budget of CPU seconds may stretch to."""
+        """Return the seconds, less the wait for a core, that a budget of CPU seconds may stretch
+        to."""
         return max(10.0 * budget_s, budget_s + self.idle_s)

@@ -1,4 +1,1 @@
-"""From a program's bytes to the result of a test, in the trainer's process.
-
-Nothing here runs a program.
-"""
+"""From a program's bytes to the result of a test, in the trainer's process."""

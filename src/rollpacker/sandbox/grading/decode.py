@@ -1,7 +1,5 @@
-"""Reads what a program returned: typed JSON, its size, depth and types checked.
-
-It takes time in proportion to its bytes, whatever they are: nothing in it is hashed but text.
-"""
+"""Reads a program's result: typed JSON, its size, depth and types checked. The time is linear in
+the bytes, whatever they are: only text is hashed."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _DEPTH = 300
 _LARGEST = 2 << 20
 _INTEGER_DIGITS = 20_000
 FEW_MARKS = 16
-"""More brackets and commas than a report without a value has: {"error":"..."}."""
+"""More brackets and commas than in a report without a value: {"error":"..."}."""
 # A list of 200,000 numbers has fewer.
 _MOST_MARKS = 700_000
 _PLAIN = (type(None), bool, str)
@@ -36,11 +34,11 @@ Bits = npt.NDArray[np.bool_]
 
 
 class BadResultError(Exception):
-    """The program returned something else than a value of the format."""
+    """The program returned no value of the format."""
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A dict, not hashed: a program may have chosen keys that collide."""
+    """A dict, not hashed, because a program may choose keys that collide."""
 
     def items(self) -> Pairs:
         return self
@@ -51,12 +49,11 @@ class SetMembers(list[Any]):
 
 
 def most_marks(expected: Any) -> int:
-    """The most brackets and commas that a report of a value like the expected one has."""
+    """Return the most brackets and commas in a report of a value like the expected one."""
     return min(FEW_MARKS + _marks(expected), _MOST_MARKS)
 
 
 def _marks(value: Any) -> int:
-    """Those of a value, its own comma included."""
     if isinstance(value, dict):
         return 5 + 5 * len(value) + _marks_in(value) + _marks_in(value.values())
     return 5 + _marks_in(value) if isinstance(value, _SEVERAL) else 3
@@ -72,14 +69,8 @@ _SEVERAL = (list, tuple, set, dict)
 
 
 def read_report(data: bytes, most: int = _MOST_MARKS) -> dict[str, Any]:
-    """The harness's report.
-
-    Args:
-        data: its bytes.
-        most: brackets and commas that it may have: what has more is not worth reading.
-
-    Raises ``BadResultError``.
-    """
+    """Return the harness's report. Raises ``BadResultError``, also if it has more than ``most``
+    brackets and commas."""
     if not data:
         raise BadResultError("it returned nothing")
     if len(data) > _LARGEST:
@@ -118,7 +109,7 @@ def _without_strings(data: bytes) -> Bytes:
     if b"\\" in data:
         bare = data.replace(rb"\\", b"").replace(rb"\"", b"")
     found = np.frombuffer(bare, dtype=np.uint8)
-    # Only its last bit counts: inside of a string, or not.
+    # Only the last bit of the count matters: inside or outside of a string.
     quotes = np.cumsum(found == ord('"'), dtype=np.uint8)
     return found[(quotes & 1) == 0]
 
@@ -129,8 +120,8 @@ def _depth(outside: Bytes, opens: Bits) -> int:
 
 
 def decode(value: Any) -> Any:
-    """A value of exact builtin types from ``guest.values.encode``, with ``Pairs`` and
-    ``SetMembers`` for dicts and sets. Raises ``BadResultError``."""
+    """Decode a value of ``guest.values.encode``, with ``Pairs`` and ``SetMembers`` for dicts and
+    sets. Raises ``BadResultError``."""
     if type(value) in _PLAIN:
         return value
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
@@ -192,15 +183,12 @@ _SCALARS: dict[str, Callable[[str], int | float | bytes]] = {
 
 
 class _Brief(reprlib.Repr):
-    """Takes time by what it shows, not by the value."""
-
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother = 6, 120, 120
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = 30
 
     def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002
-        """As it is, unless its decimals would take long."""
         bits = x.bit_length()
         return repr(x) if bits < _SHOWN_BITS else f"<an integer of {bits} bits>"
 
@@ -224,12 +212,12 @@ _brief = _Brief()
 
 
 def shorten(value: Any) -> str:
-    """How a value is shown in a line, decoded or from a row."""
+    """Return a value, decoded or from a row, as a short line."""
     return _brief.repr(value)
 
 
-# What asserts expect is taken out of them: a program cannot forge what it has to return. Only the
-# row's own text is parsed here, never what a model wrote.
+# Expected values are taken out of asserts, so that a program cannot forge its result. Only the
+# row's own text is parsed here, never the text of a model.
 
 _MADE: dict[str, Any] = {"float": float, "list": list, "set": set, "tuple": tuple}
 _FOREIGN = {*dir(builtins), *sys.stdlib_module_names, "pytest", ""}
@@ -240,8 +228,8 @@ _LEFT_OUT = re.compile(r"skip|xfail|pytestmark")
 
 
 class Demand(NamedTuple):
-    """What an assert, ``source``, demands of a value: to equal ``expected``, to be it, or to be no
-    farther from it than ``within``."""
+    """The demand of an assert, ``source``, on a value. The value must equal ``expected``, be of its
+    type too (``same_type``), or be within ``within``."""
 
     source: str
     expected: Any
@@ -249,7 +237,7 @@ class Demand(NamedTuple):
     within: float | None = None
 
     def holds(self, found: Any) -> bool:
-        """Whether a decoded value is as demanded."""
+        """Return whether a decoded value meets the demand."""
         if self.within is not None:
             near = type(found) in (int, float) and abs(found) < sys.float_info.max
             return near and abs(found - self.expected) <= self.within
@@ -258,8 +246,8 @@ class Demand(NamedTuple):
 
 
 class Revealed(NamedTuple):
-    """The ``code`` of tests that reveal values, as ``__reveal__(place, value)``, the ``checks`` of
-    these by place, and whether tests are left that the program's process judges."""
+    """The ``code`` of tests that reveal values as ``__reveal__(place, value)``, and the ``checks``
+    of these by place. ``forgeable``: the program's process judges some tests."""
 
     code: str
     checks: list[Demand]
@@ -268,7 +256,7 @@ class Revealed(NamedTuple):
 
 @lru_cache(1024)
 def reveal(source: str) -> Revealed:
-    """Tests without the literals that they expect, where an assert is run in any case."""
+    """Return tests without the literals that they expect, for asserts that always run."""
     checks: list[Demand] = []
     try:
         tree = ast.parse(source)
@@ -287,7 +275,7 @@ def reveal(source: str) -> Revealed:
 
 
 class _Guard(ast.NodeTransformer):
-    """Has what is left to be compared inside looked at before, as ``__real__(value)``."""
+    # Wraps compared values in ``__real__(value)``, which inspects them before the comparison.
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -307,7 +295,6 @@ def _guarded(value: ast.expr) -> ast.expr:
 
 
 def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """Statements that are run in any case: the file's, those of its tests and of what it calls."""
     yield tree.body
     called = {_root(each.value) for each in tree.body if isinstance(each, ast.Expr)}
     functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
@@ -318,7 +305,6 @@ def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _foreign(tree: ast.Module) -> set[str]:
-    """Names that are not the program's."""
     defined = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
     imports = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
     imported = [name for each in imports if each.module != "solution" for name in each.names]
@@ -326,7 +312,6 @@ def _foreign(tree: ast.Module) -> set[str]:
 
 
 def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | None:
-    """The source of the value that an assert is about, and what it demands of it."""
     source = ast.unparse(test)
     within, same_type = None, False
     try:
@@ -353,7 +338,7 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | No
     except (TypeError, ValueError):
         return None
     single = isinstance(expected, bool | None)
-    # Of what compares inside, true says nothing.
+    # A True from a function that compares inside the sandbox proves nothing.
     if (single and _root(found) in foreign) or (same_type and not single):
         return None
     truth = "" if within is not None or isinstance(test, ast.Compare) else "not not "
@@ -361,7 +346,6 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | No
 
 
 def _sides(one: ast.expr, other: ast.expr) -> tuple[ast.expr, Any]:
-    """A value, and the literal that it is compared with."""
     try:
         return one, _literal(other)
     except (TypeError, ValueError):
@@ -369,7 +353,7 @@ def _sides(one: ast.expr, other: ast.expr) -> tuple[ast.expr, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Its value, if that is of plain types. Raises ``TypeError`` or ``ValueError``."""
+    # Raises ``TypeError`` or ``ValueError`` if the value is not of plain types.
     match node:
         case ast.Call(ast.Name(name), [inner], []) if name in _MADE:
             value = _MADE[name](_literal(inner))
@@ -380,14 +364,14 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _root(node: ast.AST) -> str:
-    """The name that calls, attributes and items begin with, or nothing."""
+    # The name that calls, attributes and items begin with, or "".
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return getattr(node, "id", "")
 
 
 def _plain(value: Any) -> Any:
-    """With dicts and sets, which are no larger here than what is expected."""
+    # Hashed here, since these dicts and sets are no larger than the expected value.
     if isinstance(value, Pairs):
         return {key: _plain(each) for key, each in value}
     if isinstance(value, SetMembers):

@@ -35,7 +35,7 @@ from rollpacker.sandbox.types import (
     TestResult,
 )
 
-# Compares what a program gave with what was expected, in the trainer's process.
+# Compares a program's results with the expected ones, in the trainer's process.
 
 _LONGEST_NUMBER = 64
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -43,7 +43,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
 # Digits, in all or behind the point, from which on a number may be a rounded one.
 _ROUNDED = 5
-# A float tells integers apart up to here.
+# Floats represent every integer exactly up to here.
 _EXACT = 2.0**53
 # Bits of a key; Python writes any integer of them in decimals, and quickly.
 _LONGEST_KEY = 2000
@@ -52,13 +52,13 @@ _LONGER, _SLACK = 16, 1 << 16
 
 
 def same_output(found: str, expected: str, tolerance: float | None = None) -> bool:
-    """Whether two texts are equal line by line, but for white space around words and blank lines
-    behind the first.
+    """Return whether two texts are equal line by line, except for white space around words and
+    blank lines after the first.
 
-    Where the expected token is a number with a point or an exponent, ``tolerance`` is near enough,
-    absolute or relative; None stands for 1e-6, and for the digits of the token where it has five.
-    Where it is an integer, only that integer is equal, with zeros behind a point too, and, with a
-    tolerance given, a number with a point or an exponent that is absolutely as near.
+    An expected number with a point or an exponent may be missed by ``tolerance``, absolute or
+    relative. None: 1e-6, or the token's digits if it has five. An expected integer needs that
+    integer, possibly with zeros after a point, or within a given tolerance another number with a
+    point or an exponent.
     """
     if len(found) > _LONGER * len(expected) + _SLACK:
         return False
@@ -94,13 +94,12 @@ def _same_number(found: str, expected: str, tolerance: float | None) -> bool:
         return False
     if Decimal(found) == Decimal(expected):
         return True
-    # One that is near to a large integer is another integer.
+    # A float near a large integer is another integer.
     wanted = float(expected)
     return abs(wanted) < _EXACT and abs(float(found) - wanted) <= tolerance
 
 
 def _near(found: float, expected: float, tolerance: float | None, text: str) -> bool:
-    """Within the tolerance, or what the text of the expected number is when it is rounded."""
     within = tolerance or FLOAT_TOLERANCE
     if math.isclose(found, expected, rel_tol=within, abs_tol=within):
         return True
@@ -117,12 +116,11 @@ _SCALARS = (int, str, bool, bytes, type(None))
 
 
 def same_value(found: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Whether a decoded value equals the expected one.
+    """Return whether a decoded value equals the expected one.
 
-    Types must be equal, with what JSON cannot say allowed: a tuple where a list is expected, a
-    number as a dict's key where its text is. Floats may differ as in ``same_output``, and an
-    integer may stand for a float; a float for an integer where it equals it exactly, as Python and
-    the public harnesses have it. A boolean is no number.
+    Types must be equal, except that a tuple matches a list, and a number as a dict's key its text.
+    Floats may differ as in ``same_output``. An integer may stand for a float, and a float for an
+    integer that it equals exactly, as in the public harnesses. A boolean is no number.
     """
     if type(expected) is int and type(found) is float:
         return found == expected
@@ -168,7 +166,7 @@ def _same_dict(
 
 
 def _key(key: Any) -> Any:
-    """As JSON writes it, where it can. Numbers are never hashed as such: they may collide."""
+    # The key as JSON writes it, if it can. Numbers are never hashed as such: they may collide.
     if isinstance(key, str):
         return key
     if isinstance(key, bool):
@@ -183,7 +181,6 @@ def _same_set(found: set[Any] | SetMembers, expected: set[Any]) -> bool:
 
 
 def _exact(value: Any) -> Any:
-    """The same for equal values of one type, and hashed by text alone."""
     if isinstance(value, tuple):
         return ("t", *map(_exact, value))
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -197,10 +194,10 @@ _DETAIL = 300
 
 
 def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
-    """What goes in: the job and its standard input. What is expected never does.
+    """Return the job and its standard input. Expected values are never part of it.
 
-    The arguments of a call are JSON text. Raises ``ValueError`` when they are no JSON, or when
-    another part is no text.
+    The arguments of a call are JSON text. Raises ``ValueError`` if they are no JSON, or if another
+    part is no text.
     """
     job = {"program": _text("a program", program)}
     if isinstance(test, StdinTest):
@@ -223,7 +220,6 @@ def job_of(program: str, test: Test) -> tuple[dict[str, str], bytes]:
 
 
 def _number_keyed(test: CallTest) -> str:
-    """Places of the arguments that have integers as keys, which JSON has not."""
     if isinstance(test.args, Mapping):
         return ""
     keyed = [place for place, each in enumerate(test.args) if isinstance(each, dict) and each]
@@ -242,20 +238,21 @@ def _arguments(test: CallTest) -> str:
 
 
 def _text(name: str, value: object) -> str:
-    """The same as a ``str``: ``marshal`` takes no subclass, such as a member of an enumeration."""
+    # ``marshal`` takes no subclass of ``str``, such as a member of an enumeration.
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, got {type(value).__name__}")
     return str.__str__(value)
 
 
 def encode_job(program: str, test: Test) -> tuple[bytes, bytes]:
-    """A job for a child, which runs the same interpreter, and its input. Raises as ``job_of``."""
+    """Return a job for a child, which runs the same interpreter, and its input. Raises as
+    ``job_of``."""
     job, stdin = job_of(program, test)
     return marshal.dumps(job), stdin
 
 
 def judge(test: Test, execution: Execution, float_tolerance: float | None = None) -> TestResult:
-    """The verdict on one execution."""
+    """Return the verdict on one execution."""
     verdict, detail, *found = _judge(test, execution, float_tolerance)
     return TestResult(
         verdict=verdict,
@@ -300,7 +297,7 @@ def _judge(test: Test, execution: Execution, tolerance: float | None) -> _Judged
 
 
 def _signalled(number: int) -> tuple[Outcome, str]:
-    # A program cannot send it: the kernel was out of memory, or an operator was.
+    # A program cannot send SIGKILL: it came from the kernel, out of memory, or from an operator.
     if number == signal.SIGKILL:
         return "infra", "killed from outside"
     return "crash", signal.Signals(number).name

@@ -1,5 +1,5 @@
-"""What runs on the inside: the zygote and its children.
+"""The inside of the sandbox: the fork server and its children.
 
-It is imported as the top-level package ``guest`` by an interpreter without site-packages, so it
-uses the standard library and relative imports only, and holds nothing worth stealing.
+An interpreter without site-packages imports it as the top-level package ``guest``. It therefore
+uses only the standard library and relative imports, and holds no secret.
 """

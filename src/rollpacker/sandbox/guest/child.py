@@ -1,4 +1,4 @@
-"""From a fork of the zygote to a locked-down process that runs one program."""
+"""From a fork of the parent to a locked-down process that runs one program."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .lockdown import kernel, landlock
 from .lockdown.bpf import build_filters
 
 RESULT = 3
-"""Place of a descriptor in a child, after the standard streams."""
+"""Place of the result descriptor in a child, after the standard streams."""
 
 _ERROR = 3  # place among the descriptors that are sent
 Limits = list[tuple[int, int]]
-"""Pairs of a resource and the most of it."""
+"""Pairs of a resource and its limit."""
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lockdown:
-    """How a child gives everything up, step by step."""
+    """The steps of a child's lockdown."""
 
     die_with_parent: Callable[[], None]
     restrict: Callable[[], None]
@@ -34,10 +34,8 @@ class Lockdown:
 
 
 def lockdown_of(level: str) -> tuple[Lockdown, Callable[[], None]]:
-    """The lockdown of a level, and what filters the zygote's own system calls.
-
-    Raises ``OSError`` or ``ValueError`` where the machine has not got the level.
-    """
+    """Return the lockdown of a level, and the function that filters the fork server's own system
+    calls. Raises ``OSError`` or ``ValueError`` if the machine lacks the level."""
     files = level != "basic"
     zygotes, childs = map(kernel.SeccompFilter, build_filters(os.uname().machine, files))
     restrict = kernel.no_new_privileges
@@ -48,7 +46,6 @@ def lockdown_of(level: str) -> tuple[Lockdown, Callable[[], None]]:
 
 
 def _library() -> tuple[list[str], list[str]]:
-    """What to read and what to list of the standard library, without installed packages."""
     folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     folders = {os.path.realpath(folder) for folder in folders}
     readable = [
@@ -63,7 +60,7 @@ def _library() -> tuple[list[str], list[str]]:
 def become_program(
     descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> NoReturn:
-    """Give everything up, then run the program of a job of ``size`` bytes; never returns."""
+    """Lock this process down, then run the program of a job of ``size`` bytes. Never returns."""
     status = 1
     try:
         job = enter(descriptors, limits, size, lockdown, zygote)
@@ -75,11 +72,12 @@ def become_program(
 def enter(
     descriptors: list[int], limits: Limits, size: int, lockdown: Lockdown, zygote: int
 ) -> bytes:
-    """Lock this process down, for good; its job. None of the descriptors is in a place yet."""
+    """Lock this process down for good and return its job. The descriptors must not be in their
+    final places yet."""
     try:
         lockdown.die_with_parent()
         if os.getppid() != zygote:
-            raise ProcessLookupError("the zygote has ended")
+            raise ProcessLookupError("the fork server has ended")
         job, stdin, stdout, stderr, result = descriptors
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
@@ -94,7 +92,7 @@ def enter(
     except Exception as error:
         os.write(descriptors[_ERROR], repr(error).encode())
         raise
-    # The one sign that all of the above has worked; a program cannot take it back.
+    # This byte proves that the lockdown worked. A program cannot take it back.
     os.write(RESULT, b"+")
     return program
 

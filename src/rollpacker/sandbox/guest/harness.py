@@ -1,4 +1,4 @@
-"""Runs the program of a job inside the sandbox. Nothing that it reports is taken on trust."""
+"""Runs the program of a job inside the sandbox. The trainer trusts nothing that it reports."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ from .values import encode
 
 _DETAIL = 300
 _SITE = ("exit", "quit")
-# Not io.IOBase: whether something is an instance of an abstract class is slow to find out.
+# Not io.IOBase: isinstance is slow with an abstract class.
 _File: Any = io.IOBase.__base__
 _plain: dict[str, Any] = {}
-"""The builtins as a test sees them: what it calls must be the program's, not the prelude's."""
+"""The builtins for tests: they must call the program's functions, not the prelude's."""
 
 
 class InlineThread(threading.Thread):
-    """Runs its target to the end when started, as programs may have one thread only.
-
-    It serves those that start one for a deeper stack, and no others.
-    """
+    """Runs its target to the end when started, because programs may have only one thread. It serves
+    programs that start a thread for a deeper stack, and no others."""
 
     def start(self) -> None:
-        """Run the target; as in a thread, an exception is shown and goes no further."""
+        """Run the target. As in a thread, an exception is shown and goes no further."""
         try:
             self.run()
         except SystemExit:
@@ -46,12 +44,11 @@ class InlineThread(threading.Thread):
         """Do nothing: it has ended."""
 
     def is_alive(self) -> bool:
-        """Whether it runs: never, seen from outside."""
         return False
 
 
 def run(job: bytes, result: int) -> int:
-    """Run a job and write its outcome to the descriptor ``result``; the exit status."""
+    """Run a job, write its outcome to the descriptor ``result``, and return the exit status."""
     fields: dict[str, str] = marshal.loads(job)
     outcome: dict[str, Any] = {}
     status = 0
@@ -59,7 +56,7 @@ def run(job: bytes, result: int) -> int:
         outcome = perform(fields, testrun.run_tests, encode, _plain)
     except SystemExit as stop:
         status = _exit_status(stop.code)
-    except BaseException as error:  # whatever a program raises
+    except BaseException as error:  # a program may raise anything
         outcome, status = {"error": _describe(error)}, 1
     status = _finish() or status
     if outcome:
@@ -68,11 +65,12 @@ def run(job: bytes, result: int) -> int:
 
 
 def prepare() -> None:
-    """In the zygote: what programs expect and an interpreter without ``site`` has not."""
+    """Give the fork server the names that programs expect and an interpreter without ``site``
+    lacks."""
     for name in _SITE:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
     _plain.update(prelude.install())
-    # Those of the library; a program's own run when it ends.
+    # Forget the library's exit functions. A program's own run when it ends.
     atexit._clear()
     random.seed(0)
     threading.Thread = InlineThread  # type: ignore[misc]
@@ -80,7 +78,7 @@ def prepare() -> None:
 
 
 def open_streams() -> None:
-    """Fresh streams, on the files that are in their places."""
+    """Open fresh streams on descriptors 0 to 2."""
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -94,7 +92,6 @@ def _exit_status(code: object) -> int:
 
 
 def _finish() -> int:
-    """What an interpreter does before it ends: exit functions and buffered output."""
     try:
         atexit._run_exitfuncs()
         for value in vars(sys.modules["__main__"]).values():

@@ -1,7 +1,5 @@
-"""Performs a job: runs a program, and what a test does with it.
-
-It imports nothing of this package, so that it can also be sent elsewhere as text.
-"""
+"""Performs a job: runs a program, and the test's use of it. It imports nothing of this package, so
+that its text can be sent elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +16,8 @@ from typing import Any
 def perform(
     fields: dict[str, str], run_tests: Any, encode: Any, plain: dict[str, Any]
 ) -> dict[str, Any]:
-    """The outcome of a job: the encoded ``value`` of a call, or that its asserts ``held`` and what
-    they revealed.
-
-    Asserts see the builtins ``plain``.
-    """
+    """Return the outcome of a job. This is the encoded ``value`` of a call, or that the asserts
+    ``held`` and the values that they revealed. Asserts see the builtins ``plain``."""
     kind = fields["kind"]
     name = "__main__" if kind == "stdin" else "solution"
     module = types.ModuleType(name)
@@ -38,7 +33,7 @@ def perform(
     if kind == "asserts":
         revealed: list[Any] = []
         tests = {**space, **(_helpers(fields) if "prompt" in fields else {}), "__builtins__": plain}
-        # At once, as a program may change it later.
+        # Encode at once, because a program may change the value later.
         tests["__reveal__"] = lambda *value: revealed.append(encode(value))
         tests["__real__"] = _real
         _assert(fields["code"], tests, space, run_tests)
@@ -51,7 +46,6 @@ def _compiled(source: str, name: str = "<program>") -> Any:
 
 
 def _complete(fields: dict[str, str], space: dict[str, Any]) -> None:
-    """Run a program that goes on where its prompt ends, or repeats what the prompt began."""
     program, prompt = fields["program"], fields["prompt"]
     try:
         code = _compiled(program)
@@ -61,16 +55,16 @@ def _complete(fields: dict[str, str], space: dict[str, Any]) -> None:
             raise
         exec(code, space)
         return
-    # It may be a text, or import more than there is here.
+    # The prompt may be prose, or import modules that are missing here.
     with contextlib.suppress(Exception):
         exec(_compiled(prompt, "<prompt>"), space)
-    # What the prompt has only begun is not the program's.
+    # The program must define the function that the prompt only begins.
     space.pop(fields["stub"], None)
     exec(code, space)
 
 
 def _helpers(fields: dict[str, str]) -> dict[str, Any]:
-    """What a prompt defines for its tests, whatever a program has made of it."""
+    # The functions that a prompt defines for its tests, unchanged by the program.
     space: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         exec(_compiled(fields["prompt"], "<prompt>"), space)
@@ -79,7 +73,7 @@ def _helpers(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _body(prompt: str, program: str) -> Any:
-    """The function that a prompt begins with the body that a program is; None if it is none."""
+    # The prompt's function with the program as its body; None if that does not compile.
     body = program if program.lstrip("\n")[:1].isspace() else textwrap.indent(program, "    ")
     try:
         return _compiled(f"{prompt.rstrip()}\n{body}")
@@ -88,7 +82,6 @@ def _body(prompt: str, program: str) -> Any:
 
 
 def _call(space: dict[str, Any], fields: dict[str, str]) -> Any:
-    """Call ``function``, ``Class.method`` or a method of ``Solution``, on a new instance."""
     path = fields["call"]
     first, _, method = path.partition(".")
     if first not in space and hasattr(space.get("Solution"), path):
@@ -113,7 +106,6 @@ def _call(space: dict[str, Any], fields: dict[str, str]) -> Any:
 
 
 def _linked(value: Any, kind: str, space: dict[str, Any]) -> Any:
-    """What LeetCode writes as a list, made of the program's class, or the one it has."""
     if kind[:1] == "*":
         return [_linked(each, kind[1:], space) for each in value]
     if not kind:
@@ -130,13 +122,12 @@ def _linked(value: Any, kind: str, space: dict[str, Any]) -> Any:
 
 
 def _listed(value: Any, kind: str) -> Any:
-    """How LeetCode writes what may be made of nodes."""
     if kind[:1] == "*":
         return [_listed(each, kind[1:]) for each in value]
     if not kind:
         return value
     nodes = [value]
-    for node in nodes:  # it grows
+    for node in nodes:  # the list grows meanwhile
         if node is not None:
             nodes += [node.next] if kind == "ListNode" else [node.left, node.right]
     values = [None if node is None else node.val for node in nodes]
@@ -146,7 +137,6 @@ def _listed(value: Any, kind: str) -> Any:
 
 
 def _assert(code: str, space: dict[str, Any], program: dict[str, Any], run_tests: Any) -> None:
-    """Run asserts that see the program's names, then the tests among them."""
     space["__name__"] = "__tests__"
     unittest.main = _nothing  # type: ignore[misc,assignment]  # they are run in any case
     exec(_compiled(code, "<tests>"), space)
@@ -154,7 +144,6 @@ def _assert(code: str, space: dict[str, Any], program: dict[str, Any], run_tests
 
 
 def _real(value: Any) -> Any:
-    """A value, unless an object in it claims to equal whatever it is compared with."""
     if type(value) in (int, float, bool, str, bytes, type(None)):
         return value
     if isinstance(value, list | tuple | dict):

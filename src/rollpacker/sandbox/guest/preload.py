@@ -1,8 +1,8 @@
 """Modules that programs import, loaded once for all of them.
 
-A fork copies the tables of all that is loaded, and each shared library has five: what is rarely
-used is left to the programs that use it. Loaded is what many import, what is needed here, and what
-wants a shared library from outside of the standard library, which a program cannot open.
+A fork copies the tables of all loaded modules, so rare ones are left to the programs. Loaded are
+modules that many programs import, that the guest needs, or whose shared library lies outside of the
+standard library, where a program cannot open it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ _OTHERS = (
 
 
 def run(level: str) -> None:
-    """Import them: at level ``basic`` all, as nothing can be opened there."""
+    """Import them: all at level ``basic``, where nothing can be opened."""
     for name in (_FREQUENT + " " + _OTHERS * (level == "basic")).split():
         importlib.import_module(name)

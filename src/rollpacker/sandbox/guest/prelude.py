@@ -1,11 +1,10 @@
-"""Names that programs may use without importing them, as the harnesses of public datasets have it.
+"""Names that programs may use without importing them, as in the harnesses of public datasets.
 
-Answers to LeetCode's tasks use ``List``, ``defaultdict`` or ``heapq`` as if they were built in;
-LiveCodeBench, APPS and verl run one list of imports before every program. Here the names join the
-builtins, once for all programs: those that a program defines hide them, its own stay what a test
-finds in it, and an execution costs nothing more.
+Answers to LeetCode's tasks use ``List``, ``defaultdict`` or ``heapq`` as if they were built in. The
+names join the builtins, once for all programs. A program's own definitions hide them, and a test
+finds only a program's own names in it.
 
-It imports nothing of this package, so that it can also be sent elsewhere as text.
+It imports nothing of this package, so that its text can be sent elsewhere.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
 )
-"""Of each, all public names, then itself, as many have a name in common with a module."""
+"""Their public names are installed, then the modules, which replace names equal to a module's."""
 
-_DEEP = 50_000
-"""Calls inside of each other, as in LiveCodeBench."""
+_DEEP = 50_000  # depth of nested calls, as in LiveCodeBench
 
 
 class ListNode:
@@ -40,9 +38,10 @@ class TreeNode:
 
 
 def install() -> dict[str, Any]:
-    """Add the names to the builtins; the builtins without them, for code that is no program."""
+    """Add the names to the builtins. Return the builtins without them, for code that is no
+    program."""
     plain = dict(vars(builtins))
-    # Only some of typing's have a better namesake in collections.
+    # ``typing`` comes first, because ``collections`` has better versions of some of its names.
     loaded = [importlib.import_module(name) for name in ("typing", *_MODULES)]
     names = {name: value for module in loaded for name, value in _public(module).items()}
     names |= dict(zip(_MODULES, loaded[1:], strict=True))
@@ -54,6 +53,5 @@ def install() -> dict[str, Any]:
 
 
 def _public(module: Any) -> dict[str, Any]:
-    """What ``from module import *`` brings; some of typing's are made as they are asked for."""
     names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
     return {name: getattr(module, name) for name in names}

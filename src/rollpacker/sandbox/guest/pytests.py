@@ -1,10 +1,8 @@
 """A small stand-in for pytest, as installed packages are out of reach of programs.
 
-It is imported as ``pytest`` too, with what datasets of tests use: ``raises``, ``warns``,
-``approx``, ``fixture`` (with ``params``, ``autouse`` and ``scope``), ``param``, ``fail``, ``skip``,
-``xfail``, the fixtures ``monkeypatch``, ``capsys``, ``capfd`` and ``request``, and the marks
-``parametrize``, ``skip``, ``skipif``, ``xfail`` and ``usefixtures``; other marks do nothing.
-``testrun`` finds and runs tests as pytest does.
+It is imported as ``pytest`` too, with the parts that datasets of tests use. Marks other than
+``parametrize``, ``skip``, ``skipif``, ``xfail`` and ``usefixtures`` do nothing. ``testrun`` finds
+and runs tests as pytest does.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 
 
 class SkippedError(Exception):
-    """What ``skip`` raises; a test that ends with it counts as passed."""
+    """Raised by ``skip``. A test that ends with it counts as passed."""
 
 
 class _Raised:
@@ -31,7 +29,6 @@ class _Raised:
     type: Any = None
 
     def match(self, pattern: str) -> bool:
-        """Whether the exception's text has the pattern; raises where it has not."""
         if not re.search(pattern, str(self.value)):
             raise AssertionError(f"{pattern!r} is not in {str(self.value)!r}")
         return True
@@ -134,11 +131,11 @@ class PytestMark:
 
     @property
     def holds(self) -> bool:
-        """Whether its condition, if it has one, is met."""
+        """Whether its condition is met. True without a condition."""
         return bool(self.named.get("condition", self.args[0] if self.args else True))
 
     def rows(self) -> list[tuple[dict[str, Any], list[PytestMark]]]:
-        """Of ``parametrize``: the arguments of each run, and its own marks."""
+        """For ``parametrize``: return the arguments of each run, and its own marks."""
         named = dict(zip(("argnames", "argvalues"), self.args, strict=False)) | dict(self.named)
         names, values = named["argnames"], named["argvalues"]
         split = (
@@ -157,7 +154,7 @@ class _Marks:
 
 
 def marks_on(target: Any) -> list[PytestMark]:
-    """Those of a function or a class."""
+    """Return the marks of a function or a class."""
     found = getattr(target, "pytestmark", ())
     return list(found) if isinstance(found, list | tuple) else [found]
 
@@ -167,14 +164,14 @@ class _Param(tuple[Any, ...]):
 
 
 def param(*values: Any, marks: Any = (), **_: Any) -> Any:
-    """A row of ``parametrize``, or one of a fixture's ``params``; its id is nothing to us."""
+    """A row of ``parametrize``, or one of a fixture's ``params``. Its id is ignored."""
     row = _Param(values)
     row.marks = list(marks) if isinstance(marks, list | tuple) else [marks]
     return row
 
 
 def marks_of(row: Any) -> list[PytestMark]:
-    """Those of a row that ``param`` made."""
+    """Return the marks of a row that ``param`` made."""
     return row.marks if isinstance(row, _Param) else []
 
 
@@ -184,7 +181,7 @@ def unparam(row: Any) -> Any:
 
 
 class Options(NamedTuple):
-    """Of a fixture."""
+    """The options of a fixture."""
 
     params: Sequence[Any] | None
     autouse: bool
@@ -202,7 +199,7 @@ def fixture(
     **_: Any,
 ) -> Any:
     """A value for the tests that name it as an argument, made anew for each unless ``scope`` is
-    more than a function."""
+    wider than a function."""
     rows = None if params is None else list(params)
     options = Options(rows, autouse, scope != "function", name)
 
@@ -227,7 +224,7 @@ xfail = skip
 
 
 def main(*_: Any, **__: Any) -> int:
-    """Do nothing: the tests are run in any case."""
+    """Do nothing: the tests run in any case."""
     return 0
 
 
@@ -289,13 +286,11 @@ class MonkeyPatch:
             self._undo.append(lambda: items.update({key: old}))
 
     def undo(self) -> None:
-        """Take back what was changed."""
         while self._undo:
             self._undo.pop()()
 
 
 def _resolve(path: str) -> tuple[Any, str]:
-    """The object that has the last name of a dotted path, and that name."""
     first, *names, last = path.split(".")
     found: Any = importlib.import_module(first)
     for name in names:
@@ -321,7 +316,6 @@ class _Capture:
         self.streams = (io.StringIO(), io.StringIO())
 
     def readouterr(self) -> _Printed:
-        """What was printed since the last call."""
         found = _Printed(*(stream.getvalue() for stream in self.streams))
         for stream in self.streams:
             stream.seek(0)
@@ -329,7 +323,7 @@ class _Capture:
         return found
 
     def disabled(self) -> Any:
-        """Nothing: what is printed is not shown in any case."""
+        # Output is not shown in any case.
         return contextlib.nullcontext()
 
 

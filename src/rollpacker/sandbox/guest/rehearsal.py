@@ -1,8 +1,5 @@
-"""What children do, done in the zygote before the first of them.
-
-A fork copies every page that it writes to, and an interpreter writes: it counts calls, specialises
-the code that it runs, and remembers what it has looked up. Done here, children need not.
-"""
+"""Runs typical jobs in the fork server before the first child. A fork copies each page that it
+writes to, and a fresh interpreter fills counters and caches."""
 
 from __future__ import annotations
 
@@ -23,14 +20,14 @@ _JOBS = (
 )
 _TIMES = 20
 _PROGRAM_NAMES = ("__main__", "solution")
-# What neither the zygote nor a child may have any of.
+# Resources that neither the fork server nor a child may use.
 _LIMITS = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0)]
 _HARMLESS = kernel.no_new_privileges
 _LOCKDOWN = Lockdown(_HARMLESS, _HARMLESS, 1 << 16, _HARMLESS)
 
 
 def rehearse() -> None:
-    """Do what a child does, locking down aside, and leave fresh streams."""
+    """Do the work of a child except the lockdown, and leave fresh streams."""
     before = {name: sys.modules.get(name) for name in _PROGRAM_NAMES}
     for fields in _TIMES * _JOBS:
         job = _enter(marshal.dumps(fields), _INPUT)

@@ -13,8 +13,8 @@ from .pytests import BUILT_IN, Options, PytestMark, SkippedError, marks_of, mark
 
 
 def run_tests(space: dict[str, Any], program: dict[str, Any]) -> None:
-    """Run every test in ``space`` that the program has not brought; the first failure raises, and
-    so does that there are some but all are left out."""
+    """Run every test in ``space`` that is not the program's. The first failure raises. It also
+    raises if there are tests and all of them are left out."""
     own = {n: v for n, v in space.items() if not (n in program and program[n] is v)}
     session = _Session(own)
     _call_hook(own.get("setup_module"), None)
@@ -50,7 +50,7 @@ def _close(closing: list[Any]) -> None:
 
 
 class _Result(unittest.TestResult):
-    """Counts what held: whether ``testsRun`` counts skipped tests depends on Python's version."""
+    # Counts passed tests, since ``testsRun`` counts skipped ones on some versions of Python.
 
     held = 0
 
@@ -60,8 +60,6 @@ class _Result(unittest.TestResult):
 
 
 class _Session:
-    """The tests of a file: what their fixtures share, and how many were found and held."""
-
     def __init__(self, space: Mapping[str, Any]) -> None:
         self.fixtures = {**BUILT_IN, **_fixtures_in(space)}
         self.marks = [*space["pytestmark"]] if isinstance(space.get("pytestmark"), list) else []
@@ -70,7 +68,6 @@ class _Session:
         self.found = self.passed = 0
 
     def run_unittest(self, kind: Any) -> None:
-        """Run the tests of a ``TestCase``."""
         result = _Result()
         suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
         self.found += suite.countTestCases()
@@ -85,7 +82,7 @@ class _Session:
     def run_class(
         self, kind: Any, fixtures: Mapping[str, Any], marks: Sequence[PytestMark]
     ) -> None:
-        """Run the methods of a ``Test*`` class and of those inside of it, each on an instance."""
+        # Each method runs on an instance of its own. Nested ``Test*`` classes count too.
         marks = [*marks, *marks_on(kind)]
         _call_hook(getattr(kind, "setup_class", None), kind)
         for name in dir(kind):
@@ -102,7 +99,6 @@ class _Session:
         _call_hook(getattr(kind, "teardown_class", None), kind)
 
     def run(self, test: Any, fixtures: Mapping[str, Any], marks: Sequence[PytestMark]) -> None:
-        """Run a test with each of the arguments that its marks and fixtures give it."""
         marks = [*marks, *marks_on(test)]
         axes = [mark.rows() for mark in marks if mark.name == "parametrize"]
         given = {name for rows in axes for name in (rows[0][0] if rows else ())}
@@ -111,7 +107,7 @@ class _Session:
         wanted = _closure([*used, *(n for n in _arguments(test) if n not in given)], fixtures)
         several = [(n, fixtures[n].fixture.params) for n in wanted if n in fixtures]
         choices = [[(n, v) for v in values] for n, values in several if values is not None]
-        self.found += not all(axes)  # one without values leaves the test out
+        self.found += not all(axes)  # an axis without values leaves the test out
         for rows in itertools.product(*axes):
             for params in itertools.product(*choices):
                 own = [mark for _, each in rows for mark in each]
@@ -124,7 +120,7 @@ class _Session:
         self, test: Any, run: _Run, arguments: dict[str, Any], marks: Sequence[PytestMark]
     ) -> None:
         self.found += 1
-        if any(mark.name in ("skip", "skipif") and _skips(mark) for mark in marks):
+        if any(m.name == "skip" or (m.name == "skipif" and m.holds) for m in marks):
             return
         expected = [mark for mark in marks if mark.name == "xfail" and mark.holds]
         try:
@@ -140,25 +136,20 @@ class _Session:
         self.passed += 1
 
 
-def _skips(mark: PytestMark) -> bool:
-    return mark.name == "skip" or mark.holds
-
-
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _arguments(function: Any) -> list[str]:
-    """Those that a function wants as fixtures, less what patches of ``unittest.mock`` give it."""
+    # The arguments that are fixtures, without those that patches of ``unittest.mock`` pass.
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.default is p.empty and p.kind in _BY_NAME]
     patches = getattr(function, "patchings", ())
-    # Loaded where there are patches, and large.
+    # The module is large, and is loaded only if there are patches.
     default = getattr(sys.modules.get("unittest.mock"), "DEFAULT", None)
     return names[sum(not p.attribute_name and p.new is default for p in patches) :]
 
 
 def _closure(names: Sequence[str], fixtures: Mapping[str, Any]) -> list[str]:
-    """Those names and those that their fixtures want in turn, each once."""
     found = list(dict.fromkeys(names))
     for name in found:
         if name in fixtures:
@@ -173,17 +164,13 @@ class _Request:
             self.param = unparam(run.params[name])
 
     def addfinalizer(self, function: Any) -> None:
-        """Call it after the test."""
         self._run.closing.append(iter(function, None))
 
     def getfixturevalue(self, name: str) -> Any:
-        """The value of a fixture."""
         return self._run.value(name)
 
 
 class _Run:
-    """One run of a test: the values of its fixtures, and what goes on after it."""
-
     def __init__(
         self,
         session: _Session,
@@ -199,7 +186,6 @@ class _Run:
         self.closing: list[Any] = []
 
     def call(self, test: Any, arguments: dict[str, Any]) -> None:
-        """Call the test with its arguments and fixtures."""
         try:
             for name in self._used:
                 self.value(name)
@@ -213,7 +199,6 @@ class _Run:
             _close(self.closing)
 
     def value(self, name: str) -> Any:
-        """Of a fixture, made unless it is there."""
         function = self._fixtures.get(name)
         if function is None:
             raise TypeError(f"there is no fixture '{name}' here")

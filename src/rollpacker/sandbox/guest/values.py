@@ -1,7 +1,7 @@
-"""Values as typed JSON: lists tell which builtin type a value has.
+"""Values as typed JSON.
 
-``None``, booleans and strings stand for themselves; everything else is a list of a type's
-letter and its content. Integers and floats are hexadecimal: exact, and read in linear time.
+``None``, booleans and strings stand for themselves. Every other value is a list of a type's letter
+and its content. Integers and floats are hexadecimal: exact, and read in linear time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _SETS = (set, frozenset, type({}.keys()))
 
 
 def encode(value: Any, depth: int = _DEPTH) -> Any:
-    """A value as JSON. Raises ``TypeError`` on other types, ``ValueError`` beyond ``depth``."""
+    """Return a value as JSON. Raises ``TypeError`` on other types, ``ValueError`` beyond
+    ``depth``."""
     if depth < 0:
         raise ValueError("the value is nested too deeply")
     if value is None or isinstance(value, bool | str):

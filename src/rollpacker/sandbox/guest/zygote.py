@@ -1,6 +1,7 @@
-"""The zygote: forks a child for every execution. It sees descriptors, never what is in them.
+"""The fork server: forks a child for every execution. It passes descriptors on and never reads
+them.
 
-Over a SEQPACKET socket it is sent ``REQUEST`` with the child's descriptors, and answers twice: the
+Over a SEQPACKET socket it receives ``REQUEST`` with the child's descriptors. It answers twice: the
 child's pidfd, then ``EXIT`` when the child has ended.
 """
 
@@ -26,14 +27,14 @@ from .lockdown.isolate import isolate
 from .rehearsal import rehearse
 
 REQUEST = struct.Struct("<QQQQ")
-"""Bytes of memory, CPU seconds and bytes of output that the child is limited to; of its job."""
+"""A child's limits (bytes of memory, CPU seconds, bytes of output), and the bytes of its job."""
 
 EXIT = struct.Struct("<iddQ")
-"""Wait status and CPU seconds of the child, CPU seconds of the zygote since it started, and the
-most KiB that the child held in memory."""
+"""Wait status and CPU seconds of the child, CPU seconds of the fork server since it started, and
+the child's peak memory in KiB."""
 
 DESCRIPTORS = 5
-"""Program and arguments, standard input, output and error, result."""
+"""Job, standard input, output and error, result."""
 
 _STACK_BYTES = 112 << 20
 _LIMITS = ((resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0))
@@ -56,7 +57,7 @@ def main() -> NoReturn:
 
 
 def _socket(given: int) -> socket.socket:
-    """The socket, with the places of a child's own descriptors below it taken."""
+    # Move the socket up, so that the places of a child's own descriptors below it are taken.
     descriptor = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, RESULT + 1)
     os.dup2(0, RESULT)
     if given != RESULT:
@@ -90,7 +91,7 @@ def _prepare(options: dict[str, object]) -> Lockdown:
 
 
 def _expendable() -> None:
-    """Short of memory, the kernel should end a sandbox rather than the trainer."""
+    # Short of memory, the kernel should end a sandbox rather than the trainer.
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write("1000")
@@ -119,7 +120,7 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
             socket.send_fds(sock, [b"p"], [pidfd])
             _wait(sock, pidfd)
         finally:
-            # Unreaped, so the pid is the child's: of namespace init, -1 would be everyone.
+            # The child is not reaped yet, so its pid is still its own.
             os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
             os.close(pidfd)
@@ -128,7 +129,6 @@ def _serve(sock: socket.socket, lockdown: Lockdown) -> None:
 
 
 def _wait(sock: socket.socket, pidfd: int) -> None:
-    """Until the child has ended or the trainer has."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(sock, select.POLLRDHUP | select.POLLHUP)

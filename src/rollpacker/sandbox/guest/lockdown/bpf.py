@@ -1,7 +1,5 @@
-"""The seccomp filter: a list of system calls in classic BPF.
-
-Linux, Documentation/userspace-api/seccomp_filter.rst.
-"""
+"""The seccomp filter: a list of system calls in classic BPF. Linux,
+Documentation/userspace-api/seccomp_filter.rst."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ _WRITES = 0x3 | 0x40 | 0x200 | 0x400000
 
 Instruction = tuple[int, int, int, int]
 
-# prlimit(0, RLIMIT_CPU, new, old) where a half of ``new`` is not null: a program that lowers its
-# own limit would be killed by a SIGKILL that could be anybody's.
+# prlimit(0, RLIMIT_CPU, new, old) if a half of ``new`` is not null: a program that lowers its own
+# limit would die of a SIGKILL whose sender is unknown.
 _CPU_LIMIT_STAYS: list[Instruction] = [
     *((_LOAD, 0, 0, _ARGUMENTS + 8), (_EQUAL, 0, 4, _RLIMIT_CPU)),
     *((_LOAD, 0, 0, _ARGUMENTS + 16), (_EQUAL, 0, 3, 0)),
@@ -44,10 +42,11 @@ _CPU_LIMIT_STAYS: list[Instruction] = [
 
 
 def build_filters(machine: str, files: bool) -> tuple[bytes, bytes]:
-    """The zygote's filter and a child's own, each an array of ``struct sock_filter``.
+    """Return the fork server's filter and a child's own, each an array of ``struct sock_filter``.
 
-    The zygote's is the list of what is allowed, and its children inherit it: the kernel takes
-    a tenth of a millisecond to install it. A child's own takes away what the zygote alone needs.
+    The fork server's lists the allowed calls, and children inherit it, because installing it takes
+    the kernel a tenth of a millisecond. A child's own removes the calls that only the fork server
+    needs.
 
     Raises:
         ValueError: the machine has no table.
@@ -101,7 +100,7 @@ def _machine_check(machine: str) -> list[Instruction]:
 
 
 def _when(number: int, body: list[Instruction]) -> list[Instruction]:
-    """``body`` decides about one system call; the others go past it."""
+    # ``body`` decides about one system call. The others go past it.
     return [(_EQUAL, 0, len(body), number), *body]
 
 

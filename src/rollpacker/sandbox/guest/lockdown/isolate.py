@@ -1,4 +1,4 @@
-"""What the zygote gives up once, so that its children do not have to."""
+"""The isolation that the fork server sets up once for its children."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def isolate(level: str, uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
     if level == "strong":
         _enter_namespaces()
-    # A stopped process does not see its socket close.
+    # A stopped process would not notice that its socket closes.
     kernel.die_with_parent()
     kernel.drop_capabilities(os.uname().machine)
 
@@ -36,7 +36,7 @@ def _enter_namespaces() -> None:
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    # The first process of the pid namespace; when it ends, all of them do.
+    # The first process of the pid namespace. All others end with it.
     first = os.fork()
     if first == 0:
         return

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for, through ctypes. Errors are ``OSError``."""
+"""System calls that Python lacks, through ctypes. Errors are ``OSError``."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def syscall(what: str, number: int, *arguments: object) -> int:
 
 
 def fork() -> int:
-    """Fork without what ``os.fork`` does for threads and random seeds: there is one thread.
-
-    A tenth of an execution's CPU time is saved, and programs draw the same random numbers.
-    """
+    """Fork without the work of ``os.fork`` for threads and random seeds: there is one thread. This
+    saves a tenth of an execution's CPU time, and programs draw the same random numbers."""
     return _checked(_interpreter.fork(), "fork")
 
 
 class Prepared:
-    """A call of the C library, its arguments made beforehand: a child has only to make it."""
+    """A call of the C library with arguments made beforehand, so that a child only makes the
+    call."""
 
     def __init__(self, what: str, function: Callable[..., int], *arguments: object) -> None:
         self._what = what
@@ -57,12 +56,12 @@ class Prepared:
         self._arguments = arguments
 
     def __call__(self) -> None:
-        """Make it. Raises ``OSError``."""
+        """Make the call. Raises ``OSError``."""
         _checked(self._function(*self._arguments), self._what)
 
 
 def prepared_syscall(what: str, number: int, *arguments: object) -> Prepared:
-    """A system call by number."""
+    """Prepare a system call by number."""
     return Prepared(what, _libc.syscall, ctypes.c_long(number), *arguments)
 
 
@@ -72,14 +71,14 @@ def _prepared_prctl(what: str, *arguments: int) -> Prepared:
 
 
 no_new_privileges = _prepared_prctl("no-new-privs", _PR_SET_NO_NEW_PRIVS, 1)
-"""No program that is executed gains anything; seccomp and Landlock need it."""
+"""Executed programs gain no privileges. seccomp and Landlock need this."""
 
 die_with_parent = _prepared_prctl("pdeathsig", _PR_SET_PDEATHSIG, signal.SIGKILL)
-"""Have this process killed when its parent ends; a change of uid forgets it."""
+"""Have this process killed when its parent ends. A change of uid clears this."""
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether others of the same uid may look into this process."""
+    """Set whether others of the same uid may look into this process."""
     _prepared_prctl("dumpable", _PR_SET_DUMPABLE, int(dumpable))()
 
 
@@ -91,7 +90,7 @@ def unshare(flags: int) -> None:
 def drop_capabilities(machine: str) -> None:
     """Empty every capability set of this process."""
     for capability in range(_LAST_CAPABILITY + 1):
-        # Beyond the last one that the kernel knows, or without CAP_SETPCAP.
+        # Fails beyond the last one that the kernel knows, or without CAP_SETPCAP.
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -101,7 +100,7 @@ def drop_capabilities(machine: str) -> None:
 
 
 class SeccompFilter:
-    """A filter, kept where the kernel can read it."""
+    """A filter in memory that the kernel can read."""
 
     def __init__(self, program: bytes) -> None:
         self._program = ctypes.create_string_buffer(program, len(program))

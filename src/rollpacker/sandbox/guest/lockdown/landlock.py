@@ -1,7 +1,5 @@
-"""Landlock: which files a program may read; it may write none.
-
-Linux, Documentation/userspace-api/landlock.rst.
-"""
+"""Landlock: the files that a program may read. It may write none. Linux,
+Documentation/userspace-api/landlock.rst."""
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The kernel's version of Landlock. Raises ``OSError`` where there is none."""
+    """Return the kernel's version of Landlock. Raises ``OSError`` if there is none."""
     return syscall("Landlock", _CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
 
 
 def restriction(readable: Iterable[str], listable: Iterable[str]) -> Prepared:
-    """What holds a process to a ruleset: these files and folders may be read, these listed."""
+    """Return the call that restricts a process to reading and listing these files and folders."""
     known = version()
     attr = _RulesetAttr(files=_FILES_V1)
     if known >= 2:

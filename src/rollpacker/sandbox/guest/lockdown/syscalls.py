@@ -1,7 +1,7 @@
 """System calls that a program may make, with their numbers by machine.
 
-Everything else is refused, whatever a newer kernel adds: no fork, exec, sockets, signals, ptrace,
-links, permissions, times, memfd, shared memory, io_uring, bpf, keys or namespaces.
+All others are refused, also those of newer kernels: no fork, exec, sockets, signals, links,
+permissions, memfd, shared memory, io_uring, bpf, keys or namespaces.
 """
 
 from __future__ import annotations
@@ -106,22 +106,23 @@ ZYGOTE: dict[str, tuple[int, int]] = {
     "prctl": (157, 167),
     "landlock_restrict_self": (446, 446),
 }
-"""What the zygote needs besides, and a child until it is locked down."""
+"""Further calls of the fork server, and of a child until its lockdown."""
 
 OPEN: dict[str, tuple[int | None, int | None, int]] = {
     "openat": (257, 56, 2),
     "open": (2, None, 1),
 }
-"""Allowed for reading where Landlock says which files; the third is the argument with the flags."""
+"""Allowed for reading if Landlock restricts the files. The third is the argument with the flags."""
 
 FCNTL = (72, 25)
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 1030)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_DUPFD_CLOEXEC; owners send signals."""
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_DUPFD_CLOEXEC. Owners would send
+signals."""
 
 IOCTL = (16, 29)
 IOCTL_REQUESTS = (0x5401, 0x5450, 0x5451)
 """TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
 
 PRLIMIT = (302, 261)
-"""Of itself only: the process is 0. Interpreters set limits by it as well; a program may not set
-that of CPU time."""
+"""Only for the process itself (0). Interpreters set limits by it as well. A program may not set its
+CPU limit."""

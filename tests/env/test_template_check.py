@@ -148,7 +148,7 @@ def test_a_template_that_knows_nothing_but_system_messages_behind_a_reply_is_ref
         "{% for m in messages %}{% if loop.index0 < 2 or m.content == messages[0].content %}"
         "{{ m.role + m.content }}{% endif %}{% endfor %}"
     )
-    with pytest.raises(ValueError, match="cannot render what an environment answers: it leaves it"):
+    with pytest.raises(ValueError, match="cannot render an environment's answers: it leaves it"):
         Template(make_tokenizer(text), {})
 
 
@@ -170,4 +170,4 @@ def test_a_tokenizer_that_splits_pieces_otherwise_is_named() -> None:
     spaced = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.backend_tokenizer.pre_tokenizer = spaced
     (line,) = check(Template(tokenizer, {}), [])
-    assert "splits what follows a reply in another way when it stands alone" in line
+    assert "splits the text after a reply differently when it stands alone" in line

@@ -53,12 +53,12 @@ async def answered(endpoint: Endpoint, key: str, body: bytes) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "the body is no JSON: "),
-        (b'{"messages": [{"role": "user", "caf\xe9": "x"}]}', "the body is no JSON: "),
-        (b"\xff", "the body is no JSON: "),
-        (b'{"messages": [', "the body is no JSON: "),
+        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "the body is not JSON: "),
+        (b'{"messages": [{"role": "user", "caf\xe9": "x"}]}', "the body is not JSON: "),
+        (b"\xff", "the body is not JSON: "),
+        (b'{"messages": [', "the body is not JSON: "),
         (b"[" * 100_000, "the body is nested too deep"),
-        (b"[]", "the body is no JSON object"),
+        (b"[]", "the body is not a JSON object"),
     ],
 )
 @in_loop
@@ -100,12 +100,12 @@ async def test_strangers_keep_no_program_out() -> None:
         for number in range(2000):
             ends.append(await asyncio.open_connection("127.0.0.1", port))
             if number % 100 == 0:
-                assert await refused(endpoint) == "the body is no JSON object"
+                assert await refused(endpoint) == "the body is not a JSON object"
         async with asyncio.timeout(10.0):
             with suppress(ConnectionError):
                 assert await ends[0][0].read() == b""  # it had to make way
         assert len(endpoint._places) < 100
-        assert await refused(endpoint) == "the body is no JSON object"
+        assert await refused(endpoint) == "the body is not a JSON object"
         for _, writer in ends:
             writer.close()
 
@@ -149,7 +149,7 @@ def test_what_fails_in_an_answer_ends_that_request_only(
             with monkeypatch.context() as patched:
                 patched.setattr(endpoint_module, "_body", broken)
                 assert (await refused(endpoint)).startswith("this request could not be answered")
-            assert await refused(endpoint) == "the body is no JSON object"
+            assert await refused(endpoint) == "the body is not a JSON object"
 
     asyncio.run(talk())
     assert "KeyError: 'ours'" in caplog.text
@@ -216,7 +216,7 @@ def test_requests_of_any_kind(seed: int, count: int, caplog: pytest.LogCaptureFi
                 statuses[reading.result()[9:12] if not reading.exception() else b""] += 1
                 endpoint.end(key)
                 assert not quiet.waiting
-            assert await answered(endpoint, other, b"[]") == (400, "the body is no JSON object")
+            assert await answered(endpoint, other, b"[]") == (400, "the body is not a JSON object")
 
     asyncio.run(talk())
     print(f"\nseed {seed}: {count} requests of agents' programs: {dict(statuses)}")

@@ -114,7 +114,7 @@ def test_what_a_function_returns_is_its_reward(
         (float("nan"), "it returned float, a reward that is no finite number: nan"),
         (1j, "it returned complex, a reward"),
         ({"reward": (1.0,)}, "it returned dict, a reward that is no finite number: (1.0,)"),
-        ({"answer": 1, 2: 3}, "no reward: its keys are 'answer', 2, and none of them is 'reward'"),
+        ({"answer": 1, 2: 3}, "no reward: none of its keys 'answer', 2 is 'reward'"),
         ({}, "it returned dict, no reward"),
     ],
 )

@@ -1,4 +1,2 @@
-"""Environments: what answers the model between two turns of a response.
-
-Environments know no engine, policy or trainer.
-"""
+"""Environments: they answer the model between two turns of a response. Environments know no engine,
+policy or trainer."""

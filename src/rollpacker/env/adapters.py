@@ -1,7 +1,4 @@
-"""Environments made for other trainers.
-
-Nothing outside knows those trainers' names for things.
-"""
+"""Environments made for other trainers, whose names for things appear only here."""
 
 from __future__ import annotations
 
@@ -25,13 +22,12 @@ from rollpacker.user_code import bound_name
 
 Kind = Literal["ours", "trl", "openenv", "skyrl", "gym"]
 
-_FREE = {"seed", "options"}
-"""What ``reset`` of gem and Gymnasium can be given."""
+_FREE = {"seed", "options"}  # arguments that ``reset`` of gem and Gymnasium takes
 _ANY = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def kind_of(target: Any) -> Kind | None:
-    """The kind of a class or an object; None where it is no environment that is known."""
+    """Return the kind of a class or an object, or None if it is no known environment."""
     if _has(target, "init", "step") and not _has(target, "reset"):
         return "skyrl"
     if _has(target, "reset", "step", "_step_payload"):
@@ -48,7 +44,7 @@ def _has(target: Any, *methods: str) -> bool:
 
 
 def _free(target: Any) -> bool:
-    """Whether it is begun without a row."""
+    # Whether ``reset`` takes no row.
     parameters = list(inspect.signature(target.reset).parameters.values())
     if inspect.isclass(target):
         parameters = parameters[1:]
@@ -61,7 +57,7 @@ _SEEDS = 2**31
 
 
 def prompt_of(row: Mapping[str, Any]) -> list[Message]:
-    """The chat messages of a row's column ``prompt``; none where it has no such column."""
+    """Return the chat messages in a row's column ``prompt``. None without such a column."""
     prompt = row.get("prompt")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -71,7 +67,8 @@ def prompt_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def seed_of(row: Mapping[str, Any]) -> int:
-    """A seed: the row's own, or made of it, so that all responses to a row have the same task."""
+    """Return the row's own seed, or one made from the row. All responses to a row have the same
+    task."""
     seed = row.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool):
         return seed % _SEEDS
@@ -80,7 +77,7 @@ def seed_of(row: Mapping[str, Any]) -> int:
 
 
 def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what there is, what a function takes by name."""
+    """Return the entries of ``given`` that a function takes by name."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         own = bound_name(function)
@@ -89,7 +86,7 @@ def taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, A
 
 
 def opened(row: Mapping[str, Any], text: str) -> Opening:
-    """An episode that begins with text behind the row's prompt, in the same message."""
+    """Begin an episode with text after the row's prompt, in the same message."""
     prompt = prompt_of(row)
     if not text:
         return Opening()
@@ -99,12 +96,12 @@ def opened(row: Mapping[str, Any], text: str) -> Opening:
 
 
 def user(text: str) -> list[Message]:
-    """What an environment says, as the user's message."""
+    """Return an environment's text as the user's message."""
     return [{"role": "user", "content": whole(text)}]
 
 
 def number(value: Any, what: str) -> float | None:
-    """A reward that may be None, or a number of any library. Raises ``EpisodeError``."""
+    """Return a reward, None included, as a float. Raises ``EpisodeError`` if it is no number."""
     if value is None:
         return None
     try:
@@ -116,16 +113,14 @@ def number(value: Any, what: str) -> float | None:
 # Environments of gem and others like Gymnasium's: text in, ``(observation, reward, ...)`` out.
 
 _LENGTHS = (4, 5)
-"""Of what ``step`` returns: with ``done``, or with ``terminated`` and ``truncated``."""
+"""Lengths of the result of ``step``: with ``done``, or with ``terminated`` and ``truncated``."""
 
 
 class GymEnvironment:
-    """Observations are the user's messages; the first comes behind the row's prompt. A row's
-    responses all begin with the same seed.
+    """Observations are the user's messages. The first follows the row's prompt. All responses to a
+    row begin with the same seed.
 
-    Args:
-        instance: for this episode alone.
-        alone: held while one begins: a seed may be the whole process's.
+    ``alone`` is held while an episode begins, because a seed may be the whole process's.
     """
 
     def __init__(self, instance: Any, alone: asyncio.Lock) -> None:
@@ -133,14 +128,12 @@ class GymEnvironment:
         self._alone = alone
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Begin with a row's seed."""
         reset = self._instance.reset
         async with self._alone:
             result = await call(reset, **taken(reset, {"seed": seed_of(row)}))
         return opened(row, observed(result[0] if isinstance(result, tuple) else result))
 
     async def step(self, reply: Message) -> Turn:
-        """Act by a reply's whole text."""
         result = await call(self._instance.step, said(reply))
         if not isinstance(result, tuple) or len(result) not in _LENGTHS:
             raise EpisodeError(
@@ -157,14 +150,17 @@ class GymEnvironment:
         )
 
     async def close(self) -> None:
-        """Close it, if it can be."""
-        close = getattr(self._instance, "close", None)
-        if close is not None:
-            await call(close)
+        await _close(self._instance)
+
+
+async def _close(instance: Any) -> None:
+    close = getattr(instance, "close", None)
+    if close is not None:
+        await call(close)
 
 
 def observed(observation: Any) -> str:
-    """An observation as text: as it is, or as JSON."""
+    """Return an observation as text: as it is, or as JSON."""
     return "" if observation is None else shown(observation)
 
 
@@ -172,7 +168,7 @@ def observed(observation: Any) -> str:
 
 
 class SkyrlEnvironment:
-    """It is made of its row, which skyrl-gym calls ``extras``."""
+    """An environment made from its row, which skyrl-gym calls ``extras``."""
 
     def __init__(self, make: Callable[..., Any], extras: bool) -> None:
         self._make = make
@@ -180,7 +176,7 @@ class SkyrlEnvironment:
         self._instance: Any = None
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Make one, which may put a prompt of its own in the row's place."""
+        """Make the environment, which may replace the row's prompt."""
         self._instance = await call(self._make, **({"extras": dict(row)} if self._extras else {}))
         prompt = prompt_of(row)
         result = await call(self._instance.init, prompt_of(row))
@@ -188,7 +184,6 @@ class SkyrlEnvironment:
         return Opening() if begun == prompt else Opening(prompt=begun)
 
     async def step(self, reply: Message) -> Turn:
-        """Act by a reply's whole text."""
         output = await call(self._instance.step, said(reply))
         if not isinstance(output, Mapping) or "done" not in output:
             raise EpisodeError(f"step returned {output!r:.80}, without observations and done")
@@ -207,9 +202,7 @@ class SkyrlEnvironment:
         return {name: value for name, value in numbers.items() if value is not None}
 
     async def close(self) -> None:
-        close = getattr(self._instance, "close", None)
-        if close is not None:
-            await call(close)
+        await _close(self._instance)
 
 
 # Environments of TRL's ``environment_factory``: their public methods are tools.
@@ -218,16 +211,15 @@ _NOT_TOOLS = ("reset", "get_reward", "close")
 
 
 def schemas(made: type, where: str) -> list[Schema]:
-    """Schemas of the tools of a class, in TRL's order. Raises ``ValueError``."""
+    """Return the schemas of a class's tools, in TRL's order. Raises ``ValueError``."""
     members = inspect.getmembers(made, predicate=inspect.isfunction)
     methods = [each for name, each in members if not (name.startswith("_") or name in _NOT_TOOLS)]
     return [tool.schema for tool in tools_of(methods, where).values()]
 
 
 class TrlEnvironment:
-    """``reset(**row)`` may return text, which comes behind the prompt; ``get_reward()``, where
-    there is one, gives the episode's reward.
-    """
+    """``reset(**row)`` may return text, which follows the prompt. ``get_reward()``, if there is
+    one, gives the episode's reward."""
 
     def __init__(
         self,
@@ -238,11 +230,11 @@ class TrlEnvironment:
         self._instance = instance
         self._faults = faults or ToolFaults()
         self._by = self._faults.caller({})
-        found = [Tool(getattr(instance, _name(schema)), dict(schema)) for schema in tools]
-        self._tools = {tool.name: tool for tool in found}
+        names = [schema["function"]["name"] for schema in tools]
+        pairs = zip(names, tools, strict=True)
+        self._tools = {name: Tool(getattr(instance, name), dict(each)) for name, each in pairs}
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Begin with a row's columns."""
         self._by = self._faults.caller(row)
         reset = self._instance.reset
         said = await call(reset, **taken(reset, row))
@@ -251,23 +243,15 @@ class TrlEnvironment:
         return opened(row, said or "")
 
     async def step(self, reply: Message) -> Turn:
-        """Run the methods that a reply calls."""
         return await answer(self._tools, reply, self._by)
 
     async def final_reward(self) -> float | None:
-        """What ``get_reward`` says; None without one."""
+        """Return ``get_reward()``, or None without one."""
         reward = getattr(self._instance, "get_reward", None)
         return None if reward is None else number(await call(reward), "what get_reward returned")
 
     async def close(self) -> None:
-        """Close it, if it can be."""
-        close = getattr(self._instance, "close", None)
-        if close is not None:
-            await call(close)
-
-
-def _name(schema: Mapping[str, Any]) -> str:
-    return schema["function"]["name"]
+        await _close(self._instance)
 
 
 # Clients of OpenEnv's servers: an action is sent, an observation comes back.
@@ -276,12 +260,10 @@ _NOT_SHOWN = {"done", "reward", "metadata"}
 
 
 class OpenenvEnvironment:
-    """A reply, less its reasoning, is the action: a JSON object of the action's fields, or, where
-    the action has one field of text that it needs, plain text. One that fits neither is answered
-    with what is wrong.
+    """The action is a reply without its reasoning: a JSON object of the action's fields, or plain
+    text if it needs just one field, a text. For any other reply, the model gets the error.
 
-    Args:
-        client: for this episode alone; plain or async.
+    ``client``: for this episode alone. Plain or async.
     """
 
     def __init__(self, client: Any) -> None:
@@ -289,7 +271,7 @@ class OpenenvEnvironment:
         self._action_class = action_class(client)
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Begin with a row's seed; the observation comes behind its prompt."""
+        """Begin with a row's seed. The observation follows its prompt."""
         result = await call(self._client.reset, seed=seed_of(row))
         opening = opened(row, _observation_text(_part(result, "observation")))
         return Opening(
@@ -311,7 +293,6 @@ class OpenenvEnvironment:
         )
 
     def _action(self, text: str) -> Any:
-        """Raises ``ValueError``, also pydantic's, where there is none in the text."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError):
@@ -330,7 +311,7 @@ class OpenenvEnvironment:
 
 
 def action_class(client: Any) -> Any:
-    """The class of a client's actions, by its type arguments; None where they are plain objects."""
+    """Return the class of a client's actions from its type arguments, or None for plain objects."""
     client = getattr(client, "async_client", client)
     for made in type(client).__mro__:
         for base in getattr(made, "__orig_bases__", ()):
@@ -345,14 +326,12 @@ def _fields(made: Any) -> dict[str, Any]:
 
 
 def _text_field(made: Any) -> str | None:
-    """The only field that must be given, if it is text."""
     needed = {name: field for name, field in _fields(made).items() if field.is_required()}
     texts = [name for name, field in needed.items() if field.annotation is str]
     return texts[0] if len(texts) == len(needed) == 1 else None
 
 
 def _observation_text(observation: Any) -> str:
-    """An observation as text: its only text, or all that it has as JSON."""
     if isinstance(observation, str):
         return observation
     dumped = observation.model_dump() if hasattr(observation, "model_dump") else observation

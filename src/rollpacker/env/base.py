@@ -1,4 +1,4 @@
-"""The environment protocol, and what an episode is made of."""
+"""The environment protocol, and the parts of an episode."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rollpacker.chat import Message
 from rollpacker.errors import PlainError, told, way
 from rollpacker.policy.grading import PROMPTS, RewardFaults
 
-# Nobody sees whose fault a raising call is, so a tool is given the patience of a reward that has
-# answered before, and any answer speaks for it. A result without a JSON form is the tool's fault.
+# A raising call may be the model's fault, so a tool gets the patience of a reward that has answered
+# before, and any answer clears it. A result without a JSON form is the tool's fault.
 
 KEY = "environment.path"
 
 
 @dataclass(slots=True)
 class ToolRecord:
-    """Of one tool."""
+    """The failures of one tool."""
 
     raising: RewardFaults = field(default_factory=lambda: RewardFaults(1, patient=[0]))
     returning: RewardFaults = field(default_factory=lambda: RewardFaults(1))
     prompts: set[str] = field(default_factory=set[str])
-    """Of calls that raised since the last answer."""
+    """Prompts of calls that raised since the last answer."""
 
 
 class ToolFaults:
-    """Counts calls of the tools of a process that fail."""
+    """Counts the failed calls of a process's tools."""
 
     def __init__(self) -> None:
         self.records: dict[str, ToolRecord] = {}
@@ -40,21 +40,20 @@ class ToolFaults:
         """Why the run cannot go on."""
 
     def said(self) -> list[str]:
-        """What the user should know and was not told yet."""
+        """Return the new lines for the user."""
         said, self._said = self._said, []
         return said
 
     def caller(self, row: Mapping[str, Any]) -> Caller:
-        """A new episode, which calls tools."""
+        """Begin a new episode."""
         self._episodes += 1
         return Caller(self, self._episodes, row)
 
     def record(self, tool: str) -> ToolRecord:
-        """What is known of a tool."""
         return self.records.setdefault(tool, ToolRecord())
 
     def say(self, line: str) -> None:
-        """Tell the user once."""
+        """Add a line for the user, once."""
         if line not in self._told:
             self._told.add(line)
             self._said.append(line)
@@ -62,7 +61,7 @@ class ToolFaults:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An episode that calls tools, and records what comes of it."""
+    """An episode that calls tools and records their results."""
 
     faults: ToolFaults
     episode: int
@@ -73,7 +72,6 @@ class Caller:
         return repr(self.row.get("prompt"))
 
     def answered(self, tool: str) -> None:
-        """A call was answered."""
         if tool in self.faults.records:
             record = self.faults.records[tool]
             record.raising.answered(0)
@@ -81,18 +79,17 @@ class Caller:
             record.prompts.clear()
 
     def raised(self, tool: str, error: Exception) -> None:
-        """A call raised."""
         record = self.faults.record(tool)
         record.prompts.add(self._prompt)
         broken = record.raising.failed(0, self.episode, self._prompt, way(error))
         if broken and len(record.prompts) >= PROMPTS:
-            mend = "mend it, or let it return as text what the model did wrong"
-            self._break(tool, record.raising, f"{told(error)}; {mend}")
+            mend = "fix it, or let it return the model's mistake as text"
+            self._break(tool, record.raising, f"{told(error)}: {mend}")
 
     def returned(self, tool: str, kind: str) -> None:
-        """A call returned what the model cannot read: a value of type ``kind``."""
+        """Record a result of type ``kind`` that the model cannot read."""
         returning = self.faults.record(tool).returning
-        error = f"it returned {kind}; let it return text, or what JSON has"
+        error = f"it returned {kind}: let it return text or a JSON value"
         if returning.failed(0, self.episode, self._prompt, kind):
             self._break(tool, returning, error)
         else:
@@ -104,11 +101,10 @@ class Caller:
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """The result of a function; a plain one runs in a thread, for it may take its time. It may take
-    arguments of any name.
+    """Call a function with any arguments. A plain one runs in a thread, because it may take long.
 
-    Raises what it raises; what would end the process, or cannot leave a thread, is a
-    ``RuntimeError`` that names it.
+    Raises the function's errors. An error that would end the process, or cannot leave a thread,
+    becomes a ``RuntimeError`` that names it.
     """
     try:
         if inspect.iscoroutinefunction(function):
@@ -127,19 +123,19 @@ def _whatever(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class EpisodeError(PlainError):
-    """An environment failed; the message says which, how, and what to change."""
+    """An environment failed. The message names it, the failure, and the key to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What an environment answers.
+    """The answer of an environment.
 
     Args:
-        messages: that follow the model's reply; none where the episode is over.
-        reward: of this turn; None: it has none.
+        messages: after the model's reply, none if the episode is over.
+        reward: of this turn, or None if it has none.
         done: the episode is over.
-        calls: tools that the reply called.
-        failed_calls: of these, those that raised, were not understood or do not exist.
+        calls: number of tool calls in the reply.
+        failed_calls: of these, those that raised, were not understood or name no tool.
         metrics: numbers to average over the step's episodes, by name.
     """
 
@@ -153,14 +149,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How an episode begins.
+    """The beginning of an episode.
 
     Args:
-        messages: that follow the row's prompt, before the model's first turn.
-        prompt: takes the place of the row's prompt; None keeps it.
+        messages: after the row's prompt, before the model's first turn.
+        prompt: replaces the row's prompt. None keeps it.
         tools: JSON schemas of tools for the chat template, beside the row's own.
         done: the episode is over before it began.
-        reward: of an episode that was.
+        reward: of an episode that was over.
     """
 
     messages: Sequence[Message] = ()
@@ -172,46 +168,40 @@ class Opening:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. A new one is made for each response; all methods may also be plain functions,
-    which run in a thread.
+    """One episode, made anew for each response. Methods may also be plain functions, which run in a
+    thread.
 
-    The base owns the conversation, its tokens, limits of turns, tokens and time, and what becomes
-    of failures: what a method raises is this response's own.
+    The caller owns the conversation, its tokens, and the limits of turns, tokens and time. An error
+    of a method fails only this response.
     """
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Opening:
-        """Begin with a row of the data: messages that are added to its prompt, often none."""
+        """Begin with a row of the data. Return messages to add to its prompt, often none."""
         ...
 
     async def step(self, reply: Message) -> Turn:
-        """Answer the model's reply (``role`` assistant, ``content``, ``tool_calls`` where it made
+        """Answer the model's reply (``role`` assistant, ``content``, and ``tool_calls`` if it made
         some)."""
         ...
 
     async def close(self) -> None:
-        """The episode is over, or was given up."""
+        """End the episode, also if it was given up."""
         ...
 
 
 class Factory(Protocol):
-    """What a process has loaded by ``environment.path``: makes an environment for each episode.
-
-    Attributes:
-        tools: JSON schemas of the tools that all of them have, for the chat template.
-        faults: of these tools.
-    """
+    """Makes the environments of a process, as ``environment.path`` names it. ``tools``: JSON
+    schemas for the chat template."""
 
     tools: Sequence[Mapping[str, Any]]
     faults: ToolFaults
 
     async def open(self) -> None:
-        """Begin what all episodes of the process share (a server, a sandbox)."""
+        """Start a server, a sandbox or whatever all episodes of the process share."""
         ...
 
     def make(self) -> Environment:
-        """One for one episode; may take its time, and may raise."""
+        """Make the environment of one episode. May take long, and may raise."""
         ...
 
-    async def close(self) -> None:
-        """The process ends."""
-        ...
+    async def close(self) -> None: ...

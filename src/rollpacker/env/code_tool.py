@@ -14,16 +14,15 @@ from rollpacker.sandbox.running import Execution, Stop
 
 _MOST_AT_ONCE = 16
 _SHARE = 12.0
-"""A program's CPU seconds are this part of the time in which an environment must answer: it may
-stretch to ten times as much on a busy machine, and is then stopped before the episode is."""
-_LONGEST = 8000
-"""Characters of output that the model is shown."""
+"""A program's CPU seconds are this fraction of the time limit of a step. A busy machine may stretch
+a program to ten times its CPU seconds, and it must still end before the episode times out."""
+_LONGEST = 8000  # characters of output that the model sees
 _ATTEMPTS = 2
 _ONE_STREAM = """import sys
 sys.stderr = sys.stdout
 exec(compile({!r}, "<program>", "exec", dont_inherit=True), globals())
 """
-"""Errors that a program writes come where it writes them, as in a terminal."""
+"""Error output appears where the program writes it, as in a terminal."""
 _ENDS = {
     "tle_cpu": "the program ran too long and was stopped",
     "tle_idle": "the program waited too long and was stopped",
@@ -31,13 +30,11 @@ _ENDS = {
 
 
 class Interpreter(Sandbox):
-    """A sandbox that gives what a program writes, rather than a verdict on it."""
+    """A sandbox that returns a program's output rather than a verdict."""
 
     def output(self, program: str, timeout_s: float, stop: Stop) -> str:
-        """What a program wrote, and how it failed if it did.
-
-        Raises ``SandboxUnavailableError``, and ``StoppedError`` when ``stop`` says so.
-        """
+        """Return a program's output, and its failure if it failed. Raises
+        ``SandboxUnavailableError``, and ``StoppedError`` if ``stop`` returns true."""
         job, stdin = encode_job(_ONE_STREAM.format(program), StdinTest(stdin="", stdout=""))
         for _ in range(_ATTEMPTS):
             execution = self._execute(job, stdin, timeout_s, stop)
@@ -47,10 +44,8 @@ class Interpreter(Sandbox):
 
 
 class CodeTool:
-    """Runs programs for one process; they are not told of each other.
-
-    Raises ``ValueError`` when the sandbox does not work on this machine.
-    """
+    """Runs programs for one process, isolated from each other. Raises ``ValueError`` if the sandbox
+    does not work on this machine."""
 
     def __init__(self, step_timeout_s: float) -> None:
         self._cpu_s = step_timeout_s / _SHARE
@@ -75,15 +70,14 @@ class CodeTool:
         except SandboxUnavailableError as error:
             raise EpisodeError(f"tool 'python': {error}") from error
         finally:
-            stopped.set()  # nobody waits for it any more
+            stopped.set()  # ends a program whose episode has timed out
 
     def close(self) -> None:
-        """End the sandbox and what runs in it."""
         self._interpreter.close()
 
 
 def shown(execution: Execution) -> str:
-    """An execution as the model is shown it: what was written, cut in its middle, and the error."""
+    """Return an execution as the model sees it: the output, cut in its middle, and the error."""
     parts = [_decoded(execution.stdout), _error(execution)]
     if execution.flooded:
         parts.append("Error: the output was too long and was cut")

@@ -23,12 +23,12 @@ from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
 
 TIMED_OUT = "timed out after"
-"""How such an error begins."""
+"""The beginning of a timeout's error."""
 _CLOSING_S = 5.0
 _PATIENCE_S = 1.0
-"""In which a closing environment is waited for; then it goes on beside the others."""
+"""Seconds to wait for an environment to close. Then it closes in the background."""
 _CHARACTERS = 64
-"""Of a token at most, about: longer messages are not even encoded."""
+"""About the most characters of a token. Longer messages are not even encoded."""
 
 
 class Episode:
@@ -59,27 +59,25 @@ class Episode:
         return await self._guarded(lambda: self._step(command))
 
     async def _guarded(self, work: Callable[[], Any]) -> EnvironmentAnswer:
-        """What goes wrong is this episode's own."""
         start = time.perf_counter()
         limit = self._config.step_timeout_s
         scope = asyncio.timeout(limit)
         try:
             async with scope:
                 answer: EnvironmentAnswer = await work()
-        except BaseException as error:  # whatever a user's environment raises
+        except BaseException as error:  # a user's environment may raise anything
             if _not_theirs(error):
                 raise
             late = isinstance(error, TimeoutError) and scope.expired()
             own = f"{TIMED_OUT} {limit:g} s (environment.step_timeout_s)"
-            answer = self._failed(own if late else told(error))
+            answer = EnvironmentAnswer(
+                episode=self._command.episode,
+                error=own if late else told(error),
+                messages=self._messages,
+            )
         if answer.over or answer.error:
             await self.close()
-        return _timed(answer, time.perf_counter() - start)
-
-    def _failed(self, error: str) -> EnvironmentAnswer:
-        return EnvironmentAnswer(
-            episode=self._command.episode, error=error, messages=self._messages
-        )
+        return msgspec.structs.replace(answer, seconds=time.perf_counter() - start)
 
     async def _begin(self) -> EnvironmentAnswer:
         begin = self._command
@@ -102,7 +100,7 @@ class Episode:
         )
 
     def _made(self, making: asyncio.Future[Any]) -> None:
-        """There is an environment; it may have been given up meanwhile."""
+        # The episode may have been given up while the environment was made.
         if making.cancelled() or making.exception() is not None:
             return
         self._environment = making.result()
@@ -145,7 +143,6 @@ class Episode:
         return self._answer(turn, tokens=_packed(tokens))
 
     async def _last(self, turn: Turn, over: str) -> EnvironmentAnswer:
-        """The episode is over: what the environment makes of it as a whole counts too."""
         final = getattr(self._environment, "final_reward", None)
         if final is not None:
             turn = _with_reward(turn, await call(final))
@@ -162,7 +159,7 @@ class Episode:
         )
 
     async def close(self) -> None:
-        """End the environment, whatever it is at. Never raises, and never waits long."""
+        """End the environment at any point. Never raises, and never waits long."""
         if self._closed:
             return
         self._closed = True
@@ -179,14 +176,13 @@ async def _end(environment: Any) -> None:
 
 
 def _not_theirs(error: BaseException) -> bool:
-    """Whether the episode itself is to stop, rather than its environment has failed."""
+    # Whether the episode itself was stopped, so that the environment did not fail.
     task = asyncio.current_task()
     stopped = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
     return bool(stopped) or isinstance(error, GeneratorExit)
 
 
 def _may_fit(messages: Sequence[Message], tokens: int) -> bool:
-    """Whether messages may have no more tokens than that."""
     characters = sum(len(str(message.get("content") or "")) for message in messages)
     return characters <= _CHARACTERS * tokens
 
@@ -241,7 +237,6 @@ def _metrics(given: Any) -> dict[str, float]:
 
 
 def _number(given: Any, what: str) -> float:
-    """Also of numpy's kinds, and others'."""
     try:
         if hasattr(given, "__float__"):
             return float(given)
@@ -259,7 +254,7 @@ def _count(given: Any, what: str) -> int:
 
 
 def _checked(messages: Any, where: str) -> list[Message]:
-    """Messages as templates and the driver, which reads nothing else, take them."""
+    # Check messages for templates and the driver, which reads nothing else.
     if isinstance(messages, str | bytes | dict) or not isinstance(messages, Sequence):
         raise EpisodeError(f"{where} returned {type(messages).__name__}, not a list of messages")
     return [_message(message, where) for message in messages]
@@ -297,10 +292,6 @@ def _with_reward(turn: Turn, more: Any) -> Turn:
     gained = _reward(more, "final_reward")
     assert gained is not None
     return replace(turn, reward=gained + (turn.reward or 0.0))
-
-
-def _timed(answer: EnvironmentAnswer, seconds: float) -> EnvironmentAnswer:
-    return msgspec.structs.replace(answer, seconds=seconds)
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

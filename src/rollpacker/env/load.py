@@ -1,10 +1,11 @@
-"""What ``environment`` names, loaded: the only place where it is imported."""
+"""Loads the environment that the configuration names: the only place that imports it."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rollpacker.config import EnvironmentConfig
@@ -24,13 +25,12 @@ from rollpacker.user_code import Parameters, find
 
 OPTIONS = "environment.options"
 _LATE: tuple[Kind, ...] = ("ours", "gym", "openenv")
-"""Kinds that an async function may make: what prompts look like does not depend on them."""
-_EXTRAS = "extras"
-"""The row, as skyrl-gym's environments take it."""
+"""Kinds that an async function may make: prompts do not depend on them."""
+_EXTRAS = "extras"  # the row, as skyrl-gym's environments take it
 
 
 def load(config: EnvironmentConfig) -> Factory:
-    """The factory of a run's environments. Raises ``ValueError`` where there is none."""
+    """Return the factory of a run's environments. Raises ``ValueError`` if there is none."""
     match config.kind:
         case "tools":
             return ToolsFactory(config)
@@ -43,13 +43,12 @@ def load(config: EnvironmentConfig) -> Factory:
 
 
 class PythonFactory:
-    """Makes episodes with the class or function of ``environment.path``, ours or another
-    trainer's.
+    """Makes episodes with the class or function of ``environment.path``, ours or another trainer's.
 
-    A function is called once to see what it makes, unless it is async or makes skyrl-gym's, which
-    are made of a row.
+    A function is called once to find the kind of its result, unless it is async or makes
+    skyrl-gym's, which need a row.
 
-    Raises ``ValueError`` where it is none that is known, or does not take its options.
+    Raises ``ValueError`` if the kind is unknown, or if it does not take its options.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
@@ -63,7 +62,7 @@ class PythonFactory:
         self._alone = asyncio.Lock()
         self._spare: list[Any] = []
         self.tools: Sequence[Mapping[str, Any]] = ()
-        """JSON schemas of its tools; none where it has none of its own."""
+        """JSON schemas of its tools, none if it has none of its own."""
         self.faults = ToolFaults()
         self._kind: Kind | None = self._kind_of(target)
         takes = parameters.take(_EXTRAS) and _EXTRAS not in self._options
@@ -72,7 +71,7 @@ class PythonFactory:
             self._look_at(self._kind)
 
     def _kind_of(self, target: Callable[..., Any]) -> Kind | None:
-        """None where it is seen only when one is made."""
+        # None if the kind is known only once an environment is made.
         if inspect.isclass(target):
             return self._known(kind_of(target))
         names = inspect.signature(target).parameters
@@ -86,13 +85,12 @@ class PythonFactory:
     def _known(self, kind: Kind | None) -> Kind:
         if kind is None:
             raise ValueError(
-                f"{KEY}: '{self._path}' is no environment: it has neither reset(row) and "
+                f"{KEY}: '{self._path}' is not an environment: it has neither reset(row) and "
                 "step(reply), nor the methods of TRL's, OpenEnv's, skyrl-gym's or gem's"
             )
         return kind
 
     def _look_at(self, kind: Kind) -> None:
-        """Find the tools of kinds that have some."""
         if kind == "trl":
             made = type(self._spare[0]) if self._spare else self._target
             assert inspect.isclass(made)
@@ -105,10 +103,10 @@ class PythonFactory:
             raise ValueError(f"{KEY}: '{self._path}' cannot be made: {told(error)}") from error
 
     async def open(self) -> None:
-        """Nothing is begun."""
+        """Do nothing."""
 
     def make(self) -> Any:
-        """For one episode; awaitable where the function is async."""
+        """Make one episode, awaitable if the function is async."""
         if self._kind is None:
             return self._made_async()
         instance = None if self._kind == "skyrl" else self._one()
@@ -117,7 +115,7 @@ class PythonFactory:
     def _one(self) -> Any:
         try:
             return self._spare.pop()
-        except IndexError:  # as other threads may have taken it
+        except IndexError:  # another thread may have taken it
             pass
         try:
             return self._made()
@@ -129,8 +127,8 @@ class PythonFactory:
         kind = kind_of(instance)
         if kind is None or kind not in _LATE:
             raise EpisodeError(
-                f"{KEY}: '{self._path}' is async and makes a {type(instance).__name__}: it must "
-                "make an environment without tools of its own; others need a plain function"
+                f"{KEY}: '{self._path}' is async and makes a {type(instance).__name__}: for an "
+                "environment with tools of its own, give a plain function"
             )
         return self._adapted(kind, instance)
 
@@ -145,10 +143,7 @@ class PythonFactory:
             case "openenv":
                 return OpenenvEnvironment(instance)
             case "skyrl":
-                return SkyrlEnvironment(self._skyrl, self._extras)
-
-    def _skyrl(self, **extras: Any) -> Any:
-        return self._target(**self._options, **extras)
+                return SkyrlEnvironment(partial(self._target, **self._options), self._extras)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

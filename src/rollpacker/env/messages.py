@@ -1,7 +1,7 @@
-"""What the driver and the processes of environments say to each other.
+"""The messages between the driver and the processes of environments.
 
-Both directions are MessagePack: what such a process writes, in which a user's code runs, is checked
-and never unpickled. A row goes there pickled, since its columns may be anything.
+Both directions are MessagePack: the user's code runs in such a process, so its messages are checked
+and never unpickled. A row is sent pickled, since its columns may hold any type.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from rollpacker.errors import one_line
 # A model's reply as a chat message, and what environments read in it.
 
 _KEY = re.compile("[A-Za-z0-9]{9}")
-"""Ids as Mistral's models write them, and their templates insist on."""
+"""Ids in the form of Mistral's models, which their templates require."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """A call that a reply made; ``key`` is its id, None where it has none."""
+    """A call that a reply made. ``key`` is its id, None if it has none."""
 
     call: Call | BadCall
     key: str | None = None
 
 
 def to_message(parsed: Parsed, text: str, earlier: int = 0) -> Message:
-    """The assistant's message, as OpenAI's API has it.
+    """Return the assistant's message, as in OpenAI's API.
 
-    Where it has calls, ``text`` is the whole of what was said. Those that were not understood are
-    in ``bad_calls``, with their places among all calls of the reply. ``earlier``: calls of the
-    conversation's earlier replies, so that no two have the same id; one that the model gave itself
-    stays, for what the tool answers names it.
+    If it has calls, ``text`` is the whole reply. Calls that were not understood are in
+    ``bad_calls``, with their places. ``earlier`` counts the calls of earlier replies, so that ids
+    differ. An id from the model itself stays, because the tool's answer names it.
     """
     message: Message = {"role": "assistant", "content": parsed.content}
     if not parsed.calls:
@@ -49,7 +48,7 @@ def to_message(parsed: Parsed, text: str, earlier: int = 0) -> Message:
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=2).hexdigest()
     good, bad = [], []
     for place, call in enumerate(parsed.calls):
-        # Nine letters and digits, which some templates insist on.
+        # Some templates require nine letters and digits.
         key = f"{digest}{(earlier + place) % 100_000:05}"
         if isinstance(call, BadCall):
             named = {"name": whole(call.name)} if call.name else {}
@@ -67,12 +66,12 @@ def _openai(call: Call, key: str) -> dict[str, Any]:
 
 
 def count_calls(message: Message) -> int:
-    """Of a reply, those that were not understood among them."""
+    """Return the number of calls in a reply, with those that were not understood."""
     return len(message.get("tool_calls") or ()) + len(message.get("bad_calls") or ())
 
 
 def calls_of(message: Message) -> list[ToolRequest]:
-    """The calls of a reply, in its order."""
+    """Return the calls of a reply, in its order."""
     asked = [_asked(each) for each in message.get("tool_calls") or ()]
     for bad in message.get("bad_calls") or ():
         asked.insert(
@@ -87,23 +86,23 @@ def _asked(call: Mapping[str, Any]) -> ToolRequest:
 
 
 def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a message's call: an object, or JSON text of one."""
+    """Return the arguments of a message's call, which are an object or JSON text of one."""
     arguments = function.get("arguments") or {}
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def said(message: Message) -> str:
-    """All that the model said, its calls included, as it wrote them."""
+    """Return the whole reply of the model, with its calls as it wrote them."""
     return str(message.get("text") or message.get("content") or "")
 
 
 def whole(text: str) -> str:
-    """Text that can be written and tokenised: half a character becomes a question mark."""
+    """Return text that can be written and tokenised: half a character becomes a question mark."""
     return text.encode("utf-8", "replace").decode()
 
 
 def with_text(prompt: Sequence[Message], text: str) -> list[Message]:
-    """A prompt with text behind its last message, which is the user's where it has one."""
+    """Append text to the last message of a prompt if it is the user's, else as a new message."""
     if not prompt or prompt[-1].get("role") != "user":
         return [*prompt, {"role": "user", "content": text}]
     last = prompt[-1]
@@ -111,13 +110,12 @@ def with_text(prompt: Sequence[Message], text: str) -> list[Message]:
 
 
 _MOST = 1 << 31
-_METRICS = 1000
-"""Names of a turn's."""
+_METRICS = 1000  # the most names of metrics in a turn
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Begin an episode. ``row``: of ``packed``; ``prompt``: its chat messages; ``template``: its
-    own arguments of the chat template; ``room``: most tokens of a prompt in its place."""
+    """Begin an episode. ``row``: from ``packed``. ``prompt``: its chat messages. ``room``: most
+    tokens of a prompt in its place. ``template``: the row's own arguments of the chat template."""
 
     episode: int
     row: bytes
@@ -128,10 +126,10 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 def packed(row: Mapping[str, Any]) -> bytes:
-    """A row for ``Begin``. Raises ``ValueError`` that names the column that cannot be sent."""
+    """Pickle a row for ``Begin``. Raises ``ValueError`` that names a column that cannot be sent."""
     try:
         return pickle.dumps(dict(row), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # whatever a value's own code raises
+    except Exception as error:  # a value's own code may raise anything
         name = next((name for name, value in row.items() if not _sent(value)), "?")
         kind = type(row.get(name)).__name__
         raise ValueError(
@@ -149,10 +147,10 @@ def _sent(value: Any) -> bool:
 
 
 class ModelReplied(msgspec.Struct, frozen=True, tag=True):
-    """The model has replied: ``reply`` token ids, int32 in native order.
+    """The model has replied with token ids, int32 in native order.
 
-    ``left`` and ``left_sampled``: tokens that the conversation, and what the model samples, may
-    still have. ``cut``: the reply is not complete, and the episode is over.
+    ``left``: tokens that the conversation may still have. ``left_sampled``: that the model may
+    sample. ``cut``: the reply is not complete, and the episode is over.
     """
 
     episode: int
@@ -163,7 +161,7 @@ class ModelReplied(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """An episode was given up; nothing is answered."""
+    """Give an episode up. There is no answer."""
 
     episode: int
 
@@ -172,33 +170,28 @@ Command = Begin | ModelReplied | Close
 
 
 class EnvironmentReady(msgspec.Struct, frozen=True, tag=True):
-    """The process has loaded its environment, or goes on with it; ``warnings`` for the user."""
+    """The process has loaded its environment or goes on with it. ``warnings`` are for the user."""
 
     warnings: list[str] = []
     tools: list[dict[str, Any]] = []
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be loaded, or is broken: no process can go on with it."""
+    """The environment cannot be loaded or is broken: no process can go on with it."""
 
     error: str
 
 
 class EnvironmentAnswer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
-    """What an environment answered.
+    """The answer of an environment.
 
     Args:
-        episode: of which.
-        tokens: that come behind the reply (or, at its beginning, behind the prompt), int32.
-        prompt: at its beginning: token ids in place of the prompt's.
-        over: ``stop`` or ``length`` where the episode is over; empty where it goes on.
-        error: the environment failed, and how; the episode is over.
+        tokens: after the reply (or, at the beginning, after the prompt), int32.
+        prompt: at the beginning: token ids that replace the prompt's.
+        over: ``stop`` or ``length`` if the episode is over, else empty.
+        error: how the environment failed. The episode is over.
         seconds: that the environment took.
-        reward: of the turn.
-        calls: of tools in the reply.
-        failed_calls: of them.
-        metrics: numbers of the turn.
-        messages: the whole conversation behind the prompt, where the episode is over.
+        messages: the whole conversation after the prompt, if the episode is over.
     """
 
     episode: int
@@ -214,7 +207,7 @@ class EnvironmentAnswer(msgspec.Struct, frozen=True, tag=True, kw_only=True, omi
     messages: list[dict[str, Any]] = []
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError``, where it is made as where it is read."""
+        """Raises ``ValueError``, both when it is made and when it is read."""
         if len(self.tokens) % 4 or len(self.prompt) % 4:
             raise ValueError("token ids are 4 bytes each")
         if not (0 <= self.seconds < math.inf and math.isfinite(self.reward or 0.0)):

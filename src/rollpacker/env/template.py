@@ -1,7 +1,5 @@
-"""Between chat messages and tokens: prompts, the model's replies, and what comes behind them.
-
-A reply stays in the tokens in which it was sampled: only what follows it is rendered and tokenised.
-"""
+"""Converts between chat messages and tokens: prompts, the model's replies, and the text after them.
+A reply keeps its sampled tokens. Only the text after it is rendered and tokenised."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from rollpacker.env.calls.calls import FORMATS, opens_reasoning, parse, written
 from rollpacker.env.messages import arguments_of, to_message, whole
 from rollpacker.errors import words_of
 
-# A template's text behind a reply is found by rendering a short conversation whose reply is a
-# mark, and taking the text behind the mark.
+# To find a template's text after a reply, render a short conversation whose reply is a mark, and
+# take the text after the mark.
 
 Tools = Sequence[Mapping[str, Any]]
 Results = Literal["tool", "calls", "user"]
@@ -45,24 +43,17 @@ ANSWER: Message = {
     "content": "Brasilia",
     "tool_call_id": "000000000",
 }
-"""Of a tool."""
+"""A tool's answer."""
 _REPLY = "rollpacker-reply-5d41402a"
-"""Stands for the reply; nothing that a template looks for."""
+"""Stands for the reply. No template looks for it."""
 _WAYS: tuple[Results, ...] = ("tool", "calls", "user")
-_NAMELESS = "unknown"
-"""A tool that was called in a way that nobody understood."""
+_NAMELESS = "unknown"  # the name of a tool whose call was not understood
 
 
 class Rendering:
-    """The chat template of a model.
-
-    Args:
-        tokenizer: of transformers.
-        kwargs: the template's own arguments (``model.chat_template_kwargs``).
-        call_format: how the model writes calls; ``auto``: as the template does.
-
-    Raises ``ValueError`` where conversations of several turns cannot be rendered.
-    """
+    """The chat template of a model, with its own arguments ``kwargs``. ``call_format`` is ``auto``
+    for the template's. Raises ``ValueError`` if conversations of several turns cannot be
+    rendered."""
 
     def __init__(
         self, tokenizer: Any, kwargs: Mapping[str, Any], call_format: CallFormat | Literal["auto"]
@@ -83,22 +74,23 @@ class Rendering:
         self._pattern = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
         self._as_text = False
         self.last: tuple[str, str] | None = None
-        """A token that ends a conversation in place of the one that ends a turn inside of it."""
+        """The token at the end of a conversation and, in its place, the one at the end of an inner
+        turn."""
         self.closing = self._closing()
-        """What the template writes behind a reply, whatever follows."""
+        """The template's text after any reply."""
         self.writes: str = ""
-        """How it writes a call; empty where it does not."""
+        """A call in the template's notation, empty if it has none."""
         self._own: CallFormat | None = self._format_found()
         self.guessed = call_format == "auto" and not self.writes
-        """Whether nothing says how calls are written."""
+        """Whether neither the user nor the template says how calls are written."""
         self.call_format: CallFormat | None = self._own if call_format == "auto" else call_format
-        """Of the model's calls; None where the template writes them in one that is unknown."""
+        """The format of the model's calls, or None if the template's is unknown."""
         self.results: Results = self._results_as()
-        """How messages of role tool are rendered: as they are, only behind calls, or as the
+        """How messages of role tool are rendered: as they are, only after calls, or as the
         user's."""
 
     def render(self, messages: Sequence[Message], tools: Tools, *, goes_on: bool) -> str:
-        """The text of a conversation; ``goes_on``: with the beginning of the next reply."""
+        """Return the text of a conversation. ``goes_on``: with the beginning of the next reply."""
         text = self._tokenizer.apply_chat_template(
             [_plain(message, self._as_text) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
@@ -109,7 +101,8 @@ class Rendering:
         return whole(text)
 
     def behind(self, messages: Sequence[Message], tools: Tools) -> str:
-        """The text behind a reply that ``messages`` follow. Raises what the template raises."""
+        """Return the text between a reply and the model's next one, with ``messages``. Raises the
+        template's errors."""
         messages = self.fit(messages)
         answered = [message for message in messages if message["role"] == "tool"]
         if answered and self.results == "calls":
@@ -118,7 +111,7 @@ class Rendering:
         return self._after_mark([ASKED, said, *messages], tools)
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """With what tools answer as the user's, where the template has no other place for it."""
+        """Give tools' answers a name or the role of the user, if the template needs that."""
         if self.results == "calls":
             return [
                 {"name": _NAMELESS, **message} if message["role"] == "tool" else message
@@ -143,7 +136,7 @@ class Rendering:
     def _behind_calls(
         self, messages: Sequence[Message], answered: Sequence[Message], tools: Tools
     ) -> str:
-        """Of a template that renders what tools answer only where they were called."""
+        # For a template that renders tools' answers only after their calls.
         calls = [_called(message) for message in answered]
         said = {"role": "assistant", "content": "", "tool_calls": calls}
         text = self._after_mark([ASKED, said, *messages], tools)
@@ -155,8 +148,8 @@ class Rendering:
         return self.closing + text[len(alone.rstrip()) :]
 
     def _behind_end(self, text: str, answer: Message) -> str | None:
-        """What comes behind the end of a call, of text behind a mark in it; None where the call
-        ends in another way than the model's."""
+        # The text after a call whose text argument is a mark; None if the call ends in another way
+        # than the model's.
         if self._own is None or self.call_format != self._own or not self.writes:
             return None
         call = written(answer["name"], "key", _REPLY, self._own)
@@ -187,7 +180,7 @@ class Rendering:
             ) from error
         if followed.startswith(alone):
             return alone
-        # Some end the conversation in another way than a turn.
+        # Some templates end the conversation in another way than a turn.
         shared = re.match(f"(?:{self._pattern.pattern})*", _shared(alone, followed))
         if shared and shared[0]:
             return shared[0]
@@ -197,7 +190,6 @@ class Rendering:
         return ""
 
     def _results_as(self) -> Results:
-        """Raises ``ValueError`` where the template has no way at all."""
         error: Exception | None = None
         for way in _WAYS:
             self.results = way
@@ -209,12 +201,11 @@ class Rendering:
             except Exception as raised:  # templates are programs with errors of their own
                 error = raised
         raise ValueError(
-            "environment: the chat template of model.path cannot render what an environment "
+            "environment: the chat template of model.path cannot render an environment's "
             f"answers: {'it leaves it out' if error is None else words_of(error)}"
         )
 
     def _differs(self, plain: str) -> bool:
-        """Whether a tool's answer is another behind a call than behind a reply without one."""
         said = {"role": "assistant", "content": "", "tool_calls": [_called(ANSWER)]}
         try:
             text = self._after_mark([ASKED, said, ANSWER], [PROBE_TOOL])
@@ -224,7 +215,7 @@ class Rendering:
         return rest is not None and rest != plain
 
     def _format_found(self) -> CallFormat | None:
-        """The format in which the template writes calls; the first where it writes none."""
+        # The template's format of calls; the first format if it writes none.
         writes: list[str] = []
         for self._as_text in (False, True):  # a few templates want arguments as text of JSON
             turn = self._call_turn()
@@ -238,7 +229,6 @@ class Rendering:
         return None if writes else FORMATS[0]
 
     def _call_turn(self) -> str:
-        """A reply that calls a tool, as the template writes it; empty where it refuses."""
         said = {
             "role": "assistant",
             "content": "",
@@ -255,7 +245,6 @@ class Rendering:
 
 
 def _called(answer: Message, call: Call | None = None) -> dict[str, Any]:
-    """A call that a tool's answer is for; its last argument is the mark."""
     made = call or Call(str(answer.get("name") or _NAMELESS), {"key": _REPLY})
     function = {"name": made.name, "arguments": made.arguments}
     key = answer.get("tool_call_id") or "000000000"
@@ -263,7 +252,7 @@ def _called(answer: Message, call: Call | None = None) -> dict[str, Any]:
 
 
 def _plain(message: Message, as_text: bool) -> Message:
-    """As templates want it: the arguments of calls are objects, with a few text of them."""
+    # Most templates want the arguments of calls as objects, a few as text.
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -279,13 +268,12 @@ def _arguments(call: Mapping[str, Any], as_text: bool) -> Any:
 
 
 def _shared(one: str, other: str) -> str:
-    """The beginning that two texts have in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _past(text: str, ending: str) -> int | None:
-    """Where text goes on behind ``ending``, with which it begins but for white space."""
+    # The place after ``ending``, which must begin the text; white space does not count.
     place = 0
     for char in "".join(ending.split()):
         place += len(text[place:]) - len(text[place:].lstrip())
@@ -295,24 +283,20 @@ def _past(text: str, ending: str) -> int | None:
     return place
 
 
-_MOST = 4096
-"""Texts behind replies that are kept: those of a group are often the same."""
-_VARIANTS = 256
-"""Of a template, by rows' own arguments, that are kept."""
+_MOST = 4096  # texts after replies that are kept: within a group they are often equal
+_VARIANTS = 256  # variants of a template, by rows' own arguments, that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said, as a message of role assistant (see ``to_message``)."""
+    """A model's reply as a message of role assistant (see ``to_message``)."""
 
     message: Message
 
 
 class Template(Rendering):
-    """The chat template of a model, between messages and tokens.
-
-    Raises ``ValueError`` where conversations of several turns cannot be rendered.
-    """
+    """The chat template of a model, between messages and tokens. Raises ``ValueError`` if
+    conversations of several turns cannot be rendered."""
 
     def __init__(
         self,
@@ -337,7 +321,7 @@ class Template(Rendering):
     # What the process of environments calls --------------------------------------------------
 
     def variant(self, kwargs: Mapping[str, Any]) -> Template:
-        """The same with more arguments of the template, those of a row."""
+        """Return the template with a row's own arguments added."""
         if not kwargs:
             return self
         key = repr(sorted(kwargs.items()))
@@ -350,14 +334,15 @@ class Template(Rendering):
         return self._variants[key]
 
     def prompt(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Token ids of a conversation that the model is to go on with. Raises ``EpisodeError``."""
+        """Return the token ids of a conversation for the model to go on with. Raises
+        ``EpisodeError``."""
         return self.tokens(self._rendered(messages, tools))
 
     def reply(
         self, ids: Sequence[int], tools: Tools = (), earlier: int = 0, *, answered: bool = False
     ) -> Reply:
-        """What the model has sampled, with its end token or without, behind so many ``earlier``
-        calls of the conversation; ``answered``: behind what a tool has answered. Never raises."""
+        """Read sampled tokens, with the end token or without. Never raises. ``earlier``: number of
+        calls earlier in the conversation. ``answered``: the reply follows a tool's answer."""
         body = list(ids)
         if body and body[-1] in self._special_ids:
             body.pop()
@@ -375,14 +360,14 @@ class Template(Rendering):
         return Reply(message | plain)
 
     def delta(self, reply: Sequence[int], messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Token ids behind a reply, up to where the model goes on: the end of its turn, if it has
-        not sampled it, and the messages. Raises ``EpisodeError``."""
+        """Return the token ids from a reply to the next one: the messages, after the end of the
+        reply's turn if that was not sampled. Raises ``EpisodeError``."""
         tail = self._tail(messages, tools)
         return list(tail[self._sampled(reply, tail) :])
 
     @property
     def call_end(self) -> str | None:
-        """The token behind a call that a tool answers, where it is not that of other turns."""
+        """The token after a call for a tool, if it differs from that of other turns."""
         (first, *_) = self.tokens(self.behind([ANSWER], [PROBE_TOOL]))
         if first not in self._special_ids or first in self._end[:1]:
             return None
@@ -391,7 +376,6 @@ class Template(Rendering):
     # What it is made of ------------------------------------------------------------------------
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of rendered text."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     def _tail(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
@@ -427,17 +411,15 @@ class Template(Rendering):
         place: str,
         tools: Tools,
     ) -> None:
-        """Raises ``EpisodeError`` where a message is not to be found in what was rendered."""
         mistake = self._complete.mistake(messages, render, (place, bool(tools)))
         if mistake is not None:
             raise EpisodeError(mistake)
 
     def _sampled(self, reply: Sequence[int], tail: tuple[int, ...]) -> int:
-        """How many tokens of what comes behind a reply it has sampled already."""
         if reply and tail and reply[-1] == tail[0] and reply[-1] in self._special_ids:
             return 1
         if reply and tail and (reply[-1], tail[0]) == self._last:
-            return 1  # what was sampled stays, in place of the turn's end
+            return 1  # the sampled token stays, in place of the turn's end
         closing = len(self._end)
         if not reply or not closing or tail[:closing] != self._end:
             return 0
@@ -447,15 +429,13 @@ class Template(Rendering):
     # What it is found to be --------------------------------------------------------------------
 
     def _end_tokens(self) -> set[int]:
-        """Tokens of which one at the end of a reply is the end of its turn: the template's, and
-        others that it writes (Llama 3.1 has two)."""
+        # Tokens that end a turn: the template's, and others in its text (Llama 3.1 has two).
         text = self._tokenizer.get_chat_template(tools=[PROBE_TOOL])
         written = [token for token in self.special if token in text]
         ids = {*self._end[-1:], *self._tokenizer.convert_tokens_to_ids(written)}
         return ids & self._special_ids
 
     def _begins_reasoning(self) -> bool:
-        """Whether a reply begins inside of reasoning, which the template has opened."""
         try:
             return opens_reasoning(self.render([ASKED], [], goes_on=True))
         except Exception:

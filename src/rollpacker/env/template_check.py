@@ -1,4 +1,4 @@
-"""What a chat template does to earlier turns, found by comparing it with what was sampled."""
+"""Compares a chat template's rendering of earlier turns with the sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ _TEXT = "It is 5."
 _REASONING = "Add them."
 _OPEN = "<think>"
 _FIELDS = ("thinking", "reasoning_content", "reasoning")
-"""Of a message, in which templates take reasoning that they do not find in its text."""
-_APART = ("harmony", "gemma4")
-"""Formats of models whose templates do so."""
-_ALONE = ("llama3", "pythonic", "mistral")
-"""Formats whose calls stand alone."""
+"""Fields of a message from which templates take reasoning that is not in its text."""
+_APART = ("harmony", "gemma4")  # formats of models whose templates do so
+_ALONE = ("llama3", "pythonic", "mistral")  # formats whose calls stand alone
 _SHOWN = 40
 _LONGEST = 160
 _KEY = "000000000"
@@ -31,8 +29,6 @@ _END = "the conversation is kept as it was sampled"
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A reply and what follows it."""
-
     what: str
     content: str
     call: bool = False
@@ -49,16 +45,16 @@ _CALLS = (
 
 
 def check(template: Template, tools: Tools) -> list[str]:
-    """One line for each way in which the template, rendering a conversation as a whole, would not
-    give what append-only rendering does, or has no place for tools.
+    """Return one line for each way in which the template's rendering of a whole conversation
+    differs from append-only rendering, and one if it has no place for tools.
 
-    Raises ``ValueError`` where it cannot be used with ``tools``, which all prompts have.
+    Raises ``ValueError`` if it cannot be used with ``tools``, which all prompts have.
     """
     if tools and template.call_format is None:
         raise ValueError(
-            "environment.call_format: the chat template of model.path writes calls of tools in "
-            f"none of the known formats ({', '.join(FORMATS)}) but as "
-            f"{template.writes.strip()[:_LONGEST]!r}: set the one that prompts ask the model for"
+            "environment.call_format: the chat template of model.path writes calls of tools as "
+            f"{template.writes.strip()[:_LONGEST]!r}, which is none of the known formats "
+            f"({', '.join(FORMATS)}): set the format that prompts ask for"
         )
     lines = _tool_lines(template, tools) if tools else []
     changed = _changed(template, _PLAIN, tools)
@@ -77,8 +73,8 @@ def _tool_lines(template: Template, tools: Tools) -> list[str]:
     lines: list[str] = []
     if str(tools[0]["function"]["name"]) not in template.render([_QUESTION], tools, goes_on=True):
         lines.append(
-            "environment: the chat template has no place for tools: prompts must say which there "
-            "are and how to call them"
+            "environment: the chat template has no place for tools: prompts must list them and "
+            "show how to call them"
         )
     if template.guessed:
         lines.append(
@@ -87,14 +83,14 @@ def _tool_lines(template: Template, tools: Tools) -> list[str]:
         )
     if template.results == "user":
         lines.append(
-            "environment: the chat template has no place for messages of role tool: what tools "
-            "answer comes as the user's, in <tool_response>"
+            "environment: the chat template has no place for messages of role tool: tools' "
+            "answers are sent as the user's, in <tool_response>"
         )
     return lines
 
 
 def _token_lines(template: Template, tools: Tools) -> list[str]:
-    """Whether text behind a reply has the tokens that it has inside of the whole."""
+    # Whether text after a reply has the same tokens alone as inside of the whole.
     before = template.render([_QUESTION], tools, goes_on=True)
     behind = template.behind([_NEXT], tools)
     together = template.tokens(before + _TEXT + behind)
@@ -102,13 +98,13 @@ def _token_lines(template: Template, tools: Tools) -> list[str]:
     if together[len(together) - len(alone) :] == alone:
         return []
     return [
-        "environment: the tokenizer splits what follows a reply in another way when it stands "
+        "environment: the tokenizer splits the text after a reply differently when it stands "
         "alone: the conversation is tokenised piece by piece"
     ]
 
 
 def _end_lines(template: Template) -> list[str]:
-    """Whether a reply's last token is another when something follows."""
+    # Whether a reply's last token changes when a message follows.
     if template.last is None:
         return []
     sampled, inside = template.last
@@ -117,7 +113,6 @@ def _end_lines(template: Template) -> list[str]:
 
 
 def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
-    """A line where the template, as a whole, gives something else than what was sampled."""
     before = template.render([_QUESTION], tools, goes_on=True)
     form = template.call_format or FORMATS[0]
     name = str(tools[0]["function"]["name"]) if turn.call else ""
@@ -153,7 +148,6 @@ def _changed(template: Template, turn: _Turn, tools: Tools) -> list[str]:
 
 
 def _replied(form: CallFormat, reasoning: str, content: str, call: str) -> str:
-    """A reply as a model writes it, of parts that may be empty."""
     if form == "harmony":
         parts = [f"<|channel|>analysis<|message|>{reasoning}"] if reasoning else []
         if content:
@@ -167,5 +161,5 @@ def _replied(form: CallFormat, reasoning: str, content: str, call: str) -> str:
 
 
 def _squeezed(text: str) -> str:
-    # White space beside calls differs wherever a model has its own way with it.
+    # Models differ in the white space beside calls.
     return "".join(text.split())

@@ -22,10 +22,8 @@ Schema = dict[str, Any]
 
 
 def schema_of(function: Callable[..., Any], where: str) -> Schema:
-    """The schema of a function with type hints and a docstring that describes its arguments.
-
-    Raises ``ValueError`` that begins with ``where`` and says what it lacks.
-    """
+    """Return the schema of a function with type hints and a docstring that describes its arguments.
+    Raises ``ValueError`` that begins with ``where`` and names the problem."""
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isclass(function):
         raise ValueError(f"{where}: {name} is a class: a tool is a function")
@@ -36,12 +34,13 @@ def schema_of(function: Callable[..., Any], where: str) -> Schema:
             if parameter.kind in unnamed or parameter.kind is any_name:
                 raise ValueError(f"its argument {parameter.name} cannot be given by name")
         return get_json_schema(function)
-    except Exception as error:  # of several kinds, and hints may be of any code
+    except Exception as error:  # hints may run any code
         raise ValueError(f"{where}: {name} cannot be a tool: {words_of(error)}") from error
 
 
 def mistake(schema: Schema, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments of a call, for the model; None if nothing is."""
+    """Return the mistake in the arguments of a call, as text for the model, or None if there is
+    none."""
     parameters = schema["function"]["parameters"]
     known: dict[str, Any] = parameters.get("properties", {})
     for name in arguments:
@@ -71,12 +70,12 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """By which the model calls it."""
+        """The model's name for it."""
         return self.schema["function"]["name"]
 
 
 def tools_of(functions: Sequence[Callable[..., Any]], where: str) -> dict[str, Tool]:
-    """Tools by their names. Raises ``ValueError`` that begins with ``where``."""
+    """Return tools by their names. Raises ``ValueError`` that begins with ``where``."""
     tools: dict[str, Tool] = {}
     for function in functions:
         tool = Tool(function, schema_of(function, where))
@@ -87,10 +86,8 @@ def tools_of(functions: Sequence[Callable[..., Any]], where: str) -> dict[str, T
 
 
 async def answer(tools: Mapping[str, Tool], reply: Message, by: Caller) -> Turn:
-    """Run the calls of a reply in their order; one that fails tells the model why.
-
-    Without a call the episode is over.
-    """
+    """Run the calls of a reply in their order. For a failed one, tell the model why. Without a call
+    the episode is over."""
     asked = calls_of(reply)
     if not asked:
         return Turn(done=True)
@@ -104,7 +101,6 @@ async def answer(tools: Mapping[str, Tool], reply: Message, by: Caller) -> Turn:
 
 
 async def _result(tools: Mapping[str, Tool], made: Call | BadCall, by: Caller) -> tuple[str, bool]:
-    """What a call gives, as text, and whether it failed."""
     if isinstance(made, BadCall):
         return f"Error: {made.error}", True
     tool = tools.get(made.name)
@@ -120,7 +116,7 @@ async def _result(tools: Mapping[str, Tool], made: Call | BadCall, by: Caller) -
     except NoTextError as error:
         by.returned(made.name, str(error))
         return f"Error: {made.name} returned {error}, which cannot be shown", True
-    except Exception as error:  # the call's own, whatever it is
+    except Exception as error:  # a tool may raise anything
         by.raised(made.name, error)
         return f"Error: {one_line(error)}", True
     by.answered(made.name)
@@ -145,23 +141,20 @@ class ToolsEnvironment:
         self._by = self._faults.caller({})
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """Nothing is added to the prompt: the chat template shows the tools."""
+        """Add nothing to the prompt: the chat template shows the tools."""
         self._by = self._faults.caller(row)
         return ()
 
     async def step(self, reply: Message) -> Turn:
-        """Run the calls of a reply."""
         return await answer(self._tools, reply, self._by)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class ToolsFactory:
-    """Makes episodes with the tools of ``environment.path``.
-
-    Raises ``ValueError`` where a path names no function, or one that cannot be a tool.
-    """
+    """Makes episodes with the tools of ``environment.path``. Raises ``ValueError`` if a path names
+    no function, or one that cannot be a tool."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         # A sandbox is made before the user's modules are loaded: they may hold secrets.
@@ -184,7 +177,7 @@ class ToolsFactory:
         return find(path, KEY)
 
     async def open(self) -> None:
-        """Nothing more is begun."""
+        """Do nothing."""
 
     def make(self) -> ToolsEnvironment:
         return ToolsEnvironment(self._tools, self.faults)

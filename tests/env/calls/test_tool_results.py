@@ -112,9 +112,7 @@ def test_what_has_none_fails_and_is_told_to_the_user_once(kind: str) -> None:
     shown = f"Error: give returned {kind}, which cannot be shown"
     assert [message["content"] for message in turn.messages] == [shown] * 2
     assert turn.failed_calls == 2
-    line = (
-        f"environment.path: tool 'give': it returned {kind}; let it return text, or what JSON has"
-    )
+    line = f"environment.path: tool 'give': it returned {kind}: let it return text or a JSON value"
     assert faults.said() == [line]
     assert faults.said() == []
     assert faults.broken is None
@@ -224,7 +222,7 @@ def test_a_tool_that_always_raises_is_broken() -> None:
     assert error is not None
     assert error.startswith("environment.path: tool 'down' failed 32 of 32: ")
     assert "test_tool_results.py" in error
-    assert "in down: ConnectionError: refused; mend it" in error
+    assert "in down: ConnectionError: refused: fix it" in error
     assert "\n" not in error
 
 
@@ -254,7 +252,7 @@ def test_a_tool_whose_results_cannot_be_shown_is_broken_sooner() -> None:
     assert failed(*asked[:3]) is None
     error = failed(*asked)
     assert error is not None
-    assert "tool 'down' failed 4 of 4: it returned object; let it return" in error
+    assert "tool 'down' failed 4 of 4: it returned object: let it return" in error
 
 
 BROKEN = """
@@ -280,8 +278,8 @@ def test_the_run_hears_of_it(tmp_path: Path) -> None:
             assert (turn.calls, turn.failed_calls) == (1, 1)
             if prompt == "a":
                 assert await soon(pool.said) == [
-                    "environment.path: tool 'odd': it returned object; let it return text, or what "
-                    "JSON has"
+                    "environment.path: tool 'odd': it returned object: let it return text or a "
+                    "JSON value"
                 ]
         await soon(lambda: pool.broken)
 

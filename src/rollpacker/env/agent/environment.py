@@ -1,4 +1,4 @@
-"""An episode of a program: started with a row, answered by the model, worth what it prints."""
+"""An episode of a program: started with a row, answered by the model, graded by its output."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ from rollpacker.errors import one_line, told
 # An episode's worth: how its program ended, and the last thing that it printed.
 
 _KEYS = ("reward", "score")
-_LONGEST = 10_000
-"""Bytes of a line that is read as Python."""
+_LONGEST = 10_000  # bytes of a line that is read as Python
 _LAST_LINES = 3
-_SHOWN = 300
-"""Characters of them."""
+_SHOWN = 300  # characters of the last lines
 
 
 def verdict(ending: Ending, name: str) -> tuple[float | None, dict[str, float]]:
-    """The reward that a program printed, None where it printed none, and its other numbers by name.
+    """Return the reward that a program printed, or None, and its other numbers by name.
 
-    That is the last line of its output which is JSON: an object with ``reward`` (or ``score``), or
-    a number; a function returns the same. Raises ``EpisodeError`` where it failed, or where what
-    was meant as a reward is no finite number; ``name`` is its.
+    The reward is in the last output line that is JSON: a number, or an object with ``reward`` (or
+    ``score``). A function returns the same. Raises ``EpisodeError`` if the program failed or the
+    reward is no finite number.
     """
     if ending.code:
         said = _last_lines(ending.stderr)
@@ -49,14 +47,12 @@ def verdict(ending: Ending, name: str) -> tuple[float | None, dict[str, float]]:
 
 
 def _worth(said: Any, whose: str) -> tuple[float | None, dict[str, float]]:
-    """Raises ``EpisodeError``."""
     if not isinstance(said, Mapping):
         return _reward(said, whose), {}
     key = _key(said)
     if key is None:
         raise EpisodeError(
-            f"{whose} no reward: its keys are {', '.join(map(repr, said)):.200}, and none of them "
-            "is 'reward'"
+            f"{whose} no reward: none of its keys {', '.join(map(repr, said)):.200} is 'reward'"
         )
     numbers = {str(name): number(value) for name, value in said.items() if name != key}
     finite = {name: value for name, value in numbers.items() if value is not None}
@@ -75,7 +71,6 @@ def _reward(said: Any, whose: str) -> float | None:
 
 
 def _printed(text: bytes) -> Any:
-    """What a program printed as its reward; None where it meant none."""
     lines = [line for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         said = _decoded(line)
@@ -87,7 +82,7 @@ def _printed(text: bytes) -> Any:
 
 
 def _meant(line: bytes) -> Any:
-    """The last line where it looks like a reward, as JSON or as Python writes it."""
+    # The last line if it looks like a reward, in JSON's or Python's notation.
     said = _decoded(line)
     if said is None and len(line) <= _LONGEST:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -118,14 +113,10 @@ def _last_lines(text: bytes) -> str:
 
 
 class AgentFunction:
-    """Calls ``function(row, base_url=..., api_key=...)``; what it returns is what a program prints
-    last.
+    """Calls ``function(row, base_url=..., api_key=...)`` instead of starting a program.
 
-    Attributes:
-        ended: how, once it is over.
-
-    Made in an event loop. A coroutine is cancelled when it is stopped; a plain function, which has
-    a thread of its own, is left to find out that nobody answers it.
+    Make it in an event loop. ``ended`` is a task with the ``Ending``. A stopped coroutine is
+    cancelled. A plain function, in a thread of its own, only notices that requests get no answer.
     """
 
     def __init__(
@@ -135,7 +126,7 @@ class AgentFunction:
         self.ended = asyncio.get_running_loop().create_task(_live(work))
 
     async def stop(self, patience: float) -> None:
-        """End it: it may do so itself for so many seconds."""
+        """End it, after so many seconds in which it may end by itself."""
         await asyncio.wait({self.ended}, timeout=patience)
         self.ended.cancel()
         await asyncio.wait({self.ended})
@@ -144,17 +135,17 @@ class AgentFunction:
 async def _live(work: Any) -> Ending:
     try:
         result = await work
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         return Ending(code=1, how="failed", stdout=b"", stderr=told(error).encode())
     return Ending(code=0, how="returned", stdout=b"", stderr=b"", result=result)
 
 
 _PATIENCE_S = 0.5
-"""For which a program that was told that its episode is over may clean up behind itself."""
+"""Seconds in which a program may clean up after it learned that its episode is over."""
 
 
 class AgentEnvironment:
-    """Runs a program, whose first request is the prompt, and whose later ones are turns."""
+    """Runs a program. Its first request is the prompt, and later ones are turns."""
 
     def __init__(
         self,
@@ -177,18 +168,15 @@ class AgentEnvironment:
         self._program: AgentProgram | AgentFunction | None = None
 
     async def reset(self, row: Mapping[str, Any]) -> Opening:
-        """Start the program with the row, and wait for its first request.
-
-        Raises ``EpisodeError`` where it cannot be started, or ends before it has asked for
-        anything.
-        """
+        """Start the program with the row, and wait for its first request. Raises ``EpisodeError``
+        if it cannot be started, or ends before its first request."""
         self._key, self._session = self._endpoint.begin()
         self._program = self._started(row)
         self._program.ended.add_done_callback(lambda _: self._wake())
         news = await self._news()
         if isinstance(news, ProgramRequest):
             return Opening(prompt=news.new, tools=news.tools)
-        verdict(news, self._name)  # a failure tells more
+        verdict(news, self._name)  # raises the program's own failure, which is the better message
         raise EpisodeError(
             f"{self._name} ended without a request to the model: it must use OPENAI_BASE_URL and "
             "OPENAI_API_KEY, as OpenAI's clients do by themselves"
@@ -209,10 +197,8 @@ class AgentEnvironment:
             raise EpisodeError(f"{self._name} cannot be started: {error.strerror}") from None
 
     async def step(self, reply: Message) -> Turn:
-        """Give the program the reply, and wait for its next request, or its end.
-
-        Raises ``EpisodeError`` where it fails.
-        """
+        """Give the program the reply. Wait for its next request or its end. Raises
+        ``EpisodeError``."""
         assert self._session is not None
         calls, failed = _calls(reply) if self._session.calling else (0, 0)
         self._session.answer(reply)
@@ -223,7 +209,7 @@ class AgentEnvironment:
         return Turn(done=True, reward=reward, metrics=metrics, calls=calls, failed_calls=failed)
 
     async def close(self) -> None:
-        """End the program, if it has not ended, and whatever it started."""
+        """End the program and all processes that it started."""
         if self._session is None:
             return
         patience = _PATIENCE_S if self._session.waiting else 0.0
@@ -239,7 +225,6 @@ class AgentEnvironment:
         self._session.news.set()
 
     async def _news(self) -> ProgramRequest | Ending:
-        """The program's next request, or its end."""
         assert self._session is not None
         assert self._program is not None
         while True:
@@ -253,12 +238,12 @@ class AgentEnvironment:
 
 
 def _calls(reply: Message) -> tuple[int, int]:
-    """All calls, and those that were not understood; what became of the others is not known."""
+    # All calls, and those that were not understood. The fate of the others is not known.
     return count_calls(reply), len(reply.get("bad_calls") or ())
 
 
 def _leading(url: str, key: str) -> dict[str, str]:
-    """What OpenAI's clients read; a proxy of this machine does not lead to the server on it."""
+    # Variables of OpenAI's clients. A proxy must not handle requests to this machine.
     direct = {
         name: ",".join(filter(None, (os.environ.get(name, ""), "127.0.0.1")))
         for name in ("NO_PROXY", "no_proxy")
@@ -267,7 +252,7 @@ def _leading(url: str, key: str) -> dict[str, str]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """A row as a line of JSON. Raises ``EpisodeError`` that names the column that is none."""
+    # Raises ``EpisodeError`` that names a column without a JSON form.
     line = bytearray(b"{")
     for name, value in row.items():
         try:
@@ -280,7 +265,6 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """An array or a number of numpy's, or of another library's."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__}")

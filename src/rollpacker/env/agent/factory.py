@@ -1,4 +1,4 @@
-"""What a process of environments of ``kind: agent`` has: a server and a program."""
+"""The factory for environments of ``kind: agent``: a server and a program."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ _USUAL = re.compile(
     r"VIRTUAL_ENV|CONDA_PREFIX|LD_LIBRARY_PATH|NODE_PATH|JAVA_HOME|CUDA_VISIBLE_DEVICES|"
     r"ROLLMUX_ATTEMPT|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(?i:(https?|no|all|ftp)_proxy)"
 )
-"""Variables by which programs find things; where people put keys, there are others."""
+"""Variables by which programs find files and services. Variables with keys usually have other
+names."""
 
 
 class AgentFactory:
-    """Programs that speak OpenAI's chat API with the model, one for each episode.
+    """Makes one program per episode that speaks OpenAI's chat API with the model.
 
-    The program finds the row as one line of JSON in its standard input, and the model by
+    The program reads the row as one line of JSON from its standard input, and finds the model by
     ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. The messages and tools of its first request are the
-    prompt; a later one holds the whole conversation and new messages. What it prints last,
-    ``{"reward": 1.0}`` or a number, is the episode's reward; other numbers there are averaged.
-    A Python function in a program's place is called with the row, ``base_url`` and ``api_key``, and
-    returns what a program prints: no process is started for it.
+    prompt. A later request holds the whole conversation and new messages. The last line that it
+    prints, ``{"reward": 1.0}`` or a number, is the episode's reward. Other numbers there are
+    averaged. A Python function in a program's place is called with the row, ``base_url`` and
+    ``api_key``, and returns the same.
 
-    The run says how the model samples: ``temperature``, ``max_tokens``, ``stop``, ``seed``,
-    ``tool_choice``, ``response_format`` and the like of a request change nothing. Tokens are not
-    counted for it: ``usage`` is zero.
+    The run decides how the model samples. ``temperature``, ``max_tokens``, ``stop``, ``seed``,
+    ``tool_choice``, ``response_format`` and the like in a request change nothing. Its tokens are
+    not counted: ``usage`` is zero.
 
-    Raises ``ValueError`` where there is no such program.
+    Raises ``ValueError`` if there is no such program.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -59,7 +60,7 @@ class AgentFactory:
         await self._endpoint.open()
 
     def make(self) -> AgentEnvironment:
-        """An episode; its program starts with ``reset``."""
+        """Make an episode. Its program starts with ``reset``."""
         assert self._reaper is not None
         return AgentEnvironment(
             self._argv,
@@ -71,21 +72,19 @@ class AgentFactory:
         )
 
     async def close(self) -> None:
-        """Stop the server, and what is left of the programs."""
+        """Stop the server, and the programs that still run."""
         await self._endpoint.close()
         if self._reaper is not None:
             self._reaper.close()
 
 
 def _function(path: Sequence[str]) -> Callable[..., Any] | None:
-    """What ``file.py:name`` or ``package.module:name`` names; None of a program."""
     if len(path) != 1 or ":" not in path[0] or Path(path[0]).exists():
         return None
     return find(path[0], "environment.path")
 
 
 def _variables(more: Sequence[str]) -> dict[str, str]:
-    """What a program needs of this process's environment. Raises ``ValueError``."""
     for name in more:
         if name not in os.environ:
             raise ValueError(f"environment.variables: '{name}' is not set here")
@@ -94,7 +93,7 @@ def _variables(more: Sequence[str]) -> dict[str, str]:
 
 
 def _argv(path: Sequence[str]) -> list[str]:
-    """The program and its arguments; a Python file runs as this process does."""
+    # A Python file runs with this process's interpreter.
     program = str(Path(path[0]).expanduser()) if path[0].startswith("~") else path[0]
     script = program.endswith(".py")
     if not (Path(program).is_file() if script else shutil.which(program)):

@@ -1,4 +1,4 @@
-"""One run of a program: started, read from, ended with all that it has started."""
+"""One run of a program: started, read from, ended with all processes that it started."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from typing import IO, Any
 from rollpacker.env.agent.reaper import Reaper
 from rollpacker.processes.children import kill_child
 
-_KEPT = 64 << 10
-"""Bytes."""
+_KEPT = 64 << 10  # bytes
 _READ = 64 << 10
 
 
 class OutputTail:
-    """The end of what a program writes, all of which is read, so that it never waits.
-
-    Attributes:
-        text: the last bytes so far.
-        ended: nothing more comes.
-    """
+    """The end of a program's output. All output is read, so that the program never waits. ``ended``
+    is set at the end of the output."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self.text = b""
@@ -54,11 +49,9 @@ class OutputTail:
 
 _SOONEST_LOOK_S = 0.001
 _LATEST_LOOK_S = 0.25
-"""Between two looks whether it is over: when its output ends it mostly is."""
-_OUTPUT_S = 0.5
-"""For which the output of a dead program is read on, where others hold it open."""
-_TERM_S = 0.5
-"""From SIGTERM to SIGKILL."""
+"""Between two checks whether the program is over. Usually it is when its output ends."""
+_OUTPUT_S = 0.5  # seconds for reading on after a program died, if others hold its output open
+_TERM_S = 0.5  # from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +59,10 @@ class Ending:
     """How a program ended.
 
     Args:
-        code: it exited with; negative: the signal that killed it.
+        code: exit code, or minus the signal that killed it.
         how: in words, such as "exited with code 1".
-        stdout: the end of what it wrote there,
-        stderr: and there.
-        result: what a function returned that is called in a program's place.
+        stdout: the end of its output. ``stderr`` likewise.
+        result: the return value of a function that was called in a program's place.
     """
 
     code: int
@@ -83,16 +75,9 @@ class Ending:
 class AgentProgram:
     """A program in a process group of its own.
 
-    Args:
-        argv: the program and its arguments.
-        stdin: all that it can read there.
-        environment: all variables that it has.
-        reaper: ends it if this process cannot.
-
-    Attributes:
-        ended: how, once it is over and nothing of it is left.
-
-    Made in an event loop. Raises ``OSError`` where it cannot be started.
+    Make it in an event loop. ``environment`` has all of its variables, and ``stdin`` all of its
+    input. ``ended`` is a task with the ``Ending``, done when no process of it is left. Raises
+    ``OSError`` if it cannot be started.
     """
 
     def __init__(
@@ -103,7 +88,7 @@ class AgentProgram:
         environment: Mapping[str, str],
         reaper: Reaper,
     ) -> None:
-        with tempfile.TemporaryFile() as file:  # not a pipe, which would have to be fed
+        with tempfile.TemporaryFile() as file:  # a pipe would have to be fed
             file.write(stdin)
             file.seek(0)
             self._popen = subprocess.Popen(
@@ -123,7 +108,7 @@ class AgentProgram:
         self.ended = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self, patience: float) -> None:
-        """End it: it may do so itself for so many seconds, then it is told to, then killed."""
+        """End it: it may end by itself for so many seconds, then gets SIGTERM, then SIGKILL."""
         try:
             if not await self._over(patience):
                 self._signal(signal.SIGTERM)
@@ -140,7 +125,7 @@ class AgentProgram:
         try:
             await self._exit()
         finally:
-            # Not reaped before: until then its number is not another's.
+            # Reap it only now: until then no other process has its pid.
             how = kill_child(self._popen)
             self._reaper.forget(self._popen.pid)
             try:
@@ -161,7 +146,6 @@ class AgentProgram:
             pause = min(2.0 * pause, _LATEST_LOOK_S)
 
     async def _outputs_end(self, seconds: float) -> bool:
-        """Whether they do within this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._out.ended.wait()
@@ -176,5 +160,5 @@ class AgentProgram:
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether a child has, which is not reaped by this."""
+    # This does not reap the child.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,7 +1,7 @@
-"""Ends the programs of a process of environments that was killed, and could not do so itself.
+"""Ends the programs of a process of environments that was killed and could not end them itself.
 
-Programs have process groups of their own, so what kills that process does not reach them. A small
-process of its own holds the list, and ends all that are on it when the other side is gone.
+Programs have process groups of their own, so a kill of that process does not reach them. A small
+process holds their list, and ends them when the other side is gone.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from rollpacker.processes.children import start_child
 
 
 class Reaper:
-    """That process, as the one of environments sees it."""
+    """The reaper's process, as the process of environments sees it."""
 
     def __init__(self) -> None:
         self._popen, self._sock = start_child("rollpacker.env.agent.reaper")
 
     def watch(self, group: int) -> None:
-        """A process group was started."""
+        """Add a process group that was started."""
         self._say(group)
 
     def forget(self, group: int) -> None:
         self._say(-group)
 
     def close(self) -> None:
-        """End it, and what is still on its list."""
+        """End the reaper, and the groups that are still on its list."""
         self._sock.close()
         self._popen.wait()
 
     def _say(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # where somebody killed it, there is only no net
+        with contextlib.suppress(OSError):  # without the reaper, programs still run
             self._sock.sendall(b"%d\n" % number)
 
 
 def main(descriptor: int, _parent: int) -> None:
-    """Keep the list until the other side is gone, and end what is on it."""
+    """Keep the list until the other side is gone, and end the groups on it."""
     groups: set[int] = set()
     gone = contextlib.suppress(ConnectionResetError)
     with gone, socket.socket(fileno=descriptor) as sock, sock.makefile("rb") as lines:

@@ -1,4 +1,1 @@
-"""Calls of tools: parsed from text, checked against schemas, made.
-
-Nothing here knows episodes.
-"""
+"""Calls of tools: parsed from text, checked against schemas, made."""

@@ -1,4 +1,4 @@
-"""A call of a tool, and what a reply is made of."""
+"""A call of a tool, and the parts of a reply."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ _LONGEST = 100
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call.
-
-    Args:
-        name: of the tool; one that does not exist is found out by whoever runs it.
-        arguments: by name.
-        key: the id that the model gave it, None where its format has none.
-    """
+    """One call. ``name``: of the tool, which may not exist. ``arguments``: by name. ``key``: the id
+    from the model, None if its format has none."""
 
     name: str
     arguments: dict[str, Any]
@@ -30,7 +25,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """What was meant as a call and is none."""
+    """Text that was meant as a call and is none."""
 
     error: str
     name: str | None = field(default=None, compare=False)
@@ -45,7 +40,7 @@ class Parsed:
 
 
 def call_of(name: str, arguments: Any, key: str | None = None) -> Call | BadCall:
-    """A call with what was written as its arguments."""
+    """Return a call with the written arguments."""
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
@@ -56,12 +51,12 @@ def call_of(name: str, arguments: Any, key: str | None = None) -> Call | BadCall
 
 
 def deep(name: str) -> str:
-    """What is wrong with arguments that nobody means to be nested like that."""
+    """Return the error for arguments nested too deep."""
     return f"the arguments of {short(name)} are nested too deep"
 
 
 def short(text: str) -> str:
-    """A name of the model's own, fit to be shown: it may be long, or half a character."""
+    """Return a name from the model, fit to be shown: it may be long, or have half a character."""
     whole = text.encode("utf-8", "replace").decode()
     return repr(whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "...")
 
@@ -70,19 +65,19 @@ def short(text: str) -> str:
 
 Calls = tuple[Call | BadCall, ...]
 Reader = Callable[[str, int], tuple[Calls, int]]
-"""The calls that begin at a place of a text, and where they end; none where it is text after
-all."""
+"""Returns the calls that begin at a place of a text, and their end. No calls if it is plain
+text."""
 
 ARGUMENTS = ("arguments", "parameters")
 """Names of a call's arguments in JSON."""
 _SPACE = re.compile(r"\s*")
 _PASSED = 4096
-"""Characters that may lie behind: an error of JSON counts the lines of all of them."""
+"""Characters before the current place that may stay: an error of JSON counts all their lines."""
 _decode = json.JSONDecoder().raw_decode
 
 
 def between(text: str, start: int, begins: re.Pattern[str], reader: Reader) -> Parsed:
-    """A reply whose calls begin, behind ``start``, where a pattern does."""
+    """Return a reply whose calls begin, after ``start``, at matches of a pattern."""
     calls: list[Call | BadCall] = []
     whole, rest = text, [text[:start]]
     while (opening := begins.search(text, start)) is not None:
@@ -99,12 +94,12 @@ def between(text: str, start: int, begins: re.Pattern[str], reader: Reader) -> P
 
 
 def skip(text: str, start: int) -> int:
-    """Where white space ends."""
+    """Return the end of white space."""
     return _SPACE.match(text, start).end()  # type: ignore[union-attr]
 
 
 def json_at(text: str, start: int, name: str | None = None) -> tuple[Any, int] | BadCall:
-    """A JSON value, and where it ends; ``name``: of the tool that it is for."""
+    """Return a JSON value and its end. ``name``: of its tool."""
     start = skip(text, start)
     try:
         return _decode(text, start)
@@ -117,7 +112,7 @@ def json_at(text: str, start: int, name: str | None = None) -> tuple[Any, int] |
 
 
 def behind(text: str, end: int, name: str | None = None) -> BadCall:
-    """What is wrong with that which stands behind the JSON of a call."""
+    """Return the error for text after the JSON of a call."""
     start = skip(text, end)
     if text.startswith("{", start):
         return BadCall("there is more than one JSON object in the call", name)
@@ -127,7 +122,7 @@ def behind(text: str, end: int, name: str | None = None) -> BadCall:
 
 
 def json_call(value: Any, key: str | None = None) -> Call | BadCall:
-    """The call that an object of a name and arguments is."""
+    """Return the call of an object with a name and arguments."""
     if not isinstance(value, dict):
         return BadCall(f"the call must be a JSON object with a name, not {_kind(value)}")
     name = value.get("name")
@@ -150,5 +145,5 @@ def _kind(value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
-    """As templates write it."""
+    """Return JSON in the notation of chat templates."""
     return json.dumps(value, ensure_ascii=False)

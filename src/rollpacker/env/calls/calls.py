@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: parsed, never run, and never a reason to raise."""
+"""Parses tool calls in a model's text. Never runs them, and never raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
 
 _END = "</think>"
 _REASONING = {"<think>": _END, "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
-"""How reasoning begins and ends: with most models, Mistral's, and Gemma 4."""
+"""How reasoning begins and ends: in most models, in Mistral's, and in Gemma 4."""
 _ENDS = re.compile("|".join(map(re.escape, _REASONING.values())))
 
 _READS: Mapping[CallFormat, Callable[[str, int], Parsed]] = {
@@ -56,17 +56,17 @@ _WRITTEN: Mapping[CallFormat, str] = {
     "harmony": f"<|channel|>commentary to=functions.%(name)s <|constrain|>json<|message|>{_JSON}",
     "pythonic": '[%(name)s(%(key)s="%(value)s")]',
 }
-"""A call with one argument, which is text."""
+"""A call with one argument, a text."""
 
 
 def parse(
     text: str, call_format: CallFormat, *, reasons: bool = False, tools: Tools = ()
 ) -> Parsed:
-    """The content and the calls of a reply. Whatever the text is, this does not raise.
+    """Return the content and the calls of a reply. Never raises.
 
-    Where it begins with ``<think>``, or the template has begun it so (``reasons``), calls up to
-    ``</think>`` are not meant; elsewhere these are words like others. Reasoning in other marks is
-    shown in these. The schemas of ``tools`` say what arguments are, where the format does not
+    If the reply begins with ``<think>``, or the template began it so (``reasons``), calls up to
+    ``</think>`` do not count. Elsewhere these marks are plain text. Reasoning in other marks is
+    returned in these. The schemas of ``tools`` give the types of arguments in formats without types
     (``qwen3_coder``, ``glm``).
     """
     text = _in_tags(text, reasons)
@@ -81,7 +81,6 @@ def parse(
 
 
 def _in_tags(text: str, reasons: bool) -> str:
-    """With the marks around reasoning that most models have."""
     begin = len(text) - len(text.lstrip())
     for opening, end in _REASONING.items():
         if text.startswith(opening, begin):
@@ -91,10 +90,10 @@ def _in_tags(text: str, reasons: bool) -> str:
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Whether a reply behind a prompt begins inside of reasoning."""
+    """Return whether a reply after a prompt begins inside of reasoning."""
     return prompt.rstrip().endswith(tuple(_REASONING))
 
 
 def written(name: str, key: str, value: str, call_format: CallFormat) -> str:
-    """A call with one argument, plain text, as a model writes it."""
+    """Return a call with one argument, plain text, as a model writes it."""
     return _WRITTEN[call_format] % {"name": name, "key": key, "value": value}

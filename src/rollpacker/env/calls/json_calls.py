@@ -1,7 +1,5 @@
-"""Calls whose arguments are JSON objects: Hermes', Llama 3's, DeepSeek's, Mistral's and gpt-oss's.
-
-Qwen2.5 and Qwen3 write them between tags, Llama 3 alone, the others behind tokens of their own.
-"""
+"""Calls whose arguments are JSON objects: those of Hermes, Llama 3, DeepSeek, Mistral and gpt-oss.
+Qwen2.5 and Qwen3 write them between tags, Llama 3 alone, the others after tokens of their own."""
 
 from __future__ import annotations
 
@@ -29,20 +27,19 @@ _PYTHON_TAG = "<|python_tag|>"
 _TAG = re.compile(f"{OPEN}|{CLOSE}")
 _BEGINS = re.compile(OPEN)
 _LLAMA3 = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
-"""How JSON begins that is meant as a call, if it has arguments too; it may not be well-formed."""
+"""The beginning of JSON meant as a call, if it has arguments too. It may not be well-formed."""
 _BETWEEN = re.compile(r"[\s;]*")
-_FENCE = re.compile(r"```(?:json|tool_code)?\s*")
-"""Gemma 3 writes JSON in one, whatever it is told."""
+_FENCE = re.compile(r"```(?:json|tool_code)?\s*")  # Gemma 3 always writes JSON in a fence
 _FENCE_END = re.compile(r"\s*```")
 
 
 def hermes(text: str, start: int) -> Parsed:
-    """JSON between tags."""
+    """Parse JSON between tags."""
     return between(text, start, _BEGINS, _tagged)
 
 
 def _tagged(text: str, start: int) -> tuple[Calls, int]:
-    """The call behind a tag; one that is not closed ends with its JSON."""
+    # A call without a closing tag ends with its JSON.
     found = json_at(text, start)
     if isinstance(found, BadCall):
         return (found,), next_place(text, start)
@@ -53,8 +50,8 @@ def _tagged(text: str, start: int) -> tuple[Calls, int]:
 
 
 def closed_at(text: str, end: int) -> int | None:
-    """Where text goes on behind a call that is closed, the last, or followed by another; None
-    where something else follows."""
+    """Return the place after a call that is closed, the last, or followed by another. None
+    otherwise."""
     after = skip(text, end)
     if text.startswith(CLOSE, after):
         return after + len(CLOSE)
@@ -62,7 +59,7 @@ def closed_at(text: str, end: int) -> int | None:
 
 
 def next_place(text: str, start: int) -> int:
-    """Where text goes on behind a call that was not understood."""
+    """Return the place after a call that was not understood."""
     tag = _TAG.search(text, start)
     if tag is None:
         return len(text)
@@ -70,7 +67,7 @@ def next_place(text: str, start: int) -> int:
 
 
 def llama3(text: str, start: int) -> Parsed:
-    """JSON that is all of the reply, or all of it in one fence."""
+    """Parse JSON that is the whole reply, possibly in one fence."""
     begin = skip(text, start)
     fence = _FENCE.match(text, begin)
     begin = begin if fence is None else fence.end()
@@ -85,7 +82,7 @@ def llama3(text: str, start: int) -> Parsed:
 
 
 def _meant(text: str, start: int) -> bool:
-    """Whether JSON alone is a call, and no answer in JSON."""
+    # JSON without arguments is an answer, not a call.
     if not _LLAMA3.match(text, start):
         return False
     read = json_at(text, start)
@@ -94,8 +91,6 @@ def _meant(text: str, start: int) -> bool:
 
 
 def _objects(text: str, start: int) -> tuple[Calls, int]:
-    """JSON objects one behind the other, and where text goes on; the first that is none ends
-    them."""
     calls: list[Call | BadCall] = []
     while not calls or text.startswith("{", start):
         read = json_at(text, start)
@@ -125,13 +120,13 @@ _DS_FENCE_END = re.compile(r"\s*```")
 
 
 def deepseek_v3(text: str, start: int) -> Parsed:
-    """The kind of a call, its name, and JSON in a fence."""
+    """Parse the kind of a call, its name, and JSON in a fence."""
     shape = f"{_DS_OPEN}function{_DS_SEPARATOR}NAME and a block of ```json"
     return between(text, start, _DS_BEGINS, partial(_deepseek_read, head=_V3, shape=shape))
 
 
 def deepseek_v31(text: str, start: int) -> Parsed:
-    """The name of a call, and JSON."""
+    """Parse the name of a call, and JSON."""
     shape = f"{_DS_OPEN}NAME{_DS_SEPARATOR}{{...}}"
     return between(text, start, _DS_BEGINS, partial(_deepseek_read, head=_V31, shape=shape))
 
@@ -153,7 +148,6 @@ def _deepseek_read(text: str, start: int, head: re.Pattern[str], shape: str) -> 
 
 
 def _deepseek_next(text: str, start: int) -> int:
-    """Where text goes on behind a call that was not understood."""
     place = _DS_PLACES.search(text, start)
     if place is None:
         return len(text)
@@ -171,7 +165,7 @@ _MISTRAL_NAME = re.compile(
 
 
 def mistral(text: str, start: int) -> Parsed:
-    """A list of all calls."""
+    """Parse a list of all calls."""
     return between(text, start, _MISTRAL_BEGINS, _mistral_list)
 
 
@@ -192,7 +186,7 @@ def _mistral_key(call: Any) -> str | None:
 
 
 def mistral_v11(text: str, start: int) -> Parsed:
-    """Each call behind a token of its own."""
+    """Parse calls that each follow a token."""
     return between(text, start, _MISTRAL_BEGINS, _mistral_named)
 
 
@@ -210,7 +204,7 @@ def _mistral_named(text: str, start: int) -> tuple[Calls, int]:
 
 
 def _mistral_next(text: str, start: int) -> int:
-    """Nothing says where a call ends that was not understood, but the next one."""
+    # Only the next token shows where a call ends that was not understood.
     place = text.find(_MISTRAL_OPEN, start)
     return len(text) if place < 0 else place
 
@@ -226,12 +220,12 @@ _NAMESPACE = "functions."
 
 
 def harmony(text: str, start: int) -> Parsed:
-    """Messages, of which the last may be a call."""
+    """Parse messages, of which the last may be a call."""
     if _MESSAGE not in text[start:]:
         return Parsed(text)
     said: list[str] = []
     calls: list[Call | BadCall] = []
-    # Every other piece is a token that ends the one before.
+    # Every other piece is a token that ends the piece before it.
     pieces = takewhile(
         lambda piece: piece not in (_CALL, "<|return|>"), _HARMONY_ENDS.split(text[start:])
     )
@@ -239,7 +233,8 @@ def harmony(text: str, start: int) -> Parsed:
         header, found, body = piece.partition(_MESSAGE)
         recipient = _RECIPIENT.search(header)
         if not found:
-            said += [] if _CHANNEL in header or not _harmony_between(header) else [header]
+            role = header.strip() == "assistant"
+            said += [] if _CHANNEL in header or role else [header]
         elif recipient is not None:
             calls = [_harmony_read(recipient[1].removeprefix(_NAMESPACE), body)]
             break
@@ -249,11 +244,6 @@ def harmony(text: str, start: int) -> Parsed:
             said.append(body)
     content = text[:start] + "".join(said)
     return Parsed(content.strip() if calls else content, tuple(calls))
-
-
-def _harmony_between(header: str) -> str:
-    """Text of a piece without a message; the role that begins one is none."""
-    return "" if header.strip() == "assistant" else header
 
 
 def _harmony_read(name: str, body: str) -> Call | BadCall:

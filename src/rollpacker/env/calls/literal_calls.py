@@ -1,4 +1,4 @@
-"""Calls whose arguments are no JSON: those of FunctionGemma and Gemma 4, and Python's."""
+"""Calls whose arguments are not JSON: those of FunctionGemma, Gemma 4 and Python."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _CLOSES = {"[": "]", "(": ")"}
 
 
 class LiteralError(ValueError):
-    """What is no value; one line for the model."""
+    """Text is no value. The message is one line for the model."""
 
 
 class TooDeepError(LiteralError):
-    """A value is nested deeper than anybody means it to be."""
+    """A value is nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How values are written.
+    """A notation of values.
 
     Args:
-        string: the text that begins at a place, and where it ends; None where none does. Raises
-            ``LiteralError``.
-        bare: what a word without quotes may be.
-        words: whether such a word is text, if it is nothing else.
+        string: returns the text at a place and its end, or None. Raises ``LiteralError``.
+        bare: matches a word without quotes.
+        words: whether a word that is nothing else is text.
         pair: between a name and its value, inside of an object.
     """
 
@@ -52,7 +51,8 @@ class Notation:
     def named(
         self, text: str, place: int, close: str, pair: str, depth: int = 0
     ) -> tuple[dict[str, Any], int]:
-        """Values with names, up to ``close``, and where that ends. Raises ``LiteralError``."""
+        """Read named values up to ``close``, and return them and the place after it. Raises
+        ``LiteralError``."""
         found: dict[str, Any] = {}
         place = skip(text, place)
         while not text.startswith(close, place):
@@ -65,7 +65,7 @@ class Notation:
         return found, place + len(close)
 
     def value(self, text: str, place: int, depth: int = 0) -> tuple[Any, int]:
-        """The value at a place, and where it ends. Raises ``LiteralError``."""
+        """Read the value at a place, and return it and its end. Raises ``LiteralError``."""
         if depth > _DEEPEST:
             raise TooDeepError("nested too deep")
         place = skip(text, place)
@@ -88,7 +88,6 @@ class Notation:
         return items, place + len(close)
 
     def _next(self, text: str, place: int, close: str) -> int:
-        """Where the next one begins, or ``close`` is."""
         place = skip(text, place)
         if text.startswith(",", place):
             return skip(text, place + 1)
@@ -134,14 +133,11 @@ _GEMMA_BARE = re.compile(r"[^,:{}\[\]<]+")
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The tokens of a family: of a call, and on both sides of text."""
-
     open: str
     close: str
     quote: str
 
     def string(self, text: str, place: int) -> tuple[str, int] | None:
-        """The text at a place."""
         if not text.startswith(self.quote, place):
             return None
         begin = place + len(self.quote)
@@ -151,7 +147,6 @@ class _Tokens:
         return text[begin:end], end + len(self.quote)
 
     def next(self, text: str, start: int) -> int:
-        """Where text goes on behind a call that was not understood."""
         tag = re.compile(f"{re.escape(self.open)}|{re.escape(self.close)}").search(text, start)
         if tag is None:
             return len(text)
@@ -163,12 +158,12 @@ _GEMMA4 = _Tokens("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 def functiongemma(text: str, start: int) -> Parsed:
-    """With the tokens of FunctionGemma."""
+    """Parse calls in FunctionGemma's tokens."""
     return _gemma_parsed(text, start, _FUNCTIONGEMMA)
 
 
 def gemma4(text: str, start: int) -> Parsed:
-    """With those of Gemma 4."""
+    """Parse calls in Gemma 4's tokens."""
     return _gemma_parsed(text, start, _GEMMA4)
 
 
@@ -216,7 +211,7 @@ _LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 
 
 def pythonic(text: str, start: int) -> Parsed:
-    """A list, or blocks."""
+    """Parse a list of calls, or blocks of them."""
     begin = skip(text, start)
     fence = _FENCE.match(text, begin)
     listed = _LIST.match(text, begin if fence is None else fence.end())
@@ -229,7 +224,6 @@ def pythonic(text: str, start: int) -> Parsed:
 
 
 def _block(text: str, start: int) -> tuple[Calls, int]:
-    """The calls of a block: a list, or one behind the other."""
     listed = _LIST.match(text, skip(text, start))
     calls, end = _calls(text, start, "```") if listed is None else _calls(text, listed.end(), "]")
     if isinstance(calls[-1], BadCall):
@@ -246,7 +240,6 @@ def _end(text: str, start: int) -> int:
 
 
 def _calls(text: str, place: int, close: str) -> tuple[Calls, int]:
-    """One at least, and where they end; the first that is none ends them."""
     calls: list[Call | BadCall] = []
     while True:
         place = skip(text, place)
@@ -269,13 +262,13 @@ def _call(text: str, place: int) -> tuple[Call | BadCall, int]:
     except TooDeepError:
         return BadCall(deep(head[1]), head[1]), place
     except LiteralError as error:
-        wrong = f"the call of {head[1]} is no Python of NAME(argument=value, ...): {error}"
+        wrong = f"the call of {head[1]} is not Python like NAME(argument=value, ...): {error}"
         return BadCall(wrong, head[1]), place
     return call_of(head[1], arguments), end
 
 
 def _string(text: str, place: int) -> tuple[str, int] | None:
-    """Of one kind of quotes or another; a line may end inside of it, models forget that."""
+    # A text in any quotes may span lines, since models forget to escape them.
     opening = _QUOTES.match(text, place)
     if opening is None:
         return None
@@ -290,7 +283,6 @@ def _string(text: str, place: int) -> tuple[str, int] | None:
 
 
 def _escaped(text: str, begin: int, place: int) -> bool:
-    """Whether an odd number of backslashes stands before a place."""
     first = place
     while first > begin and text[first - 1] == "\\":
         first -= 1
@@ -298,7 +290,7 @@ def _escaped(text: str, begin: int, place: int) -> bool:
 
 
 def _unescaped(body: str) -> str:
-    """As Python and JSON read it: two halves of a character are one."""
+    # As in Python and JSON, two halves of a character become one.
     text = _ESCAPE.sub(_escape, body)
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 

@@ -1,4 +1,5 @@
-"""Calls with a tag for each argument, whose value is plain text: the tool's schema has its type."""
+"""Calls with a tag for each argument. Values are plain text, and the tool's schema gives their
+types."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from rollpacker.env.calls.values import too_deep, wanted
 Tools = Sequence[Mapping[str, Any]]
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
-"""As JSON and as templates of Python write them."""
+"""In the notation of JSON and of Python's templates."""
 _SAYS = {"type", "anyOf", "oneOf", "enum"}
-"""What of a schema tells text from other values."""
+"""Keys of a schema that distinguish text from other values."""
 
 
 def schemas_of(name: str, tools: Tools) -> Mapping[str, Any]:
-    """Of a tool's arguments; empty where nothing is known of them."""
+    """Return the schemas of a tool's arguments, empty if they are unknown."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -33,8 +34,11 @@ def schemas_of(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def typed(text: str, schema: Any) -> Any:
-    """What a written argument is: what its schema takes, else text, with which the tool's check
-    finds fault. Where a schema does not say, an object or a list is one, and all else text."""
+    """Convert a written argument to the type in its schema, else keep the text for the tool's
+    check.
+
+    If the schema has no type, an object or a list is converted, and any other value is text.
+    """
     if not isinstance(schema, Mapping) or not schema:
         return text
     value = _value(text.strip())
@@ -57,8 +61,7 @@ def _value(text: str) -> Any:
 
 # Qwen3-Coder, Qwen3.5 and later, Nemotron 3: a tag for each argument.
 
-_XML_BEGINS = re.compile(f"{OPEN}|(?=<function=)")
-"""Some models leave the outer tag out."""
+_XML_BEGINS = re.compile(f"{OPEN}|(?=<function=)")  # some models leave the outer tag out
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>\n?")
@@ -68,7 +71,7 @@ _XML_END = re.compile(r"\s*</function>")
 
 
 class NoCallError(ValueError):
-    """What was meant as a call is none; one line for the model."""
+    """Text that was meant as a call is none. The message is one line for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Written:
 
 
 def qwen3_coder(text: str, start: int, tools: Tools) -> Parsed:
-    """Tags in tags."""
+    """Parse nested tags."""
     return between(text, start, _XML_BEGINS, partial(_xml_outer, tools=tools))
 
 
@@ -104,10 +107,8 @@ def _xml_outer(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
 
 
 def _xml_read(text: str, start: int, tools: Tools) -> Written:
-    """The call at ``start``. Raises ``NoCallError``.
-
-    Models forget ends: a value also ends where the next one begins, or the call does.
-    """
+    # Raises ``NoCallError``. Models forget closing tags, so a value also ends at the next parameter
+    # and at the call's end.
     function = _FUNCTION.match(text, start)
     if function is None:
         raise NoCallError("the call must begin with <function=NAME>")
@@ -140,12 +141,12 @@ _GLM_UNCLOSED = re.compile(r"(.*?)(?=<arg_key>|</tool_call>|<tool_call>|\Z)", re
 
 
 def glm(text: str, start: int, tools: Tools) -> Parsed:
-    """Tags, and a name without one."""
+    """Parse tags, and a name without one."""
     return between(text, start, _GLM_BEGINS, partial(_glm_read, tools=tools))
 
 
 def _glm_read(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
-    """Models forget ends: a value also ends where the next argument begins, or the call does."""
+    # Models forget closing tags, so a value also ends at the next argument and at the call's end.
     head = _GLM_NAME.match(text, start)
     if head is None:
         bad = BadCall("the call must begin with the name of a tool, and go on with <arg_key>")
@@ -168,7 +169,6 @@ def _glm_read(text: str, start: int, tools: Tools) -> tuple[Calls, int]:
 
 
 def _glm_value(text: str, start: int) -> tuple[str, int]:
-    """The text of a value, and where it ends; one that is not closed has no white space there."""
     if (closed := _GLM_VALUE.match(text, start)) is not None:
         return closed[1], closed.end()
     unclosed = _GLM_UNCLOSED.match(text, start)

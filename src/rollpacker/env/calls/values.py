@@ -23,12 +23,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _NUMBERS = ("integer", "number")
-_DEEPEST = 64
-"""Lists and objects inside of each other: what handles them may be recursive."""
+_DEEPEST = 64  # nesting of lists and objects: code that handles them may be recursive
 
 
 def too_deep(value: Any) -> bool:
-    """Whether lists and objects of JSON are nested deeper than anybody means them to be."""
+    """Return whether lists and objects of JSON are nested too deep."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [each for outer in level for each in _parts(outer)]
@@ -44,7 +43,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def wanted(schema: Any, value: Any) -> str | None:
-    """What a value should have been; None if it is, or where the schema is none that is known."""
+    """Return the type that a value lacks, or None if it fits, or if the schema is unknown."""
     if not isinstance(schema, Mapping):
         return None
     known: Mapping[str, Any] = schema
@@ -71,7 +70,6 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _inside(schema: Mapping[str, Any], value: Any) -> str | None:
-    """The first thing wrong inside of a list or an object."""
     if isinstance(value, list):
         return _items(schema, value)
     if isinstance(value, dict) and isinstance(schema.get("additionalProperties"), Mapping):
@@ -92,22 +90,21 @@ def _items(schema: Mapping[str, Any], value: list[Any]) -> str | None:
 
 # Results -----------------------------------------------------------------------------------------
 
-_SPELLED = (date, time)
-"""``isoformat`` writes them, as JSON has them everywhere."""
+_SPELLED = (date, time)  # ``isoformat`` writes them, as usual in JSON
 _NAMED = (timedelta, UUID, PurePath, Decimal)
 _BYTES = (bytes, bytearray, memoryview)
 _PLAIN = (str, int, float, type(None))
 
 
 class NoTextError(TypeError):
-    """A value is no text and has no obvious JSON form; the message says of which type it is."""
+    """A value is no text and has no obvious JSON form. The message names its type."""
 
 
 def as_text(value: Any) -> str:
-    """A value as the model reads it: text as it is, anything else as JSON.
+    """Return a value as text for the model: text as it is, any other value as JSON.
 
     Numbers and arrays of other libraries, decimals, dates, sets, text in bytes and objects with
-    fields are what they stand for. Raises ``NoTextError``, and ``ValueError`` on a value that holds
+    fields are converted. Raises ``NoTextError``, and ``ValueError`` on a value that contains
     itself.
     """
     if isinstance(value, str):
@@ -124,7 +121,7 @@ def as_text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """The same of what an environment shows: what has no JSON form is as Python writes it."""
+    """Return ``as_text`` for observations, with ``str`` for values without a JSON form."""
     try:
         return as_text(value)
     except NoTextError:
@@ -148,7 +145,6 @@ def _as_json(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """What is no container of Python's."""
     if isinstance(value, _SPELLED):
         return value.isoformat()
     if isinstance(value, _NAMED):
@@ -175,7 +171,7 @@ def _decoded(value: Any) -> str:
 
 
 def _ordered(values: Set[Any]) -> list[Any]:
-    """The same in every process, whose hashes of text differ."""
+    # The same order in every process, although their hashes of text differ.
     try:
         return sorted(values)
     except TypeError:
@@ -186,8 +182,8 @@ def _ordered(values: Set[Any]) -> list[Any]:
 
 
 def number(value: Any) -> float | None:
-    """A number of any library, a truth value or an array of one number; None where it is none, or
-    not finite. Text is no number."""
+    """Return a finite number of any library, a boolean or an array of one number as a float. None
+    for all other values, text included."""
     if isinstance(value, str | bytes):
         return None
     try:

@@ -1,4 +1,1 @@
-"""Environments in processes that may die.
-
-Nothing here knows what an environment does.
-"""
+"""Environments in processes that may die."""

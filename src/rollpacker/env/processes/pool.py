@@ -1,10 +1,9 @@
 """Environments in processes that may hang, crash or be killed without harm to other episodes.
 
-The pool belongs to one event loop (or to a caller that waits). Each episode is in one process, with
-many others. One that raises or takes too long fails alone. One that takes its process down takes
-others along: these are told to be blameless, and where it is not clear whose fault it was, each
-that may have done it begins again in a process of its own. Of such processes there are as many at a
-time as of the others.
+The pool belongs to one event loop, or to a caller that waits. An episode that raises or takes too
+long fails alone. If an episode ends its process, the other episodes there fail as blameless. If it
+is not clear which one did it, each suspect begins again in a process of its own, of which there are
+at most as many as shared ones.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _PRELOADED = (
     "transformers.convert_slow_tokenizer",
     "transformers.tokenization_utils_tokenizers",
 )
-"""What each process would import for itself: with the tokenizer's module most of its start."""
+"""Modules that each process imports anyway. The tokenizer's takes most of the start."""
 LARGEST = 64 << 20
-"""Bytes of an answer that are read: a whole conversation."""
+"""Bytes of an answer that are read. It may hold a whole conversation."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
@@ -55,14 +54,13 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 
 @dataclass(slots=True, eq=False)
 class EnvironmentProcess(SupervisedProcess):
-    """One process and the episodes that it holds.
+    """One process and its episodes.
 
     Args:
-        episodes: that it holds, with the time at which each began what it is at; None: it waits
-            for the model.
-        leaving: it takes no more episodes, since something in it hangs.
-        alone: it is for one episode, which may have brought its process down before.
-        abandoned: an episode was given up while it acted, and what it is at is not known.
+        episodes: each with the time at which its current work began. None: it waits for the model.
+        leaving: it takes no more episodes, since one in it hangs.
+        alone: it is for one episode, which may have ended its process before.
+        abandoned: an episode was given up while it acted, and may still run.
     """
 
     episodes: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
@@ -75,13 +73,8 @@ class EnvironmentProcess(SupervisedProcess):
         return bool(self.episodes)
 
 
-def encode(command: Command) -> bytes:
-    """A command as a frame."""
-    return frame(_encode(command))
-
-
 def read(data: bytes) -> Report:
-    """What a process says. Raises ``ValueError`` where that is nothing that it may say."""
+    """Decode a process's message. Raises ``ValueError`` if it is not allowed."""
     check_values(data)
     return _decode(data)
 
@@ -89,10 +82,8 @@ def read(data: bytes) -> Report:
 def start(
     config: EnvironmentConfig, tokenizer: bytes, template: dict[str, Any]
 ) -> EnvironmentProcess:
-    """Start a process that loads the environment and then takes episodes.
-
-    ``tokenizer`` is pickled; ``template`` has the chat template's own arguments.
-    """
+    """Start a process that loads the environment and then takes episodes. ``tokenizer`` is pickled.
+    ``template`` has the chat template's own arguments."""
     popen, ours = fork_child("rollpacker.env.processes.worker", _PRELOADED)
     channel = Channel(ours, LARGEST)
     channel.send(frame(pickle.dumps((config, tokenizer, template))))
@@ -100,15 +91,14 @@ def start(
 
 
 _GRACE_S = 2.0
-"""Beyond its own limit, in which a process answers that an environment timed out."""
+"""Seconds beyond its own limit in which a process reports that an environment timed out."""
 _STARTS = 5
-_MOST_SAID = 100
-"""Lines for the user that a process gives at a time."""
+_MOST_SAID = 100  # lines for the user in one message of a process
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReply:
-    """An answer; ``blameless``: its error is another episode's."""
+    """An answer. ``blameless``: another episode caused its error."""
 
     answer: EnvironmentAnswer
     blameless: bool = False
@@ -119,7 +109,7 @@ Take = Callable[[Sequence[EpisodeReply]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """An episode that has not begun; ``number``: of its place in the order in which they came."""
+    # An episode that has not begun. ``number``: its place in the order of arrival.
 
     number: int
     command: Begin
@@ -128,8 +118,6 @@ class _Waits:
 
 @dataclass(slots=True)
 class _Held:
-    """An episode in a process; ``room``: the most token ids that may come."""
-
     member: EnvironmentProcess
     key: Hashable
     room: int
@@ -153,15 +141,15 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self._at: dict[int, _Held] = {}
         self._suspects: set[Hashable] = set()
         self._failing: set[Hashable] = set()
-        """Whose calls have failed: of few, a process says in vain that its tools are broken."""
+        """Keys of episodes with failed calls. If there are few, a report that the tools are broken
+        is ignored."""
         self._unheard: dict[int, EpisodeReply] = {}
-        """Of episodes that are lost while the model replies."""
-        self._came: list[EpisodeReply] = []
-        """Replies that nobody has taken yet."""
+        """Errors of episodes that were lost while the model replied."""
+        self._came: list[EpisodeReply] = []  # replies that were not taken yet
         self._begun = 0
         self._queue: OrderedDict[int, _Waits] = OrderedDict()
         self._alone: OrderedDict[int, _Waits] = OrderedDict()
-        """Those of suspects, each of which waits for a process of its own."""
+        """Suspects, each of which waits for a process of its own."""
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of the tools that every prompt has."""
         self._fill()
@@ -175,14 +163,14 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
             self._listen(member)
 
     def begin(self, command: Begin, key: Hashable) -> None:
-        """Begin an episode; ``key`` stays the same where it begins again. Never waits."""
+        """Begin an episode. ``key`` stays the same if it begins again. Never waits."""
         self._begun += 1
         queue = self._alone if key in self._suspects else self._queue
         queue[command.episode] = _Waits(self._begun, command, key)
         self._dispatch()
 
     def step(self, command: ModelReplied) -> None:
-        """The model has replied. Never waits."""
+        """Pass the model's reply on. Never waits."""
         held = self._at.get(command.episode)
         if held is None:
             lost = self._unheard.pop(command.episode, None)
@@ -196,20 +184,20 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self._check_later()
 
     def close_episode(self, episode: int) -> None:
-        """It is given up: nothing comes of it. Unknown ones are ignored."""
+        """Give an episode up: no answer follows. Unknown ones are ignored."""
         held = self._at.get(episode)
         if held is None:
             for waiting in (self._unheard, self._queue, self._alone):
                 waiting.pop(episode, None)
             return
-        held.member.abandoned = True  # its end is not heard of, and may bring the process down
+        held.member.abandoned = True  # it still runs unseen, and may end the process
         self._tell(held.member, Close(episode))
         self._forget(episode)
         self._dispatch()
 
     @property
     def queued(self) -> int:
-        """How many episodes have not begun, as others have to end first."""
+        """How many episodes wait for others to end before they begin."""
         return len(self._queue) + len(self._alone)
 
     # Episodes ----------------------------------------------------------------------------------
@@ -230,17 +218,15 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
             self._check_later()
 
     def _oldest(self) -> tuple[OrderedDict[int, _Waits], EnvironmentProcess] | None:
-        """The queue whose first episode is the next to begin, and where; None if none may now."""
         ready = [member for member in self._members if member.ready and not member.leaving]
         places = list[tuple[OrderedDict[int, _Waits], EnvironmentProcess]]()
         if self._queue and (shared := [member for member in ready if not member.alone]):
             places.append((self._queue, min(shared, key=lambda member: len(member.episodes))))
         if self._alone and (own := [m for m in ready if m.alone and not m.episodes]):
             places.append((self._alone, own[0]))
-        return min(places, key=lambda place: _first(place[0]).number, default=None)
+        return min(places, key=lambda place: next(iter(place[0].values())).number, default=None)
 
     def _separate(self) -> None:
-        """Processes of one episode: for those that wait for one, and no others."""
         alone = [member for member in self._members if member.alone]
         if self.broken is not None or not (self._alone or alone):
             return
@@ -279,7 +265,6 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
                 pass
 
     def _checked(self, held: _Held, answer: EnvironmentAnswer) -> EnvironmentAnswer:
-        """An answer as the run can take it; with others an episode is over."""
         member = held.member
         member.episodes[answer.episode] = None
         if answer.failed_calls and len(self._failing) < PROMPTS:
@@ -295,7 +280,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         return answer
 
     def _problem(self, answer: EnvironmentAnswer, room: int) -> str:
-        """What is wrong with token ids: they go to an engine and into the weights."""
+        # Token ids go to an engine and into the training, so they are checked.
         for what, data in (("prompt", answer.prompt), ("tokens", answer.tokens)):
             ids = np.frombuffer(data, np.int32)
             if len(ids) > room:
@@ -312,7 +297,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         return start(self._config, self._tokenizer, self._template)
 
     def _missing(self) -> int:
-        """Besides those that leave or are of one episode."""
+        # Processes that leave or run one episode do not count.
         staying = sum(not (member.leaving or member.alone) for member in self._members)
         return self._config.processes - staying
 
@@ -326,8 +311,8 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         return f"hung for {limit:g} s (environment.step_timeout_s)" if hang else None
 
     def _lost(self, member: EnvironmentProcess, why: str, ended: str) -> None:
-        """Who waits for an answer has none; who does not will know when it steps. Who acted may
-        have done it; if nobody did, any of them."""
+        # Episodes that wait for an answer get an error now, the others at their next step. Acting
+        # episodes are suspects; if none acted, all are.
         acting = [episode for episode, since in member.episodes.items() if since is not None]
         suspects = set(acting or member.episodes)
         clear = len(suspects) == 1 and (member.alone or bool(acting)) and not member.abandoned
@@ -367,8 +352,4 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self._go_on()
 
     def _tell(self, member: EnvironmentProcess, command: Command) -> None:
-        self._write(member, [encode(command)])
-
-
-def _first(queue: OrderedDict[int, _Waits]) -> _Waits:
-    return next(iter(queue.values()))
+        self._write(member, [frame(_encode(command))])

@@ -1,7 +1,7 @@
 """The process of environments: the only place where they run, many at a time in one event loop.
 
-It takes commands in order and answers each ``Begin`` and ``ModelReplied`` once. What it writes is
-checked by the driver and never unpickled.
+It takes commands in order and answers each ``Begin`` and ``ModelReplied`` once. The driver checks
+its messages and never unpickles them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from rollpacker.processes.children import allow_files, die_with, keep_to_itself,
 from rollpacker.processes.frames import HEADER, check_values, frame
 
 _THREADS = 10_000
-"""In which plain functions of environments run, at most: as many as there are episodes. One that
-hangs keeps its own, and one that waited for a thread would be charged with the time."""
-_FILES = 4096
-"""For programs that are agents: two each, and a connection."""
+"""The most threads for plain functions of environments: one for each episode. A function that hangs
+keeps its thread, and an episode must not be charged for waiting for one."""
+_FILES = 4096  # for programs that are agents: two files each, and a connection
 
 _decode = msgspec.msgpack.Decoder(Command).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,7 +120,7 @@ class EpisodeHost:
         self._closing: set[asyncio.Task[None]] = set()
 
     def take(self, command: Command) -> None:
-        """Begin what a command asks for; never waits."""
+        """Start the work of a command. Never waits."""
         match command:
             case Begin():
                 episode = Episode(self._config, self._factory, self._template, command)
@@ -147,7 +146,6 @@ class EpisodeHost:
             self._drop(number)  # closed by now, unless its answer cannot be passed on
 
     def _tell(self) -> None:
-        """What is wrong with the tools rather than with this answer."""
         faults = self._factory.faults
         if faults.broken is not None:
             self._writer.write(frame(_encode(Fatal(error=whole(faults.broken)))))
@@ -155,7 +153,6 @@ class EpisodeHost:
             self._writer.write(frame(_encode(_ready(self._factory, said))))
 
     def _drop(self, number: int) -> None:
-        """An episode is not wanted any more: stop what it does, and close it."""
         episode = self._episodes.pop(number, None)
         task = self._tasks.pop(number, None)
         if task is not None:
@@ -167,12 +164,12 @@ class EpisodeHost:
 
 
 def _encoded(answer: EnvironmentAnswer) -> tuple[EnvironmentAnswer, bytes]:
-    """An answer of a size that the driver reads, or in its place why there is none."""
+    # An answer that is too large or cannot be encoded is replaced by its reason.
     try:
         data = _encode(answer)
         check_values(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return _without(answer, f"what it left cannot be passed on: {one_line(error)}")
+        return _without(answer, f"its result cannot be passed on: {one_line(error)}")
     if len(data) <= LARGEST:
         return answer, data
     size = f"its conversation has {len(data) >> 20} MiB, more than {LARGEST >> 20}"

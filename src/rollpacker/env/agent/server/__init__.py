@@ -1,5 +1,2 @@
-"""OpenAI's chat API on this machine, for programs. Nothing here starts a program.
-
-``endpoint``, over ``http``, finds a program's ``session`` by its key; the session compares what the
-program says with what was said.
-"""
+"""OpenAI's chat API on this machine, for programs. ``endpoint``, over ``http``, finds a program's
+``session`` by its key. The session compares the program's messages with the conversation so far."""

@@ -23,15 +23,14 @@ from rollpacker.env.agent.server.session import Session
 _HOST = "127.0.0.1"
 _BACKLOG = 1024
 _STRANGERS, _KNOWN, _OF_ONE = 64, 3072, 8
-"""Places for connections: within the files that a process of environments may open."""
+"""Limits of connections, below the number of files that a process of environments may open."""
 _MOST_PARTS = 500_000
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
-_RETRIES = "x-stainless-retry-count"
-"""What OpenAI's clients count in."""
+_RETRIES = "x-stainless-retry-count"  # the header in which OpenAI's clients count retries
 
 
 class Endpoint:
-    """The server. A session is found by its key, a secret that only its program has."""
+    """The server. It finds a session by its key, a secret that only its program has."""
 
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
@@ -39,7 +38,7 @@ class Endpoint:
         self._places = Places(strangers=_STRANGERS, known=_KNOWN, each=_OF_ONE)
 
     async def open(self) -> None:
-        """Listen, on a port that is free."""
+        """Listen on a free port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self._handle, self._key, self._places),
@@ -50,23 +49,23 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What clients call the base URL."""
+        """The base URL for clients."""
         assert self._server is not None
         return f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}/v1"
 
     def begin(self) -> tuple[str, Session]:
-        """A new session and its key."""
+        """Return a new session and its key."""
         key, session = f"sk-{secrets.token_hex(24)}", Session()
         self._sessions[key] = session
         return key, session
 
     def end(self, key: str) -> None:
-        """Forget a session: its program is gone, and what it has left keeps no connection."""
+        """Forget a session, and close the connections that its program left."""
         self._sessions.pop(key, None)
         self._places.dismiss(key)
 
     async def close(self) -> None:
-        """Listen no more, and close all connections."""
+        """Stop listening, and close all connections."""
         if self._server is None:
             return
         self._server.close()
@@ -93,7 +92,6 @@ class Endpoint:
         raise RefusedError(404, f"{request.path:.80} is not served: ask {_CHAT}", "not_found")
 
     def _key(self, headers: Mapping[str, str]) -> str:
-        """Of a session that there is. Raises ``RefusedError``."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or key.strip() not in self._sessions:
             raise RefusedError(
@@ -115,15 +113,15 @@ async def _chat(session: Session, body: Mapping[str, Any], *, again: bool) -> Ht
 
 
 def _body(text: bytes) -> Mapping[str, Any]:
-    # Others of this process wait while one is decoded: of many small parts that takes long.
+    # Decoding many small parts takes long, and all other programs of this process wait for it.
     if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_PARTS:
         raise RefusedError(413, f"the body has more than {_MOST_PARTS} parts", "too_large")
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(400, f"the body is no JSON: {error}", "malformed") from None
+        raise RefusedError(400, f"the body is not JSON: {error}", "malformed") from None
     if not isinstance(body, dict):
-        raise RefusedError(400, "the body is no JSON object", "malformed")
+        raise RefusedError(400, "the body is not a JSON object", "malformed")
     return body
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as chat clients speak it: requests out of bytes, and responses into bytes."""
+"""HTTP/1.1 as far as chat clients speak it: requests from bytes, and responses into bytes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,13 @@ from rollpacker.env.messages import said
 
 _LONGEST_HEAD = 64 << 10
 _LONGEST_BODY = 8 << 20
-_MOST_CHUNKS = 1 << 15
-"""Of a body: each costs work, however short it is."""
-_LONGEST_LINE = 256
-"""Of a chunk's size."""
+_MOST_CHUNKS = 1 << 15  # of a body: each costs work, however short it is
+_LONGEST_LINE = 256  # of a chunk's size
 
 
 class RefusedError(Exception):
-    """A request that is not served.
-
-    Args:
-        status: HTTP status. Clients ask again on 408, 409, 429 and from 500 on, so none is these.
-        message: what is not possible, and why.
-        code: OpenAI's, for programs.
-    """
+    """A request that is not served. ``status`` is none of 408, 409, 429 and 500 or more, because
+    clients repeat those. ``code`` is OpenAI's, for programs."""
 
     def __init__(self, status: int, message: str, code: str = "unsupported") -> None:
         super().__init__(message)
@@ -40,7 +33,7 @@ class RefusedError(Exception):
         self.code = code
 
     def response(self) -> HttpResponse:
-        """As OpenAI would say it."""
+        """Return OpenAI's form of the error."""
         kind = "authentication_error" if self.status == 401 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
         return HttpResponse(status=self.status, body=msgspec.json.encode({"error": error}))
@@ -48,15 +41,8 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """One that has come as a whole.
-
-    Args:
-        method: such as POST.
-        path: without the query.
-        headers: by lower-case name.
-        body: decoded from chunks.
-        last: the client wants the connection closed behind the response.
-    """
+    """A complete request. ``path`` has no query, ``headers`` are by lower-case name. ``last``: the
+    client wants the connection closed after the response."""
 
     method: str
     path: str
@@ -67,14 +53,14 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """What is answered: JSON where ``kind`` does not say otherwise."""
+    """A response: JSON unless ``kind`` differs."""
 
     status: int = 200
     body: bytes = b""
     kind: str = "application/json"
 
     def encoded(self, *, last: bool) -> bytes:
-        """As bytes; ``last`` says that the connection is closed behind it."""
+        """Return it as bytes. ``last``: the connection is closed after it."""
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
             f"content-type: {self.kind}\r\n"
@@ -90,11 +76,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class RequestReader:
     """Takes a connection's bytes as they come, and gives its requests.
 
-    Args:
-        check: is given a request's headers before its body is read; what it raises ends all.
-
-    Attributes:
-        waited_for: the client sends no body before it has read ``CONTINUE``.
+    ``check`` gets a request's headers before its body is read. Its error ends the connection.
+    ``waited_for``: the client sends no body before it has read ``CONTINUE``.
     """
 
     def __init__(self, check: Callable[[Mapping[str, str]], object]) -> None:
@@ -104,21 +87,19 @@ class RequestReader:
         self._parser = self._request()
 
     def feed(self, data: bytes) -> None:
-        """Bytes that have come. Raises ``RefusedError`` where they are too many by far."""
+        """Add bytes. Raises ``RefusedError`` if they are far too many."""
         if len(self._unread) + len(data) > 2 * _LONGEST_BODY:
             raise _too_large()
         self._unread += data
 
     @property
     def unread(self) -> int:
-        """Bytes that are no part of a request yet that was given."""
+        """Bytes that belong to no returned request yet."""
         return len(self._unread)
 
     def next(self) -> HttpRequest | None:
-        """The next request, if all of it is there.
-
-        Raises ``RefusedError`` on what is no request; nothing can be read behind it.
-        """
+        """Return the next request once it is complete, else None. Raises ``RefusedError`` on bytes
+        that are no request. Nothing can be read after that."""
         try:
             next(self._parser)
         except StopIteration as end:
@@ -219,18 +200,16 @@ def _too_large() -> RefusedError:
 # A client's connection in the event loop: its requests one after the other.
 
 _log = logging.getLogger(__name__)
-_HEAD_S = 10.0
-"""In which a stranger has to send the headers of a request."""
-_AHEAD = 1 << 20
-"""Bytes of further requests that are kept while one is answered."""
+_HEAD_S = 10.0  # seconds in which a stranger must send the headers of a request
+_AHEAD = 1 << 20  # bytes of further requests that are kept while one is answered
 Handle = Callable[[HttpRequest], Awaitable[HttpResponse]]
-"""Answers a request; cancelled when the client has gone."""
+"""Answers a request. It is cancelled when the client has gone."""
 Check = Callable[[Mapping[str, str]], Hashable]
-"""Whose request has these headers; raises ``RefusedError`` where they are enough to refuse it."""
+"""Returns the owner of a request from its headers, or raises ``RefusedError``."""
 
 
 _FAILED = RefusedError(400, "this request could not be answered: see the run's log", "failed")
-"""A status that clients do not ask again on: it would fail again."""
+"""With a status that clients do not repeat, because the request would fail again."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -258,14 +237,13 @@ class ClientConnection(asyncio.Protocol):
         self._places.know(self._place, who)
 
     def data_received(self, data: bytes) -> None:
-        """It says something: a part of a request, or some."""
         if self._task is not None and self._reader.unread > _AHEAD:
             self.abort()
         else:
             self._guarded(lambda: self._reader.feed(data))
 
     def _guarded(self, first: Callable[[], None] = lambda: None) -> None:
-        """Go on; where that cannot be, this connection ends, and no other."""
+        # An error ends this connection and no other.
         try:
             first()
             self._go_on()
@@ -276,7 +254,6 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """It is closed, by whomever; the client may still have been waiting for a response."""
         self._give_up()
         self._wait_no_longer()
         self._places.leave(self._place)
@@ -335,27 +312,23 @@ class ClientConnection(asyncio.Protocol):
 # A model's reply as OpenAI's chat API gives it, whole or as a stream.
 
 MODEL = "policy"
-"""The name of the model that is trained; requests may use any other."""
+"""The name of the trained model. Requests may use any other."""
 
-_OURS = ("tool_calls", "bad_calls", "text")
-"""Not for programs as they are."""
+_OURS = ("tool_calls", "bad_calls", "text")  # keys of a reply that programs do not get as they are
 _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""Tokens are counted where they are sampled, not here."""
+"""The engine counts tokens, not this server."""
 
 
 def shown(reply: Message, *, calling: bool) -> Message:
-    """A reply as its program sees it.
-
-    Where it has given no tools (``calling``), or no call was understood, calls are text, as the
-    model wrote them.
-    """
+    """Return a reply as its program sees it. Calls become text as the model wrote them, if the
+    program gave no tools (``calling``) or no call was understood."""
     more = {key: value for key, value in reply.items() if key not in _OURS}
     calls = reply.get("tool_calls") if calling else None
     return more | ({"tool_calls": calls} if calls else {"content": said(reply)})
 
 
 def completion(reply: Message, body: Mapping[str, Any]) -> HttpResponse:
-    """The response to a request's body: as a stream, in one piece, where it asks for one."""
+    """Return the response to a request's body, as a stream of one piece if it asks for one."""
     message = _message(reply)
     calls = message.get("tool_calls", ())
     finish = "tool_calls" if calls else "stop"
@@ -372,7 +345,7 @@ def completion(reply: Message, body: Mapping[str, Any]) -> HttpResponse:
 
 
 def models(name: str = "") -> HttpResponse:
-    """The one model, or a list of it."""
+    """Return the one model, or a list of it."""
     model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "rollpacker"}
     return HttpResponse(
         body=msgspec.json.encode(model if name else {"object": "list", "data": [model]})

@@ -1,4 +1,4 @@
-"""A program's talk with the model: one request after the other, of one growing conversation."""
+"""A program's conversation with the model: one request after the other, and it only grows."""
 
 from __future__ import annotations
 
@@ -13,42 +13,35 @@ from rollpacker.chat import NotTextError, text_of
 from rollpacker.env.agent.server.http import RefusedError, shown
 from rollpacker.env.base import Message
 
-# A program's messages, and whether they go on from what was. Tokens that were sampled or put in
-# stay as they are, so a conversation can only grow. Clients leave out keys, write None for no
-# text, number calls as they like, strip white space, and drop the text beside a call or a reply's
-# reasoning: all of that changes nothing for the model and is let through.
+# A program's messages, compared with the conversation so far. Tokens stay as they were sampled, so
+# a conversation can only grow. Clients leave out keys, write None for no text, number calls anew,
+# strip white space, and drop the text beside a call or a reply's reasoning. None of that matters
+# to the model, so it is accepted.
 
-_ROLES = {"developer": "system"}
-"""What chat templates call by another name."""
+_ROLES = {"developer": "system"}  # roles that chat templates call by another name
 _KEPT = ("name", "tool_call_id")
 
 
 def read(messages: Any) -> list[Message]:
-    """A request's messages for the chat template: text in one piece, arguments decoded.
-
-    Raises ``RefusedError`` where they are none, or hold more than text.
-    """
+    """Return a request's messages for the chat template: text in one piece, arguments decoded.
+    Raises ``RefusedError`` if they are none, or hold more than text."""
     if not isinstance(messages, list) or not messages:
         raise _refused("'messages' must be a list of messages, and have one at least")
     read = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if read[-1]["role"] == "assistant":
-        raise _refused(
-            "the last message is the assistant's: a reply of the model cannot be begun for it"
-        )
+        raise _refused("the last message is the assistant's: the model cannot continue a reply")
     return read
 
 
 def behind(known: Sequence[Message], said: Sequence[Message]) -> Sequence[Message]:
-    """The messages of ``said`` that come behind ``known``, the conversation so far.
-
-    Raises ``RefusedError`` where it is not its beginning, or nothing comes behind.
-    """
+    """Return the messages of ``said`` after ``known``, the conversation so far. Raises
+    ``RefusedError`` if ``known`` is not its beginning, or if no messages follow."""
     for index, (was, now) in enumerate(zip(known, said, strict=False)):
         if not same(was, now):
             raise _refused(
-                f"messages[{index}] ({now['role']}) is not what it was: a conversation can only "
-                "grow, since it is trained on as it was sampled; send all messages as they were, "
-                "and new ones behind them"
+                f"messages[{index}] ({now['role']}) was changed: a conversation can only grow, "
+                "since it is trained on as it was sampled. Send all messages unchanged, and new "
+                "ones after them"
             )
     if len(said) <= len(known):
         raise _refused(
@@ -59,8 +52,8 @@ def behind(known: Sequence[Message], said: Sequence[Message]) -> Sequence[Messag
 
 
 def named(new: Sequence[Message], known: Sequence[Message]) -> list[Message]:
-    """With the names of the tools that answer, which OpenAI's API leaves to the calls' ids, and
-    chat templates may want."""
+    """Add the names of the tools that answer. OpenAI's API has only the calls' ids, and chat
+    templates may want names."""
     names = {
         call.get("id"): call["function"]["name"]
         for message in (*known, *new)
@@ -75,7 +68,7 @@ def named(new: Sequence[Message], known: Sequence[Message]) -> list[Message]:
 
 
 def same(was: Message, now: Message) -> bool:
-    """Whether a message is what it was, or an assistant's with a part left out."""
+    """Return whether a message is unchanged, or the assistant's with a part left out."""
     if was["role"] != now["role"]:
         return False
     text, calls = _text(now), _calls(now)
@@ -95,7 +88,7 @@ def _text(message: Message) -> str:
 
 
 def _calls(message: Message) -> list[bytes]:
-    """Independent of their order, ids, and how arguments are written."""
+    # Independent of order, ids, and the notation of arguments.
     return sorted(
         msgspec.json.encode([call["name"], _arguments(call["arguments"])], order="deterministic")
         for call in (call["function"] for call in message.get("tool_calls") or ())
@@ -103,7 +96,6 @@ def _calls(message: Message) -> list[bytes]:
 
 
 def _arguments(said: Any) -> Any:
-    """Of a call, decoded where they are JSON."""
     if not isinstance(said, str):
         return said
     try:
@@ -128,14 +120,14 @@ def _message(message: Any, where: str) -> Message:
 def _call(call: Any, where: str) -> Message:
     said = call.get("function") if isinstance(call, dict) else None
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
-        raise _refused(f"{where}.tool_calls has one that is no function's")
+        raise _refused(f"{where}.tool_calls has a call of no function")
     read = {"name": said["name"], "arguments": _arguments(said.get("arguments") or {})}
     number = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {**number, "type": "function", "function": read}
 
 
 def _content(content: Any, role: str, where: str) -> str | None:
-    """None where nobody but the assistant says nothing: that is the episode's failure."""
+    # None fails the episode: only the assistant may have no text.
     try:
         text = text_of(content)
     except NotTextError:
@@ -143,7 +135,7 @@ def _content(content: Any, role: str, where: str) -> str | None:
     if text is None:
         return "" if role == "assistant" else None
     if not isinstance(text, str):
-        raise _refused(f"{where}.content is no list of parts, and no text")
+        raise _refused(f"{where}.content is neither text nor a list of parts")
     return text
 
 
@@ -163,11 +155,10 @@ class ProgramRequest:
 
     Args:
         conversation: all messages up to here.
-        new: those behind what was there before.
-        tools: JSON schemas of the tools that it gives.
+        new: those that are new in this request.
         calling: whether it takes calls as such, not as text.
-        reply: the model's, once there is one; or why there is none.
-        heard: whether the reply got to the program, or may still do.
+        reply: the model's reply, or why there is none.
+        heard: whether the reply reached the program, or may still do.
     """
 
     conversation: Sequence[Message]
@@ -179,11 +170,8 @@ class ProgramRequest:
 
 
 class Session:
-    """Of one episode. Between the program's requests, and the environment that has them answered.
-
-    Attributes:
-        news: set when the program has asked; whoever waits clears it.
-    """
+    """One episode, between the program's requests and the environment that gets them answered.
+    ``news`` is set by a request, and cleared by the waiting side."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -203,10 +191,11 @@ class Session:
         return self._last is not None and self._last.calling
 
     def ask(self, body: Mapping[str, Any], *, again: bool = False) -> ProgramRequest:
-        """Take a request; its ``reply`` comes later.
+        """Take a request. Its ``reply`` comes later. Raises ``RefusedError`` if it cannot be
+        served.
 
-        One that the program sends again, since it lost the connection or patience, is the same one;
-        ``again``: it says so itself. Raises ``RefusedError`` where it is none that can be served.
+        A request that the program repeats after a lost connection or a timeout is the same request.
+        ``again``: the program marked it as a repeat.
         """
         if self._closed:
             raise _over()
@@ -238,12 +227,12 @@ class Session:
         return asked
 
     def take(self) -> ProgramRequest | None:
-        """A request that was not taken yet."""
+        """Return a new request, or None."""
         asked, self._unread = self._unread, None
         return asked
 
     def answer(self, reply: Message) -> None:
-        """Give the model's reply to the request that waits for it, if the program still does."""
+        """Give the model's reply to the waiting request, if there is one."""
         if self._last is None or not self.waiting:
             return
         message = shown(reply, calling=self.calling)
@@ -251,20 +240,22 @@ class Session:
         self._last.reply.set_result(message)
 
     def close(self) -> None:
-        """The episode is over: what waits is told so, and nothing more is taken."""
+        """End the episode: a waiting request and all later ones are refused."""
         self._closed = True
         if self._last is not None and self.waiting:
             self._last.reply.set_result(_over())
 
     def _tools_of(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """A later request may leave them out, since the model has read them at the beginning."""
+        # A later request may leave tools out, since the model read them at the beginning.
         tools = body.get("tools") or []
-        if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
+        if not isinstance(tools, list) or not all(
+            isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools
+        ):
             raise RefusedError(400, "'tools' must be a list of functions' JSON schemas")
         if self._last is not None and any(tool not in self._tools for tool in tools):
             raise RefusedError(
                 400,
-                "'tools' has one that the first request had not: the model read its tools at the "
+                "'tools' has one that the first request lacked: the model read its tools at the "
                 "beginning of the conversation, so give all of them there",
             )
         return tools
@@ -278,10 +269,6 @@ def _check_kind(body: Mapping[str, Any]) -> None:
         )
     if body.get("functions"):
         raise RefusedError(400, "'functions' is not served any more: give them as 'tools'")
-
-
-def _is_function(tool: Any) -> bool:
-    return isinstance(tool, dict) and isinstance(tool.get("function"), dict)
 
 
 def _same_all(asked: ProgramRequest, now: Sequence[Message]) -> bool:

@@ -97,7 +97,7 @@ def test_template_arguments_and_the_prompt_template():
 def test_a_prompt_template_without_a_place_is_refused():
     turns = [*CHAT, {"role": "tool", "content": "three"}]
     assert message(turns, prompt_template="Q: {prompt}") == (
-        "row 'r': data.prompt_template is put around what the user says last, and the prompt ends "
+        "row 'r': data.prompt_template needs a last turn of the user, but the prompt ends "
         "with a turn of role 'tool': remove it"
     )
 
@@ -107,7 +107,7 @@ def test_messages_without_the_chat_template():
     assert encode(CHAT, tokenizer(None), chat=False, prompt_template="Q: {prompt}") == (
         encode("Q: one two", chat=False)
     )
-    said = "only one turn of the user is a text without a chat template"
+    said = "without a chat template, a prompt is one turn of the user"
     for before in ({"role": "system", "content": "three"}, {"role": "assistant", "content": "x"}):
         assert message([before, *CHAT], chat=False) == (
             f"row 'r': its prompt has turns of {before['role']}, user, and data.chat is false: "
@@ -140,7 +140,7 @@ def message(prompt, tok=None, **settings) -> str:
 def test_what_needs_a_template_says_so():
     assert message(CHAT, tokenizer(None)) == (
         "row 'r': its prompt is chat messages but the tokenizer has no chat template: "
-        "use one that has, or set data.chat: false where prompts are one turn of the user"
+        "use one that has, or set data.chat: false if prompts are one turn of the user"
     )
     assert message("one", tokenizer(None), chat=True) == (
         "data.chat: true, but the tokenizer has no chat template: set it to false"

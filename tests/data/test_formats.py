@@ -118,7 +118,7 @@ def test_what_save_to_disk_wrote(saved):
     assert prompts(saved / "splits", split="test") == ["p2"]
     assert prompts(saved / "test", split="test") == ["p0", "p1", "p2", "p3"]
     assert message(saved / "splits", split="dev") == (
-        f"data.split: '{saved / 'splits'}' has no split 'dev'; it has ['train', 'test']"
+        f"data.split: '{saved / 'splits'}' has no split 'dev', only ['train', 'test']"
     )
     assert message(saved / "one", split="test") == (
         f"data.split: '{saved / 'one'}' was saved without splits: leave data.split unset"
@@ -164,7 +164,7 @@ def test_keys_that_nothing_reads_are_refused(tmp_path, key, value, form):
     path.write_bytes(lines([{"prompt": "a", "answer": "1"}]))
     named = [str(path)] if form == "list" else form.format(path)
     assert message(named, **{key: value}) == (
-        f"data.{key}: {value!r} does nothing where data.path is a file: remove it"
+        f"data.{key}: {value!r} has no effect if data.path is a file: remove it"
     )
 
 

@@ -249,8 +249,8 @@ def test_broken_files_name_the_line(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("hello")
     assert message(str(text)) == (
-        f"data.path: '{text}' is of no known type; known: .json, .jsonl, .parquet, .csv, .tsv, "
-        ".arrow"
+        f"data.path: '{text}' is of no known type (known: .json, .jsonl, .parquet, .csv, .tsv, "
+        ".arrow)"
     )
     broken = tmp_path / "a.parquet"
     broken.write_bytes(b"PAR1 not really")

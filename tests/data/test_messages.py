@@ -109,7 +109,7 @@ def test_the_answer_column_wins_over_a_gold_turn(tmp_path):
 def test_rows_of_which_only_some_end_in_a_gold_answer(tmp_path):
     rows = [{"prompt": [USER]}, {"prompt": [USER, GOLD]}]
     assert message(tmp_path, *rows).startswith(
-        ", row 0: no turn of the assistant ends the prompt in text, so no answer: set "
+        ", row 0: no answer: the prompt does not end in a text of the assistant: set "
     )
     assert len(load(tmp_path, *rows, missing="skip").rows) == 1
 

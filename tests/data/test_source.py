@@ -113,7 +113,7 @@ def test_unshuffled_keeps_the_order_of_the_data():
 
 
 def test_unknown_domains_are_refused():
-    with pytest.raises(ValueError, match=r"no prompts of domain 'x'; known: \['a'\]"):
+    with pytest.raises(ValueError, match=r"no prompts of domain 'x' \(known: \['a'\]\)"):
         PromptSource(prompts({"a": 1}), 0).draw({"x": 1})
 
 

@@ -1,4 +1,1 @@
-"""Prompts: hub datasets, files of other frameworks, procedural tasks.
-
-Nothing here knows models or rewards; prompts become tokens by the tokenizer that is given.
-"""
+"""Prompts: hub datasets, files of other frameworks, procedural tasks."""

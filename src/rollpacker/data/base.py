@@ -1,4 +1,4 @@
-"""The canonical row that every source is turned into."""
+"""The canonical row of every source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 class DataError(ValueError):
-    """The user's data is wrong; the message names the file, the row and the key to change."""
+    """The user's data is wrong. The message names the file, the row and the key to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,9 @@ class Row:
 
     Args:
         id: the row's ``id`` column, or a hash of the row.
-        answer: the reference answer; None where the rewards need none.
+        answer: the reference answer, or None if the rewards need none.
         columns: every column by name, for reward functions (``answer`` included).
-        tools: JSON schemas of tools for the chat template; empty for none.
+        tools: JSON schemas of tools for the chat template.
         template_kwargs: the row's own arguments of the chat template.
     """
 
@@ -39,8 +39,7 @@ class Row:
 
 
 def whole_text(text: str, what: str) -> str:
-    """``text``, which must be one that can be written. Raises ``DataError`` that begins with
-    ``what``."""
+    """Return ``text``. Raises ``DataError``, with ``what`` first, if it cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

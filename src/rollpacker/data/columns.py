@@ -1,7 +1,4 @@
-"""Which columns of a row make a prompt, an answer and a domain.
-
-Nothing here reads files.
-"""
+"""Decides which columns of a row make a prompt, an answer and a domain."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _MEDIA = {
     "audio": "sounds",
     "audios": "sounds",
 }
-"""Columns of TRL, verl and OpenRLHF for what a model of text cannot read, and what they hold."""
+"""Columns of TRL, verl and OpenRLHF for media, which a text model cannot read."""
 
 _SPEAKERS = {
     "human": "user",
@@ -39,25 +36,25 @@ _SPEAKERS = {
     "model": "assistant",
     "observation": "tool",
 }
-"""Who speaks in ShareGPT's turns (``from``, ``value``), where a role has another name."""
+"""Other names of roles in ShareGPT's turns (``from``, ``value``)."""
 
 
 _TURNS = re.compile(r"""\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
-"""How the text of chat messages begins, such as pandas makes of a column of arrays."""
+"""The beginning of chat messages as text, such as pandas makes of a column of arrays."""
 
 
 class MissingError(DataError):
     """A row lacks its prompt, answer or domain."""
 
 
-_VALUES = frozenset({str, int, bool, dict, bytes})
-"""Types of which everything is a value."""
+_VALUES = frozenset({str, int, bool, dict, bytes})  # types without missing values
 _PYTHON = ("[{'", "{'", '[{"', '{"', "['")
-"""How Python writes objects and lists of texts."""
+"""The beginning of objects and lists of texts in Python's notation."""
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a column holds no value in a row: None, NaN, a list of NaN, pandas' NaT or NA."""
+    """Return whether a row has no value in a column: None, NaN, a list of NaN, pandas' NaT or
+    NA."""
     kind = type(value)
     if kind in _VALUES:
         return False
@@ -67,37 +64,37 @@ def is_missing(value: Any) -> bool:
         return bool(value) and all(isinstance(each, float) and each != each for each in value)
     try:
         differs: Any = value != value
-    except Exception:  # a user's own type may do as it likes
+    except Exception:  # a user's own type may raise anything
         return False
     return isinstance(differs, bool | np.bool_) and bool(differs)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a column holds nothing in a row: no value, or one without content."""
+    """Return whether a value is missing or has no content."""
     return is_missing(value) or (isinstance(value, str | list | dict) and not value)
 
 
 def is_blank(value: Any) -> bool:
-    """The same, where a text of spaces is nothing either."""
+    """Return whether a value is empty, or a text of spaces."""
     return is_empty(value) or (isinstance(value, str) and not value.strip())
 
 
 def check_text_only(record: Record, where: str) -> None:
-    """Raise ``DataError`` where a row comes with pictures or sounds."""
+    """Raise ``DataError`` if a row comes with pictures or sounds."""
     for name, kind in _MEDIA.items():
         if not is_empty(record.get(name)):
             raise DataError(
                 f"{where}: column '{name}' holds {kind}, but models are trained on text alone: "
-                "remove or rename the column if the prompts do without"
+                "remove or rename the column if the prompts do not need it"
             )
 
 
 def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
-    """A prompt as text or chat messages, and what the assistant said at its end, if anything.
+    """Return a prompt as text or chat messages, and the assistant's text at its end, if any.
 
-    JSON strings of messages are decoded. What the assistant says last is no prompt and is cut; it
-    is empty where the turn only calls tools.
-    Raises ``MissingError`` when there is no prompt, and ``DataError``, both naming ``where``.
+    JSON strings of messages are decoded. The assistant's last turns are cut from the prompt. The
+    text is empty if they only call tools. Raises ``MissingError`` if there is no prompt, and
+    ``DataError``, both naming ``where``.
     """
     value = chat_of(value)
     if is_blank(value):
@@ -117,8 +114,7 @@ def parse_prompt(value: Any, where: str) -> tuple[Prompt, str | None]:
 
 
 def decoded(value: Any) -> Any:
-    """What a JSON text of an object or a list says, or Python's own text of one, as tables of text
-    have it; any other value as it is."""
+    """Decode the text of an object or a list in JSON's or Python's notation. Other values stay."""
     if not isinstance(value, str) or value[:1] not in ("{", "["):
         return value
     try:
@@ -134,8 +130,8 @@ def decoded(value: Any) -> Any:
 
 
 def chat_of(value: Any) -> Any:
-    """Chat messages out of a JSON string of them, of ShareGPT's turns or of pandas' array of
-    either; any other value as it is."""
+    """Decode chat messages from a JSON string, ShareGPT's turns or pandas' array. Other values
+    stay."""
     turns = value.tolist() if isinstance(value, np.ndarray) else decoded(value)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return value
@@ -162,8 +158,7 @@ def _without_answer(turns: list[Message], where: str) -> tuple[list[Message], st
 
 
 def _message(turn: Any, where: str) -> Message:
-    """A turn with all that a chat template may read; what is missing beside the content is not
-    there, as in tables each row has the keys of all."""
+    # Keep all keys for the chat template. Tables give each row the keys of all, so missing ones go.
     if not isinstance(turn, dict):
         raise DataError(f"{where}: a chat message must have 'role' and 'content', found {turn!r}")
     role, content = turn.get("role"), _content(turn.get("content"), where)
@@ -184,7 +179,6 @@ def _message(turn: Any, where: str) -> Message:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Content blocks of text as one text; None where there is none."""
     try:
         return None if is_missing(content) else text_of(content)
     except NotTextError as error:
@@ -192,7 +186,7 @@ def _content(content: Any, where: str) -> Any:
 
 
 def without_nones(value: Any) -> Any:
-    """Without the keys that are missing, at any depth: tables give each row the keys of all."""
+    """Drop missing keys at any depth, because tables give each row the keys of all."""
     if isinstance(value, Mapping):
         return {k: without_nones(v) for k, v in value.items() if not is_missing(v)}
     if isinstance(value, list):
@@ -201,20 +195,20 @@ def without_nones(value: Any) -> Any:
 
 
 def parse_tools(record: Record, where: str) -> list[dict[str, Any]]:
-    """The tools of a row's ``tools`` column: JSON schemas, or a JSON text of them."""
+    """Return the JSON schemas in a row's ``tools`` column, which may be JSON text."""
     value = decoded(record.get("tools"))
     if is_empty(value):
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise DataError(
-            f"{where}: column 'tools' must be a list of JSON schemas, or that as JSON text; "
-            "rename it if it is something else"
+            f"{where}: column 'tools' must be a list of JSON schemas, or that as JSON text. "
+            "Rename it if it is something else"
         )
     return without_nones(value)
 
 
 def parse_template_kwargs(record: Record, where: str) -> dict[str, Any]:
-    """The arguments of a row's ``chat_template_kwargs`` column: an object, or a JSON text of it."""
+    """Return the object in a row's ``chat_template_kwargs`` column, which may be JSON text."""
     value = decoded(record.get("chat_template_kwargs"))
     if is_empty(value):
         return {}
@@ -230,24 +224,21 @@ PROMPTS = ("prompt", "question", "problem", "input", "question_content")
 
 _CHATS = ("messages", "conversations", "conversation")
 _PASSAGES = ("context", "passage", "article", "paragraph")
-"""What a question is about; it goes before the question."""
-_STARTER = "starter_code"
-"""The function to be written, in APPS' and TACO's layout."""
+"""A text before the question that it belongs to."""
+_STARTER = "starter_code"  # the function to write, in the layout of APPS and TACO
 _CHOICES = ("choices", "options")
-_EARLIER = "history"
-"""Turns before an instruction, in LLaMA-Factory's layout."""
+_EARLIER = "history"  # turns before an instruction, in LLaMA-Factory's layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLayout:
-    """Which columns make a prompt.
+    """The columns that make a prompt.
 
     Args:
-        column: of the prompt, dotted where nested.
-        before: column of a text before it, with a blank line between, or None.
-        after: column of a text behind it, or None.
-        system: column of the system turn, or None.
-        named: whether the user names the column: what else a row has is none of the prompt.
+        column: of the prompt, dotted if nested.
+        before: column of a text before it, with a blank line between. ``after`` likewise.
+        system: column of the system turn.
+        named: the user names the column, so no other column joins the prompt.
     """
 
     column: str
@@ -267,11 +258,8 @@ class PromptLayout:
 
 
 def layout_of(columns: Record) -> tuple[PromptLayout | None, tuple[str, ...]]:
-    """The columns of prompts, and of answers besides the usual ones.
-
-    Args:
-        columns: each with a value that is not empty, where it has one.
-    """
+    """Return the columns of the prompt, and unusual columns of the answer. ``columns``: each with a
+    value, not empty if it has one."""
     filled = {name for name, value in columns.items() if not is_blank(value)}
     passage = next((name for name in _PASSAGES if name in filled), None)
     system = "system_prompt" if isinstance(columns.get("system_prompt"), str) else None
@@ -283,7 +271,7 @@ def layout_of(columns: Record) -> tuple[PromptLayout | None, tuple[str, ...]]:
             "output",
             "response",
         )
-    # One that is blank in every row is still the prompt, where there is no other.
+    # A column that is blank in every row is still the prompt if there is no other.
     present = {name for name, value in columns.items() if not is_missing(value)}
     name = next((name for names in (filled, present) for name in PROMPTS if name in names), None)
     if name is not None:
@@ -297,7 +285,7 @@ def layout_of(columns: Record) -> tuple[PromptLayout | None, tuple[str, ...]]:
 
 
 def value_at(record: Record, column: str) -> Any:
-    """The value of a column, dotted where nested, JSON texts decoded; None where it is missing."""
+    """Return the value of a column, dotted if nested, JSON texts decoded. None if it is missing."""
     if column in record:
         return record[column]
     value: Any = record
@@ -308,10 +296,8 @@ def value_at(record: Record, column: str) -> Any:
 
 
 def prompt_of(record: Record, layout: PromptLayout, where: str) -> Any:
-    """A row's prompt as it is, its parts put together; None where it has none.
-
-    Raises ``DataError`` that begins with ``where`` where a part is no text.
-    """
+    """Return a row's prompt from its parts, or None if it has none. Raises ``DataError`` that
+    begins with ``where`` if a part is no text."""
     value = chat_of(value_at(record, layout.column))
     if layout.named or is_blank(value):
         return value
@@ -325,7 +311,6 @@ def prompt_of(record: Record, layout: PromptLayout, where: str) -> Any:
 
 
 def _joined(value: Any, part: Any, first: bool, what: str, layout: PromptLayout) -> Any:
-    """A prompt with a part that it may hold already."""
     if not isinstance(value, str) or not isinstance(part, str):
         found = type(part if isinstance(value, str) else value).__name__
         raise DataError(
@@ -338,7 +323,7 @@ def _joined(value: Any, part: Any, first: bool, what: str, layout: PromptLayout)
 
 
 def _with_system(value: Any, system: Any, what: str) -> Any:
-    """Chat messages that begin with a system turn; their own wins."""
+    # The messages' own system turn wins.
     if not isinstance(system, str):
         found = type(system).__name__
         raise DataError(f"{what} must be the text of the system turn, found {found}: rename it")
@@ -353,7 +338,7 @@ def _begins_with_system(turns: list[Any]) -> bool:
 
 
 def _check_all_shown(record: Record, layout: PromptLayout, value: Any, where: str) -> None:
-    """Refuse a prompt that lacks what an answer depends on."""
+    # Refuse a prompt that lacks text on which the answer depends.
     leave = f"set data.input_key: {layout.column} to do without"
     if layout.column == "instruction" and not is_empty(record.get(_EARLIER)):
         raise DataError(
@@ -370,7 +355,6 @@ def _check_all_shown(record: Record, layout: PromptLayout, value: Any, where: st
 
 
 def _choices(value: Any) -> list[str]:
-    """The texts of a column of choices: a list of them, or an object with such a list."""
     value = decoded(value)
     if isinstance(value, dict):
         value = value.get("text")
@@ -388,13 +372,8 @@ _ANSWERS = ("answer", "ground_truth", "solution", "label")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """How to read a record.
-
-    Args:
-        answer: column of the answer, dotted where nested; None where rows have none.
-        domain: column of the domain, or None.
-        gold: whether answers are what the assistant says last in a row's prompt.
-    """
+    """How to read a record. Columns are dotted if nested, None if rows lack them. ``gold``: the
+    assistant's last text in the prompt is the answer."""
 
     name: str
     prompt: PromptLayout
@@ -403,7 +382,7 @@ class Schema:
     gold: bool
 
     def describe(self) -> str:
-        """One line: the schema and which column went where."""
+        """Return one line: the schema and its columns."""
         last_turn = "the assistant's last turn" if self.gold else "none"
         parts = [f"prompt <- {self.prompt}", f"answer <- {self.answer or last_turn}"]
         parts.append(f"domain <- {self.domain}" if self.domain else "one domain")
@@ -411,7 +390,7 @@ class Schema:
 
 
 def columns_of(records: Iterable[Record]) -> Record:
-    """Every column with its first value, one that is not empty where there is one."""
+    """Return every column with its first value that is not empty, if there is one."""
     columns: Record = {}
     for record in records:
         for name, value in record.items():
@@ -421,7 +400,7 @@ def columns_of(records: Iterable[Record]) -> Record:
 
 
 def detect(records: Sequence[Record], config: DataConfig, source: str) -> Schema:
-    """The schema of a source's rows. Raises ``DataError``."""
+    """Return the schema of a source's rows. Raises ``DataError``."""
     columns = columns_of(records)
     names = list(columns)
     name, layout, answer, domain = _framework(columns)
@@ -456,7 +435,7 @@ def _ends_in_answer(record: Record, layout: PromptLayout) -> bool:
 
 
 def prompt_layout(columns: Record, config: DataConfig) -> PromptLayout | None:
-    """Which columns make the prompt, where there is one."""
+    """Return the columns that make the prompt, if there are any."""
     if config.input_key and config.input_key.split(".")[0] in columns:
         return PromptLayout(column=config.input_key, named=True)
     return _framework(columns)[1]

@@ -21,20 +21,15 @@ from rollpacker.errors import words_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Encoded:
-    """Encoded prompts.
-
-    Args:
-        tokens: token ids by prompt, each of shape (P,), int32, in the rows' order.
-        skipped: prompts left out because they are too long for the context.
-    """
+    """Encoded prompts. ``tokens``: token ids by prompt, each of shape (P,), int32, in the rows'
+    order. ``skipped``: prompts left out because they are too long for the context."""
 
     tokens: dict[PromptId, NDArray[np.int32]]
     skipped: tuple[PromptId, ...]
 
 
 _MARK = "said5d41402a"
-_LEAST_RESPONSE = 16
-"""Tokens that a prompt must leave for its response when no length is configured."""
+_LEAST_RESPONSE = 16  # tokens that a prompt must leave for its response if no length is configured
 
 
 def encode_prompts(
@@ -47,10 +42,10 @@ def encode_prompts(
 ) -> Encoded:
     """Encode each row's prompt with the tokenizer of a transformers model.
 
-    A prompt must leave ``max_response`` of ``max_context`` tokens (0: no length is configured, so
-    that 16 will do). Raises ``DataError`` on one that does not (unless ``data.overlong`` is
-    ``skip``), on settings that need a chat template, on tools that the template has no use for, and
-    on messages that it leaves out.
+    A prompt must leave ``max_response`` of ``max_context`` tokens, or 16 if that is 0 (not
+    configured). Raises ``DataError`` on a longer one, unless ``data.overlong`` is ``skip``. Also
+    raises it on settings that need a chat template, and on tools or messages that the template
+    leaves out.
     """
     kwargs, complete = chat_template_kwargs or {}, Complete()
     _check_settings(config, tokenizer, kwargs)
@@ -84,7 +79,6 @@ def encode_prompts(
 
 
 def _too_long(overlong: Mapping[PromptId, int], context: int, max_response: int) -> str:
-    """The longest prompt, and what to change for it."""
     name, length = max(overlong.items(), key=lambda item: item[1])
     others = f", the longest of {len(overlong)} such," if len(overlong) > 1 else ""
     start = f"row '{name}': its prompt of {length} tokens{others}"
@@ -99,11 +93,10 @@ def _too_long(overlong: Mapping[PromptId, int], context: int, max_response: int)
 
 
 def _openings(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """How texts begin that the chat template has rendered."""
     turns = [{"role": "user", "content": _MARK}]
     try:
         text: str = tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
-    except Exception:  # a template that wants other turns refuses the rows by itself
+    except Exception:  # a template that needs other turns refuses the rows later
         return ()
     before = text.partition(_MARK)[0]
     marks = [each.content for each in tokenizer.added_tokens_decoder.values() if each.special]
@@ -113,10 +106,8 @@ def _openings(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_rendered(row: Row, openings: Sequence[str], config: DataConfig) -> bool:
-    """Whether a prompt is a text that a chat template has rendered: it is taken as it is.
-
-    Raises ``DataError`` where more is asked for.
-    """
+    # A text that a chat template has rendered is used as it is. Raises ``DataError`` if a setting
+    # would change it.
     prompt = row.prompt if isinstance(row.prompt, str) else ""
     opening = next((each for each in openings if prompt.startswith(each)), None)
     if opening is None:
@@ -124,15 +115,15 @@ def _is_rendered(row: Row, openings: Sequence[str], config: DataConfig) -> bool:
     for key in ("chat", "system_prompt", "shots", "prompt_template"):
         if getattr(config, key):
             raise DataError(
-                f"row '{row.id}': a chat template has rendered its prompt already, which begins "
-                f"with {opening!r}: remove data.{key}"
+                f"row '{row.id}': its prompt begins with {opening!r}, so a chat template has "
+                f"rendered it already: remove data.{key}"
             )
     return True
 
 
 def _ids(texts: Sequence[str], own: Sequence[bool], tokenizer: Any, *, chat: bool) -> list[Any]:
-    """Token ids of texts. A chat template writes special tokens of its own, and a text that begins
-    with the token that begins texts must not have it twice."""
+    # A chat template writes special tokens itself, and a text with a BOS token must not get a
+    # second one.
     bos = tokenizer.bos_token
     found: dict[int, Any] = {}
     for special in (False, True):
@@ -174,7 +165,6 @@ def _check_settings(config: DataConfig, tokenizer: Any, kwargs: Mapping[str, Any
 
 
 def _check_read(kwargs: Mapping[str, Any], tokenizer: Any) -> None:
-    """Refuse arguments whose names the chat template does not hold: nothing would read them."""
     text = str(tokenizer.chat_template)
     arguments = signature(tokenizer.apply_chat_template).parameters
     for name in kwargs:
@@ -186,7 +176,7 @@ def _check_read(kwargs: Mapping[str, Any], tokenizer: Any) -> None:
 
 
 def chat(row: Row, config: DataConfig) -> list[Message]:
-    """The chat messages that a row's prompt is rendered from. Raises ``DataError``."""
+    """Return the chat messages that a row's prompt is rendered from. Raises ``DataError``."""
     if isinstance(row.prompt, str):
         return _conversation([{"role": "user", "content": _plain(row.prompt, config)}], config)
     if config.prompt_template is None:
@@ -194,7 +184,7 @@ def chat(row: Row, config: DataConfig) -> list[Message]:
     *before, last = row.prompt
     if last["role"] != "user":
         raise DataError(
-            f"row '{row.id}': data.prompt_template is put around what the user says last, and the "
+            f"row '{row.id}': data.prompt_template needs a last turn of the user, but the "
             f"prompt ends with a turn of role '{last['role']}': remove it"
         )
     asked = {**last, "content": _plain(last.get("content") or "", config)}
@@ -202,7 +192,8 @@ def chat(row: Row, config: DataConfig) -> list[Message]:
 
 
 def told(row: Row, tokenizer: Any, config: DataConfig) -> str:
-    """What a prompt that was encoded says, without what its chat template adds, such as a date."""
+    """Return the content of an encoded prompt without additions of its chat template, such as a
+    date."""
     chats = _takes_template(row, tokenizer, config)
     return canonical([chats, chat(row, config), list(row.tools), row.template_kwargs])
 
@@ -210,12 +201,11 @@ def told(row: Row, tokenizer: Any, config: DataConfig) -> str:
 def _plain(prompt: str, config: DataConfig) -> str:
     if config.prompt_template is None:
         return prompt
-    # Not str.format: templates of mathematics are full of other braces.
+    # str.format would fail on the other braces of mathematics.
     return config.prompt_template.replace("{prompt}", prompt)
 
 
 def _bare(row: Row, config: DataConfig) -> str:
-    """A prompt as text without a chat template. Raises ``DataError``."""
     _check_plain(row)
     if isinstance(row.prompt, str):
         return _plain(row.prompt, config)
@@ -223,7 +213,7 @@ def _bare(row: Row, config: DataConfig) -> str:
     if roles != ["user"]:
         raise DataError(
             f"row '{row.id}': its prompt has turns of {', '.join(roles)}, and data.chat is false: "
-            "only one turn of the user is a text without a chat template"
+            "without a chat template, a prompt is one turn of the user"
         )
     return _plain(row.prompt[0].get("content") or "", config)
 
@@ -242,7 +232,7 @@ def _text(
     if not tokenizer.chat_template:
         raise DataError(
             f"row '{row.id}': its prompt is chat messages but the tokenizer has no chat template: "
-            "use one that has, or set data.chat: false where prompts are one turn of the user"
+            "use one that has, or set data.chat: false if prompts are one turn of the user"
         )
     _check_tools(row, tokenizer)
     messages, more = chat(row, config), {**kwargs, **row.template_kwargs}
@@ -285,7 +275,7 @@ def _check_tools(row: Row, tokenizer: Any) -> None:
 
 
 def _conversation(turns: list[Message], config: DataConfig) -> list[Message]:
-    """System turn (the configured one replaces the row's), shots, then the row's other turns."""
+    # System turn (the configured one replaces the row's), shots, then the row's other turns.
     own = [turn for turn in turns[:1] if turn["role"] == "system"]
     rest = turns[len(own) :]
     if config.system_prompt is not None:

@@ -1,4 +1,4 @@
-"""Which rows are the same, and rows held out of training: by a file, or a share by the seed."""
+"""Ids of rows, rows that are the same, and rows held out of training: by a file, or a share."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rollpacker.data.read import from_other, read_records
 # --- Ids of rows, and rows that are the same
 
 HASHED = "hash of prompt and answer"
-"""How rows without an id are named."""
+"""The id of rows without one."""
 
 
 def own_id(record: Mapping[str, Any]) -> Any:
-    """A record's ``id``; None where it has none."""
+    """Return a record's ``id``, or None if it has none."""
     value = record.get("id")
     return None if is_blank(value) else value
 
 
 def identity(record: Record, prompt: Any, answer: Any, where: str) -> PromptId:
-    """A row's id: its own, or a hash. Raises ``DataError``."""
+    """Return a row's own id, or a hash. Raises ``DataError``."""
     own = own_id(record)
     if own is not None:
         return PromptId(whole_text(str(own), f"{where}: the id"))
@@ -43,10 +43,10 @@ def identity(record: Record, prompt: Any, answer: Any, where: str) -> PromptId:
 
 
 def distinct(rows: Sequence[Row], source: str) -> tuple[list[Row], list[str]]:
-    """Rows whose ids differ, and what to say of how they are named.
+    """Return rows whose ids differ, and notes on their ids.
 
-    Ids that different rows share number the rows of one file, or are none: then every row is named
-    by its hash. Identical rows get ``#2``, ``#3`` and so on. Raises ``DataError``.
+    If different rows share an id, ids only number the rows of one file, and every row gets its hash
+    instead. Identical rows get ``#2``, ``#3`` and so on. Raises ``DataError``.
     """
     own = sum(own_id(row.columns) is not None for row in rows)
     shared = _shared(rows)
@@ -64,7 +64,7 @@ def distinct(rows: Sequence[Row], source: str) -> tuple[list[Row], list[str]]:
 
 
 def canonical(value: Any) -> str:
-    """A value as text that is the same for equal values."""
+    """Return the same text for equal values."""
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=False, default=repr)
     except (TypeError, ValueError, RecursionError):  # keys of several types; not of JSON
@@ -72,7 +72,6 @@ def canonical(value: Any) -> str:
 
 
 def _shared(rows: Sequence[Row]) -> PromptId | None:
-    """An id that different rows have."""
     first: dict[PromptId, Row] = {}
     for row in rows:
         other = first.setdefault(row.id, row)
@@ -110,13 +109,11 @@ Why = Literal["prompt", "id"]
 
 @dataclass(slots=True, kw_only=True)
 class Excluded:
-    """What a file excludes, and how many rows it did.
+    """The rows that a file excludes, and how many it did.
 
-    Args:
-        prompts: what the prompts of its rows ask.
-        ids: those of its rows that have no prompt. An id beside a prompt counts for nothing, as
-            files number their rows, and numbers of different files are equal.
-        beside: ids of rows that have a prompt.
+    ``prompts``: the questions of its prompts. ``ids``: of its rows without a prompt. ``beside``:
+    ids of the others, which are ignored, because files number their rows, and numbers of different
+    files are equal.
     """
 
     prompts: Set[str] = frozenset()
@@ -127,7 +124,7 @@ class Excluded:
     """Rows whose id is one of ``beside``."""
 
     def takes(self, row: Row) -> bool:
-        """Whether a row is left out; it is counted."""
+        """Return whether a row is left out, and count it."""
         if not (self.prompts or self.ids):
             return False
         own = own_id(row.columns)
@@ -140,7 +137,6 @@ class Excluded:
         return why is not None
 
     def notes(self, file: str | None) -> list[str]:
-        """What to say of it."""
         found: list[str] = []
         if self.dropped:
             ways = " and ".join(f"{count} by {why}" for why, count in self.dropped.items())
@@ -155,7 +151,7 @@ class Excluded:
 
 
 def excluded_by(config: DataConfig) -> Excluded:
-    """What ``config.exclude`` holds. Raises ``DataError``."""
+    """Read ``config.exclude``. Raises ``DataError``."""
     if not config.exclude:
         return Excluded()
     other = from_other(config, config.exclude).model_copy(update={"exclude": None, "size": 0})
@@ -180,8 +176,8 @@ def excluded_by(config: DataConfig) -> Excluded:
 
 
 def asked(prompt: str | list[dict[str, Any]]) -> str:
-    """What a prompt asks, whatever its system turn and its spaces: the same for a text and for a
-    user's turn that says it."""
+    """Return a prompt's question, without its system turn and extra spaces. A text and a user's
+    turn with that text have the same question."""
     if isinstance(prompt, str):
         return " ".join(prompt.split())
     turns = [turn for turn in prompt if turn["role"] != "system"]
@@ -202,9 +198,9 @@ def _plain(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def hold_out(rows: Sequence[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
     """Split ``rows`` into those to train on and about ``fraction`` of them held out, in order.
 
-    Whether a row is held out depends on the seed and the row's id alone, so that runs with more
-    rows, and later ones, agree. Rows that ask the same stay together: what is measured was not
-    trained on. Raises ``DataError`` when either part would be empty.
+    The seed and the row's id alone decide, so that larger and later runs agree. Rows with the same
+    question stay together, so that no held-out question is trained on. Raises ``DataError`` if
+    either part would be empty.
     """
     key = f"held out/{seed}".encode()
     limit = int(fraction * 2**64)

@@ -1,4 +1,4 @@
-"""Rows of any source in the canonical form, and one line that says how they were read."""
+"""Rows of any source in the canonical form, and one line on how they were read."""
 
 from __future__ import annotations
 
@@ -31,19 +31,15 @@ from rollpacker.data.read import read_records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A source's rows.
-
-    Args:
-        rows: in the source's order, ids unique.
-        mapping: the detected schema, which column went where, and what was dropped or renamed.
-    """
+    """A source's rows. ``rows``: in the source's order, ids unique. ``mapping``: the detected
+    schema, the columns it uses, and the rows that were dropped or renamed."""
 
     rows: list[Row]
     mapping: str
 
 
 def load_rows(config: DataConfig) -> Loaded:
-    """Read ``config.path`` and drop what ``config.exclude`` holds. Raises ``DataError``."""
+    """Read ``config.path`` and drop the rows of ``config.exclude``. Raises ``DataError``."""
     records = read_records(config)
     rows = records.rows
     if not rows:
@@ -71,11 +67,7 @@ def load_rows(config: DataConfig) -> Loaded:
 
 @dataclass(slots=True, kw_only=True)
 class _Taken:
-    """What was read of a source so far.
-
-    Args:
-        answered: domains of which some row has an answer.
-    """
+    # The rows read so far. ``answered``: domains with an answer in some row.
 
     answered: Set[Any]
     rows: list[Row] = field(default_factory=list[Row])
@@ -98,7 +90,7 @@ class _Taken:
 
 
 def _answered(records: Sequence[Record], schema: Schema) -> set[Any]:
-    """Domains of which some row has an answer: in others, an empty one says that none is needed."""
+    # Domains with an answer in some row. In others, an empty answer means that none is needed.
     if schema.answer is None:
         return set()
     return {
@@ -121,7 +113,6 @@ def _missing(taken: _Taken, config: DataConfig) -> str:
 
 
 def _row(record: Record, schema: Schema, where: str) -> tuple[Row, bool]:
-    """A row, and whether its prompt ended in the reference answer."""
     check_text_only(record, where)
     value = prompt_of(record, schema.prompt, where)
     if is_missing(value):
@@ -144,7 +135,7 @@ def _answer(record: Record, schema: Schema, gold: str | None, where: str) -> Any
     if schema.gold:
         if not gold:
             raise MissingError(
-                f"{where}: no turn of the assistant ends the prompt in text, so no answer"
+                f"{where}: no answer: the prompt does not end in a text of the assistant"
             )
         return gold
     if schema.answer is None:
@@ -167,7 +158,7 @@ def _domain(record: Record, schema: Schema, where: str) -> str:
 # --- Rows whose columns nobody names, for commands that only look
 
 Answers = Literal["needed", "taken", "unused"]
-"""What a reward does with answers: ``taken`` ones may be missing in all rows."""
+"""How a reward uses answers. ``taken`` ones may be missing in all rows."""
 
 _NAMES = (
     "text",
@@ -183,7 +174,7 @@ _NAMES = (
     "content",
     "body",
 )
-"""Columns of a prompt where none has one of the usual names: too common for a run to take."""
+"""Columns of a prompt if none has a usual name. They are too common for a run to use unasked."""
 _NO_PROMPT = re.compile(
     r"(?:^|_)(?:answer|solution|code|test|case|assert|input|output|label|target|response|completion"
     r"|canonical|ground|truth|gold|reference|program|expected|result|rationale|explanation|editorial"
@@ -192,7 +183,7 @@ _NO_PROMPT = re.compile(
     re.IGNORECASE,
 )
 _PROGRAM = re.compile(r"^\s*(?:[\[{]|def \w|class \w|import \w|from \w|assert\b|#include)", re.M)
-"""Source or JSON, which says what is right rather than what is asked."""
+"""Source or JSON, which is a solution rather than a question."""
 _NO_ANSWER, _SKIP = {"label_key": ""}, {"missing": "skip"}
 _TRIED: dict[Answers, Sequence[dict[str, Any]]] = {
     "needed": ({}, _SKIP),
@@ -206,9 +197,9 @@ class Guessed:
     """Rows that can be read.
 
     Args:
-        keys: of ``data`` under which they can, besides the given ones.
-        skipped: why some are left out; empty where none are.
-        columns: among which ``keys["input_key"]`` is a guess; empty where it is none.
+        keys: of ``data`` that make them readable, besides the given ones.
+        skipped: why some are left out, empty if none are.
+        columns: the candidates if ``keys["input_key"]`` is a guess, else empty.
     """
 
     keys: dict[str, Any]
@@ -218,10 +209,8 @@ class Guessed:
 
 
 def load_guessed(config: DataConfig, answers: Answers) -> Guessed:
-    """The rows of ``config.path`` with as little left out as can be.
-
-    Raises ``DataError`` where it is not clear which column is the prompt, or rows are wrong.
-    """
+    """Return the rows of ``config.path``, with as few left out as possible. Raises ``DataError`` if
+    the prompt column is not clear, or rows are wrong."""
     errors: list[DataError] = []
     for keys in _TRIED[answers]:
         try:
@@ -248,8 +237,7 @@ def load_guessed(config: DataConfig, answers: Answers) -> Guessed:
 
 
 def load_leniently(config: DataConfig) -> list[Row]:
-    """Every row that has a prompt, with its answer where it has one: what one row lacks is no
-    matter of the others. Raises ``DataError``."""
+    """Return every row that has a prompt, with its answer if it has one. Raises ``DataError``."""
     try:
         return load_rows(config).rows
     except DataError:
@@ -266,13 +254,8 @@ def _apart_from_answer(row: Row) -> str:
 
 
 def prompt_column(columns: Record) -> str | None:
-    """By its name, else the only one with prose; None where that is not clear.
-
-    Never one that tells what is right: a solution, tests, an answer.
-
-    Args:
-        columns: each with a value that is not empty, where it has one.
-    """
+    """Choose the column by its name, else the only one with prose. None if that is not clear. Never
+    a solution, tests or an answer."""
     texts = {
         name: value
         for name, value in columns.items()

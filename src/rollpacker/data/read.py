@@ -27,26 +27,25 @@ from rollpacker.user_code import find
 KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".arrow")
 """Suffixes of files that are read."""
 
-_TEXT = (".json", ".jsonl", ".csv", ".tsv")
-"""Those that may be followed by ``.gz``."""
+_TEXT = (".json", ".jsonl", ".csv", ".tsv")  # those that may be followed by ``.gz``
 
 _NO_VALUE = ["NaN", "nan", "<NA>", "NaT"]
-"""What pandas writes into a text file where a value is missing, besides nothing."""
+"""Texts of pandas for a missing value, besides the empty one."""
 
-_NAMED = 5
-"""Keys of an object that are named, where it is no row."""
+_NAMED = 5  # keys that an error names, if an object is no row
 
 _FILE_FORMAT = b"ARROW1"
-"""What an Arrow file begins with; the ``datasets`` library writes streams, which do not."""
+"""The beginning of an Arrow file. The ``datasets`` library writes streams, which have another
+one."""
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path stands for several files."""
+    """Return whether a path stands for several files."""
     return glob.has_magic(path) and not Path(path).expanduser().exists()
 
 
 def kind_of(file: Path) -> str:
-    """The suffix that says how a file is read, without ``.gz``; empty for an unknown one."""
+    """Return the suffix that decides how a file is read, without ``.gz``, empty if unknown."""
     if file.suffix == ".gz":
         suffix = Path(file.stem).suffix
         return suffix if suffix in _TEXT else ""
@@ -54,7 +53,7 @@ def kind_of(file: Path) -> str:
 
 
 def find_files(path: str) -> list[Path]:
-    """The file of a path, or those of a pattern in the order of their names."""
+    """Return the file of a path, or those of a pattern in the order of their names."""
     if not is_pattern(path):
         return [Path(path).expanduser()]
     found = glob.glob(str(Path(path).expanduser()), recursive=True)
@@ -65,18 +64,19 @@ def find_files(path: str) -> list[Path]:
 
 
 def check_file(file: Path) -> str:
-    """How it is read. Raises ``DataError`` where it is not there, or of no known type."""
+    """Return the kind of a file. Raises ``DataError`` if it does not exist or its type is
+    unknown."""
     if not file.is_file():
         raise DataError(f"data.path: no file '{file}'{_near(file)}")
     kind = kind_of(file)
     if not kind:
         known = ", ".join(KINDS)
-        raise DataError(f"data.path: '{file}' is of no known type; known: {known}")
+        raise DataError(f"data.path: '{file}' is of no known type (known: {known})")
     return kind
 
 
 def read_file(file: Path) -> list[Record]:
-    """All rows of a file. Raises ``DataError``."""
+    """Return all rows of a file. Raises ``DataError``."""
     kind = check_file(file)
     if kind == ".jsonl":
         return _read_jsonl(file)
@@ -89,7 +89,7 @@ def read_file(file: Path) -> list[Record]:
 
 
 def checked(records: Iterable[Any], source: str) -> list[Record]:
-    """Rows as dictionaries by column. Raises ``DataError`` on what is none."""
+    """Return rows as dictionaries by column. Raises ``DataError`` on other values."""
     result: list[Record] = []
     for number, record in enumerate(records):
         if not isinstance(record, Mapping):
@@ -118,8 +118,8 @@ def _read_table(file: Path, kind: str) -> polars.DataFrame:
 
 
 def _read_separated(data: bytes) -> polars.DataFrame:
-    """A table of text, by the first of these that its header has: Excel writes what the country
-    has, and spreadsheets put spaces behind commas."""
+    # The first of these separators in the header counts: Excel's depends on the country, and some
+    # spreadsheets write spaces after commas.
     header = data.split(b"\n", 1)[0].decode(errors="replace")
     separator = next((each for each in ("\t", ",", ";") if each in header), ",")
     table = polars.read_csv(data, infer_schema=False, null_values=_NO_VALUE, separator=separator)
@@ -128,7 +128,7 @@ def _read_separated(data: bytes) -> polars.DataFrame:
 
 
 def _read_bytes(file: Path) -> bytes:
-    """What a file of text holds, as UTF-8; Excel and PowerShell write UTF-16."""
+    # Excel and PowerShell write UTF-16.
     data = file.read_bytes()
     data = gzip.decompress(data) if file.suffix == ".gz" else data
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -193,28 +193,24 @@ _KEYS = {
     "function": ("a function", ("options",)),
     "dataset": ("a dataset", ("split", "options")),
 }
-"""Kinds of sources: what they are called, and which of the keys that only some read they do."""
+"""Kinds of sources: their names in errors, and the keys that only some kinds read."""
 
 _NOT_HERE = "data.path: there is no file or folder '{}'"
 
-_NAMED_FILES = 3
-"""Files that are named one by one when a source has several."""
+_NAMED_FILES = 3  # files that are named one by one if a source has several
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A source's rows as they are, in order.
-
-    Args:
-        parts: of what, each with its rows: the files of a pattern or a list.
-    """
+    """A source's rows as they are, in order. ``parts``: names with their rows: the files of a
+    pattern or a list."""
 
     name: str
     parts: Sequence[tuple[str, list[Record]]]
 
     @property
     def rows(self) -> list[tuple[str, Record]]:
-        """Each row behind where it is, for errors."""
+        """Return each row after its place, for errors."""
         return [
             (f"{name}, row {number}", record)
             for name, records in self.parts
@@ -223,8 +219,8 @@ class Records:
 
 
 def check_places(config: DataConfig) -> None:
-    """Refuse, with ``DataError``, files and folders that are not there, before anything is read;
-    the hub is not asked."""
+    """Raise ``DataError`` for missing files and folders, before anything is read. The hub is not
+    asked."""
     path = config.path
     if _kind(path) == "files":
         for each in [path] if isinstance(path, str) else path:
@@ -235,8 +231,8 @@ def check_places(config: DataConfig) -> None:
 
 
 def read_records(config: DataConfig) -> Records:
-    """All records of ``config.path``, in order; a cell without a value is None, whatever a table
-    has for it. Raises ``DataError``."""
+    """Return all records of ``config.path``, in order. A missing value in any notation becomes
+    None. Raises ``DataError``."""
     records = _read_all(config)
     for _, record in records.rows:
         for name, value in record.items():
@@ -251,7 +247,7 @@ def _read_all(config: DataConfig) -> Records:
     for key in _of_some():
         if key not in read and getattr(config, key) != _default(key):
             raise DataError(
-                f"data.{key}: {getattr(config, key)!r} does nothing where data.path is {what}: "
+                f"data.{key}: {getattr(config, key)!r} has no effect if data.path is {what}: "
                 "remove it"
             )
     if isinstance(path, list):
@@ -262,14 +258,13 @@ def _read_all(config: DataConfig) -> Records:
 
 
 def from_other(config: DataConfig, path: str) -> DataConfig:
-    """The same for another source, without the keys that it does not read."""
+    """Return the configuration for another source, without the keys that it does not read."""
     _, read = _KEYS[_kind(path)]
     unread = {key: _default(key) for key in _of_some() if key not in read}
     return config.model_copy(update={**unread, "path": path})
 
 
 def _of_some() -> Set[str]:
-    """Keys that only some kinds of sources read."""
     return {key for _, read in _KEYS.values() for key in read}
 
 
@@ -330,7 +325,7 @@ def _dataset(path: str, config: DataConfig) -> list[Record]:
         return checked(iter(dataset), path)
     except DataError:
         raise
-    except Exception as error:  # the hub client raises errors of many libraries
+    except Exception as error:  # the hub client raises the errors of many libraries
         here = "is a folder, but" if folder.is_dir() else "is no file here and"
         raise DataError(
             f"data.path: '{path}' {here} cannot be loaded as a hub dataset "
@@ -339,8 +334,7 @@ def _dataset(path: str, config: DataConfig) -> list[Record]:
 
 
 def _check_folder(path: str, config: DataConfig) -> bool:
-    """Whether a dataset is here, or made of what its options name; it may be on the hub otherwise,
-    unless its path says that it is not."""
+    # Whether the dataset is local. Otherwise it may be on the hub, unless its path excludes that.
     if Path(path).expanduser().is_dir() or {"data_files", "data_dir"} & set(config.options):
         return True
     if only_here(path):
@@ -349,7 +343,7 @@ def _check_folder(path: str, config: DataConfig) -> bool:
 
 
 def _check_hub(path: str) -> None:
-    """Refuse what is not on the hub, before a library tries for half a minute."""
+    # Refuse a missing dataset before a library tries for half a minute.
     from datasets import config as places
 
     from rollpacker.hub import answers
@@ -366,10 +360,10 @@ def _check_hub(path: str) -> None:
 
 
 def _saved(loaded: Any, path: str, split: str) -> Any:
-    """The wanted split of what ``save_to_disk`` wrote: one data set, or one for each split."""
+    # ``save_to_disk`` writes one dataset, or one for each split.
     if isinstance(loaded, Mapping):
         if split not in loaded:
-            raise DataError(f"data.split: '{path}' has no split '{split}'; it has {list(loaded)}")
+            raise DataError(f"data.split: '{path}' has no split '{split}', only {list(loaded)}")
         return loaded[split]
     if split not in ("train", str(loaded.split)):
         raise DataError(f"data.split: '{path}' was saved without splits: leave data.split unset")
@@ -377,12 +371,12 @@ def _saved(loaded: Any, path: str, split: str) -> Any:
 
 
 def _check_features(path: str, features: Mapping[str, Any]) -> None:
-    """Refuse pictures and sounds before a library decodes them."""
+    # Refuse pictures and sounds before a library decodes them.
     for name, feature in features.items():
         if any(kind in repr(feature) for kind in ("Image(", "Video(", "Audio(")):
             raise DataError(
                 f"{path}: column '{name}' holds images, videos or sounds, but models are trained "
-                "on text alone: remove the column if the prompts do without"
+                "on text alone: remove the column if the prompts do not need it"
             )
 
 
@@ -430,7 +424,6 @@ def _call(place: str, name: str, config: DataConfig) -> list[Record]:
 
 
 def _of_frame(rows: Any) -> Any:
-    """The rows of a table of polars or pandas; any other value as it is."""
     if hasattr(rows, "to_dicts"):
         return rows.to_dicts()
     return rows.to_dict("records") if hasattr(rows, "iterrows") else rows

@@ -11,14 +11,14 @@ from rollpacker.data.base import DataError
 
 
 class PromptStream(Protocol):
-    """Where a run's prompts come from; ``PromptSource`` is that of the runs of our own."""
+    """The source of a run's prompts. ``PromptSource`` is the usual one."""
 
     epoch: int
     """Epochs begun before this one."""
 
     @property
     def passed(self) -> float:
-        """Passes over the data so far, with the fraction that is drawn of this one."""
+        """Passes over the data so far, with the fraction drawn of this one."""
         ...
 
     @property
@@ -27,34 +27,30 @@ class PromptStream(Protocol):
         ...
 
     def remaining(self) -> dict[str, int]:
-        """Prompts of each domain not drawn yet in this epoch."""
+        """Return the number of prompts of each domain that this epoch has not drawn yet."""
         ...
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """Take the next ``counts[domain]`` prompts of each domain, fewer where it runs out."""
+        """Take the next ``counts[domain]`` prompts of each domain, or fewer at the end of the
+        epoch."""
         ...
 
     def next_epoch(self) -> None:
-        """Begin the next epoch; what was not drawn in this one is passed over."""
+        """Begin the next epoch. Prompts not drawn in this one are skipped."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
+        """Go to a saved position. Raises ``DataError`` if it belongs to other prompts."""
         ...
 
 
 class PromptSource:
-    """Draws fresh prompts per domain; each is drawn once per epoch.
+    """Draws fresh prompts per domain. Each is drawn once per epoch.
 
-    The order depends on seed, epoch and prompt ids alone, so a state is only an epoch and a
-    cursor per domain.
-
-    Args:
-        prompts: all prompts, ids unique.
-        shuffle: false keeps the order of ``prompts``.
-        told: what each prompt says, by id.
+    The order depends only on seed, epoch and prompt ids, so a state is an epoch and a cursor per
+    domain. The last argument has each prompt's content, by id.
     """
 
     def __init__(
@@ -77,28 +73,22 @@ class PromptSource:
 
     @property
     def passed(self) -> float:
-        """Passes over the data so far, with the fraction that is drawn of this one."""
         left, whole = sum(self.remaining().values()), sum(self.quotas.values())
         return self.epoch + (1.0 - left / whole)
 
     @property
     def quotas(self) -> dict[str, int]:
-        """Prompts of each domain in an epoch."""
         return {domain: len(prompts) for domain, prompts in self._prompts.items()}
 
     def remaining(self) -> dict[str, int]:
-        """Prompts of each domain not drawn yet in this epoch."""
         return {d: len(order) - self._cursors[d] for d, order in self._order.items()}
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """Take the next ``counts[domain]`` prompts of each domain, fewer where it runs out.
-
-        Raises ``ValueError`` on an unknown domain.
-        """
+        """Raises ``ValueError`` on an unknown domain."""
         drawn: list[Prompt] = []
         for domain, count in counts.items():
             if domain not in self._order:
-                raise ValueError(f"no prompts of domain '{domain}'; known: {list(self._order)}")
+                raise ValueError(f"no prompts of domain '{domain}' (known: {list(self._order)})")
             assert count >= 0
             start = self._cursors[domain]
             taken = self._order[domain][start : start + count]
@@ -107,7 +97,6 @@ class PromptSource:
         return tuple(drawn)
 
     def next_epoch(self) -> None:
-        """Begin the next epoch; what was not drawn in this one is passed over."""
         self._begin(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,16 +110,15 @@ class PromptSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises ``DataError`` when it is not one of these prompts."""
         if state["prompts"] != self._fingerprint:
             raise DataError(
-                "the checkpoint was made with other data: what data.path holds has changed, or "
-                "which of it is trained on (eval.fraction, data.exclude)"
+                "the checkpoint was made with other data: the content of data.path has changed, or "
+                "the part that is trained on (eval.fraction, data.exclude)"
             )
         if state["told"] != self._told:
             raise DataError(
                 "the checkpoint was made with other prompts of the same ids: what data.path holds "
-                "has changed, or which of its columns are the prompt (data.input_key chooses one)"
+                "has changed, or the columns of the prompt (data.input_key chooses one)"
             )
         if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
             raise DataError(
@@ -142,7 +130,6 @@ class PromptSource:
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
-        """Epochs begun before this one."""
         self._cursors = dict.fromkeys(self._prompts, 0)
         self._order = {domain: self._shuffled(prompts) for domain, prompts in self._prompts.items()}
 

@@ -249,7 +249,6 @@ class PromptLayout:
 
     @property
     def several(self) -> bool:
-        """Whether more than one column makes the prompt."""
         return bool(self.before or self.after or self.system)
 
     def __str__(self) -> str:
@@ -382,7 +381,6 @@ class Schema:
     gold: bool
 
     def describe(self) -> str:
-        """Return one line: the schema and its columns."""
         last_turn = "the assistant's last turn" if self.gold else "none"
         parts = [f"prompt <- {self.prompt}", f"answer <- {self.answer or last_turn}"]
         parts.append(f"domain <- {self.domain}" if self.domain else "one domain")

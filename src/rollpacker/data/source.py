@@ -27,7 +27,7 @@ class PromptStream(Protocol):
         ...
 
     def remaining(self) -> dict[str, int]:
-        """Return the number of prompts of each domain that this epoch has not drawn yet."""
+        """Prompts of each domain not drawn yet in this epoch."""
         ...
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
@@ -42,7 +42,7 @@ class PromptStream(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises ``DataError`` if it belongs to other prompts."""
+        """Raises ``DataError`` if the state belongs to other prompts."""
         ...
 
 

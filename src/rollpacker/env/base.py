@@ -45,7 +45,6 @@ class ToolFaults:
         return said
 
     def caller(self, row: Mapping[str, Any]) -> Caller:
-        """Begin a new episode."""
         self._episodes += 1
         return Caller(self, self._episodes, row)
 
@@ -53,7 +52,6 @@ class ToolFaults:
         return self.records.setdefault(tool, ToolRecord())
 
     def say(self, line: str) -> None:
-        """Add a line for the user, once."""
         if line not in self._told:
             self._told.add(line)
             self._said.append(line)

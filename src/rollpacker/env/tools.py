@@ -70,7 +70,6 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The model's name for it."""
         return self.schema["function"]["name"]
 
 
@@ -183,6 +182,5 @@ class ToolsFactory:
         return ToolsEnvironment(self._tools, self.faults)
 
     async def close(self) -> None:
-        """End the sandbox, if there is one."""
         if self._code is not None:
             self._code.close()

@@ -91,7 +91,7 @@ def verl_extras(result: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, fl
 
 
 def plain(value: Any) -> Any:
-    """Convert a NumPy or torch scalar to Python's, and return any other value as it is."""
+    """A NumPy or torch scalar as Python's. Other values stay."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError):  # more than one element
@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """Return the type of a value and its beginning, for an error."""
+    """The type of a value and its beginning, for an error."""
     return f"{type(value).__name__} {value!r}"[:120]
 
 

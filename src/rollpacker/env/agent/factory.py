@@ -60,7 +60,6 @@ class AgentFactory:
         await self._endpoint.open()
 
     def make(self) -> AgentEnvironment:
-        """Make an episode. Its program starts with ``reset``."""
         assert self._reaper is not None
         return AgentEnvironment(
             self._argv,
@@ -72,7 +71,6 @@ class AgentFactory:
         )
 
     async def close(self) -> None:
-        """Stop the server, and the programs that still run."""
         await self._endpoint.close()
         if self._reaper is not None:
             self._reaper.close()

@@ -21,14 +21,12 @@ class Reaper:
         self._popen, self._sock = start_child("rollpacker.env.agent.reaper")
 
     def watch(self, group: int) -> None:
-        """Add a process group that was started."""
         self._say(group)
 
     def forget(self, group: int) -> None:
         self._say(-group)
 
     def close(self) -> None:
-        """End the reaper, and the groups that are still on its list."""
         self._sock.close()
         self._popen.wait()
 

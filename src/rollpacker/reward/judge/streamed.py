@@ -223,7 +223,6 @@ class StreamedModel:
         self._types: list[str] | None = getattr(model.config, "layer_types", None)
 
     def keep(self, resident: int) -> None:
-        """Keep ``resident`` layers (at most all) on the device."""
         self.store.keep(min(resident, self.layers))
 
     @property
@@ -311,7 +310,6 @@ class WholeModel:
     def logits(
         self, ids: Tensor, at: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
     ) -> Tensor:
-        """As ``StreamedModel.logits``."""
         places, row_place = at.unique(return_inverse=True)
         logits = self._model(
             input_ids=ids,

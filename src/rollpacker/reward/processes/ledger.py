@@ -130,7 +130,6 @@ class ScoreLedger:
         self._held: dict[AttemptId, _Held] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any grade is awaited."""
         return bool(self._held)
 
     def hold(self, attempt: AttemptId, missing: int) -> None:
@@ -148,16 +147,13 @@ class ScoreLedger:
         self._held.clear()
 
     def wanted(self, job: GradingJob) -> bool:
-        """Return whether a response of the job still waits."""
         return any(request.attempt in self._held for request in job.requests)
 
     def pending(self) -> dict[AttemptId, float]:
-        """Return the seconds since ``hold`` of every attempt whose grade is awaited."""
         now = time.monotonic()
         return {attempt: now - held.since for attempt, held in self._held.items()}
 
     def score(self, job: GradingJob, function: int, reply: GraderReply) -> None:
-        """Record one function's scores of a job."""
         for place, request in enumerate(job.requests):
             held = self._held.get(request.attempt)
             if held is None:
@@ -176,7 +172,7 @@ class ScoreLedger:
             self._count(request.attempt, held)
 
     def skip(self, job: GradingJob) -> None:
-        """Record that a function is not applicable to a job's responses."""
+        """The function is not applicable to the job."""
         for request in job.requests:
             if (held := self._held.get(request.attempt)) is not None:
                 self._count(request.attempt, held)

@@ -117,11 +117,9 @@ class GradingPool(SupervisedPool[GradingProcess]):
         return self._ledger.pending()
 
     def trouble(self) -> str | None:
-        """Return a line about functions that fail every time."""
         return self._waiting.trouble()
 
     def close(self) -> None:
-        """Kill the processes and forget everything that is pending."""
         if self._pause is not None:
             self._pause.cancel()
         super().close()

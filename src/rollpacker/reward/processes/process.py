@@ -132,7 +132,6 @@ class GradingJob:
         return pickle.dumps((self.functions, plain), pickle.HIGHEST_PROTOCOL)
 
     def cancellation(self) -> bytes:
-        """Return the frame that cancels it."""
         return frame(JOB.pack(self.id))
 
 

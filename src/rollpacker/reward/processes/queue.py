@@ -69,11 +69,9 @@ class Waiting:
             self._queue(tuple(requests), grouped)
 
     def put_back(self, jobs: Sequence[GradingJob]) -> None:
-        """Put jobs that a process had not begun at the front again."""
         self._jobs.extendleft(reversed(jobs))
 
     def give_up(self, error: str) -> None:
-        """Fail all waiting jobs."""
         while self._jobs:
             self._ledger.fail(self._jobs.popleft(), error)
 
@@ -89,7 +87,6 @@ class Waiting:
         return min(most, math.ceil(len(self._jobs) / idle))
 
     def any_for(self, idle: Iterable[object], processes: Collection[object]) -> bool:
-        """Return whether one of the ``idle`` among all ``processes`` may take a job."""
         return any(_may_try(process, job, processes) for process in idle for job in self._jobs)
 
     def take(
@@ -163,7 +160,6 @@ class Waiting:
             self._call_s = max(seconds, 0.95 * self._call_s)
 
     def scored(self, function: int) -> None:
-        """Record that a function gave scores."""
         self._faults.answered(function)
 
     def charge(self, job: GradingJob, error: str, process: object, way: str) -> str | None:

@@ -61,7 +61,6 @@ class Driver:
         self.reply({"say": text})
 
     def begin(self, job: int) -> None:
-        """Start a job and forget earlier cancellations."""
         self._running = job
         self._beat = time.monotonic()
 

@@ -237,7 +237,6 @@ class Demand(NamedTuple):
     within: float | None = None
 
     def holds(self, found: Any) -> bool:
-        """Return whether a decoded value meets the demand."""
         if self.within is not None:
             near = type(found) in (int, float) and abs(found) < sys.float_info.max
             return near and abs(found - self.expected) <= self.within

@@ -38,7 +38,6 @@ class Endpoint:
         self._places = Places(strangers=_STRANGERS, known=_KNOWN, each=_OF_ONE)
 
     async def open(self) -> None:
-        """Listen on a free port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self._handle, self._key, self._places),
@@ -49,12 +48,10 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The base URL for clients."""
         assert self._server is not None
         return f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}/v1"
 
     def begin(self) -> tuple[str, Session]:
-        """Return a new session and its key."""
         key, session = f"sk-{secrets.token_hex(24)}", Session()
         self._sessions[key] = session
         return key, session
@@ -65,7 +62,6 @@ class Endpoint:
         self._places.dismiss(key)
 
     async def close(self) -> None:
-        """Stop listening, and close all connections."""
         if self._server is None:
             return
         self._server.close()

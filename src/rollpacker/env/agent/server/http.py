@@ -33,7 +33,6 @@ class RefusedError(Exception):
         self.code = code
 
     def response(self) -> HttpResponse:
-        """Return OpenAI's form of the error."""
         kind = "authentication_error" if self.status == 401 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
         return HttpResponse(status=self.status, body=msgspec.json.encode({"error": error}))
@@ -60,7 +59,6 @@ class HttpResponse:
     kind: str = "application/json"
 
     def encoded(self, *, last: bool) -> bytes:
-        """Return it as bytes. ``last``: the connection is closed after it."""
         head = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
             f"content-type: {self.kind}\r\n"

@@ -183,7 +183,6 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """Whether the program waits for a reply."""
         return self._last is not None and not self._last.reply.done()
 
     @property
@@ -227,7 +226,6 @@ class Session:
         return asked
 
     def take(self) -> ProgramRequest | None:
-        """Return a new request, or None."""
         asked, self._unread = self._unread, None
         return asked
 

@@ -110,5 +110,4 @@ class SeccompFilter:
         self._install = _prepared_prctl("seccomp", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
 
     def install(self) -> None:
-        """Filter this process from now on."""
         self._install()

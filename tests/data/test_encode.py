@@ -67,7 +67,9 @@ def test_a_text_that_is_rendered_already_is_taken_as_it_is():
     encoded = encode_prompts(both, tokenizer(), DataConfig(path="x"), 100, 1)
     assert [len(ids) for ids in encoded.tokens.values()] == [4, 5, 5]
     for key, value in (("chat", True), ("system_prompt", "be"), ("prompt_template", "Q {prompt}")):
-        with pytest.raises(DataError, match=f"row 'r': .* with '<user>': remove data.{key}"):
+        with pytest.raises(
+            DataError, match=f"row 'r': .* begins with '<user>', .*: remove data.{key}"
+        ):
             encode(rendered, **{key: value})
 
 

@@ -169,7 +169,7 @@ def test_keys_that_nothing_reads_are_refused(tmp_path, key, value, form):
 
 
 def test_other_sources_read_some_of_them(saved, tmp_path):
-    assert message("rg:gcd", split="test").startswith("data.split: 'test' does nothing where")
+    assert message("rg:gcd", split="test").startswith("data.split: 'test' has no effect if")
     assert message("rows.py:all", seed=3).endswith("data.path is a function: remove it")
     held = tmp_path / "held.jsonl"
     held.write_bytes(lines([{"prompt": "none of them"}]))

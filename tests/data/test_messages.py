@@ -119,7 +119,7 @@ def test_a_last_turn_that_only_calls_tools_is_cut_and_is_no_answer(tmp_path):
     assert (only(loaded).prompt, only(loaded).answer) == ([USER], "2")
     assert "is cut from 1 prompts" in loaded.mapping
     said = message(tmp_path, {"prompt": [USER, CALLS]}, {"prompt": [USER, GOLD]})
-    assert said.startswith(", row 0: no turn of the assistant ends the prompt in text")
+    assert said.startswith(", row 0: no answer: the prompt does not end in a text")
 
 
 def test_turns_of_the_assistant_alone(tmp_path):

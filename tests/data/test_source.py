@@ -119,13 +119,15 @@ def test_unknown_domains_are_refused():
 
 def test_a_state_of_other_data_or_another_seed_is_refused():
     state = PromptSource(prompts({"a": 3}), 0).state_dict()
-    with pytest.raises(DataError, match=r"other data: what data\.path holds has changed"):
+    with pytest.raises(DataError, match=r"other data: the content of data\.path has changed"):
         PromptSource(prompts({"a": 4}), 0).load_state_dict(state)
     told = {prompt.id: "1+1" for prompt in prompts({"a": 3})}
     others = PromptSource(prompts({"a": 3}), 0, told=told | {PromptId("a1"): "1+2"})
     said = PromptSource(prompts({"a": 3}), 0, told=told).state_dict()
     PromptSource(prompts({"a": 3}), 0, told=told).load_state_dict(said)
-    with pytest.raises(DataError, match=r"other prompts of the same ids: what data\.path holds"):
+    with pytest.raises(
+        DataError, match=r"other prompts of the same ids: the content of data\.path"
+    ):
         others.load_state_dict(said)
     with pytest.raises(DataError, match="made with seed 0"):
         PromptSource(prompts({"a": 3}), 1).load_state_dict(state)

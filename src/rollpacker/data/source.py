@@ -117,8 +117,8 @@ class PromptSource:
             )
         if state["told"] != self._told:
             raise DataError(
-                "the checkpoint was made with other prompts of the same ids: what data.path holds "
-                "has changed, or the columns of the prompt (data.input_key chooses one)"
+                "the checkpoint was made with other prompts of the same ids: the content of "
+                "data.path has changed, or the columns of the prompt (data.input_key chooses one)"
             )
         if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
             raise DataError(

@@ -9,8 +9,7 @@ from typing import Any
 from rollpacker.chat import Message
 from rollpacker.core.types import PromptId
 
-Record = dict[str, Any]
-"""A row as it was read."""
+Record = dict[str, Any]  # a row as it was read
 
 
 class DataError(ValueError):

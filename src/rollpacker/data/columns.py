@@ -26,8 +26,7 @@ _MEDIA = {
     "videos": "videos",
     "audio": "sounds",
     "audios": "sounds",
-}
-"""Columns of TRL, verl and OpenRLHF for media, which a text model cannot read."""
+}  # columns of TRL, verl and OpenRLHF for media, which a text model cannot read
 
 _SPEAKERS = {
     "human": "user",
@@ -35,8 +34,7 @@ _SPEAKERS = {
     "chatgpt": "assistant",
     "model": "assistant",
     "observation": "tool",
-}
-"""Other names of roles in ShareGPT's turns (``from``, ``value``)."""
+}  # other names of roles in ShareGPT's turns (``from``, ``value``)
 
 
 _TURNS = re.compile(r"""\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
@@ -219,8 +217,7 @@ def parse_template_kwargs(record: Record, where: str) -> dict[str, Any]:
 
 # --- Columns of the prompt: one, or several together
 
-PROMPTS = ("prompt", "question", "problem", "input", "question_content")
-"""Columns of a prompt."""
+PROMPTS = ("prompt", "question", "problem", "input", "question_content")  # columns of a prompt
 
 _CHATS = ("messages", "conversations", "conversation")
 _PASSAGES = ("context", "passage", "article", "paragraph")
@@ -363,8 +360,7 @@ def _choices(value: Any) -> list[str]:
 
 # --- Schemas of other frameworks, recognised by their columns
 
-OPENRLHF = "OpenRLHF"
-"""The schema whose rows may lack a domain."""
+OPENRLHF = "OpenRLHF"  # the schema whose rows may lack a domain
 
 _ANSWERS = ("answer", "ground_truth", "solution", "label")
 

@@ -24,8 +24,7 @@ from rollpacker.data.read import from_other, read_records
 
 # --- Ids of rows, and rows that are the same
 
-HASHED = "hash of prompt and answer"
-"""The id of rows without one."""
+HASHED = "hash of prompt and answer"  # the id of rows without one
 
 
 def own_id(record: Mapping[str, Any]) -> Any:
@@ -75,13 +74,11 @@ def _shared(rows: Sequence[Row]) -> PromptId | None:
     first: dict[PromptId, Row] = {}
     for row in rows:
         other = first.setdefault(row.id, row)
-        if other is not row and _content(other) != _content(row):
-            return row.id
+        if other is not row:
+            one, another = (_text_of(each.prompt, each.answer) for each in (other, row))
+            if one != another:
+                return row.id
     return None
-
-
-def _content(row: Row) -> str:
-    return _text_of(row.prompt, row.answer)
 
 
 def _numbered(rows: Sequence[Row], source: str) -> tuple[list[Row], int]:

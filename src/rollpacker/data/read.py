@@ -24,8 +24,7 @@ from rollpacker.user_code import find
 
 # --- Files of rows
 
-KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".arrow")
-"""Suffixes of files that are read."""
+KINDS = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".arrow")  # suffixes of files that are read
 
 _TEXT = (".json", ".jsonl", ".csv", ".tsv")  # those that may be followed by ``.gz``
 
@@ -192,8 +191,7 @@ _KEYS = {
     "task": ("a task of reasoning-gym", ("options", "seed")),
     "function": ("a function", ("options",)),
     "dataset": ("a dataset", ("split", "options")),
-}
-"""Kinds of sources: their names in errors, and the keys that only some kinds read."""
+}  # kinds of sources: their names in errors, and the keys that only some kinds read
 
 _NOT_HERE = "data.path: there is no file or folder '{}'"
 
@@ -278,7 +276,8 @@ def _kind(path: str | list[str]) -> str:
     if path.startswith("rg:"):
         return "task"
     place, _, name = path.rpartition(":")
-    if name.isidentifier() and (place.endswith(".py") or _is_dotted(place)):
+    dotted = all(part.isidentifier() for part in place.split("."))
+    if name.isidentifier() and (place.endswith(".py") or dotted):
         return "function"
     file = Path(path).expanduser()
     return "files" if file.is_file() or kind_of(file) else "dataset"
@@ -292,10 +291,6 @@ def _read(path: str, config: DataConfig) -> list[Record]:
         place, _, name = path.rpartition(":")
         return _call(place, name, config)
     return read_file(Path(path).expanduser()) if kind == "files" else _dataset(path, config)
-
-
-def _is_dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
 
 
 def _files(paths: Sequence[str]) -> Records:

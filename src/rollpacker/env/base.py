@@ -36,8 +36,7 @@ class ToolFaults:
         self._episodes = 0
         self._told: set[str] = set()
         self._said: list[str] = []
-        self.broken: str | None = None
-        """Why the run cannot go on."""
+        self.broken: str | None = None  # why the run cannot go on
 
     def said(self) -> list[str]:
         """Return the new lines for the user."""

@@ -14,8 +14,8 @@ from rollpacker.sandbox.running import Execution, Stop
 
 _MOST_AT_ONCE = 16
 _SHARE = 12.0
-"""A program's CPU seconds are this fraction of the time limit of a step. A busy machine may stretch
-a program to ten times its CPU seconds, and it must still end before the episode times out."""
+"""A step's time limit over a program's CPU seconds. A busy machine may stretch a program to ten
+times its CPU seconds, and it must still end before the episode does."""
 _LONGEST = 8000  # characters of output that the model sees
 _ATTEMPTS = 2
 _ONE_STREAM = """import sys

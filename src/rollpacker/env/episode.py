@@ -22,8 +22,7 @@ from rollpacker.env.messages import Begin, EnvironmentAnswer, ModelReplied, coun
 from rollpacker.env.template import Template
 from rollpacker.errors import one_line, told
 
-TIMED_OUT = "timed out after"
-"""The beginning of a timeout's error."""
+TIMED_OUT = "timed out after"  # the beginning of a timeout's error
 _CLOSING_S = 5.0
 _PATIENCE_S = 1.0
 """Seconds to wait for an environment to close. Then it closes in the background."""

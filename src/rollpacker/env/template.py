@@ -42,8 +42,7 @@ ANSWER: Message = {
     "name": PROBE.name,
     "content": "Brasilia",
     "tool_call_id": "000000000",
-}
-"""A tool's answer."""
+}  # a tool's answer
 _REPLY = "rollpacker-reply-5d41402a"
 """Stands for the reply. No template looks for it."""
 _WAYS: tuple[Results, ...] = ("tool", "calls", "user")
@@ -69,17 +68,14 @@ class Rendering:
         added = {id_: str(t) for id_, t in tokenizer.added_tokens_decoder.items() if t.special}
         self.special = sorted(
             {*tokenizer.all_special_tokens, *added.values()}, key=len, reverse=True
-        )
-        """Tokens that are no text."""
+        )  # tokens that are no text
         self._pattern = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
         self._as_text = False
         self.last: tuple[str, str] | None = None
-        """The token at the end of a conversation and, in its place, the one at the end of an inner
-        turn."""
-        self.closing = self._closing()
-        """The template's text after any reply."""
-        self.writes: str = ""
-        """A call in the template's notation, empty if it has none."""
+        """The token at the end of a conversation, and the one at the end of an inner turn, if they
+        differ."""
+        self.closing = self._closing()  # the template's text after any reply
+        self.writes: str = ""  # a call in the template's notation, empty if it has none
         self._own: CallFormat | None = self._format_found()
         self.guessed = call_format == "auto" and not self.writes
         """Whether neither the user nor the template says how calls are written."""

@@ -57,8 +57,7 @@ def mistake(schema: Schema, arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-BUILT_IN = "python"
-"""The tool that runs code in the sandbox."""
+BUILT_IN = "python"  # the tool that runs code in the sandbox
 
 
 @dataclass(frozen=True, slots=True)

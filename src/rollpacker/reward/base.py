@@ -68,8 +68,7 @@ class GradeRequest:
         return self.completion if isinstance(self.completion, str) else self.completion()
 
 
-NO_CODE = "no_code"
-"""The verdict on a response without a program."""
+NO_CODE = "no_code"  # the verdict on a response without a program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +144,8 @@ _CLOSES = re.compile(
     r"|<\|channel\|>final\b[^<>]{0,40}<\|message\|>",
     re.IGNORECASE,
 )
-"""The marks that open models write around their thinking: the tags of DeepSeek, Qwen and Seed, the
-tokens of Magistral, Kimi, Sky-T1, Command and Apertus, and the channels of gpt-oss."""
+"""Marks around thinking: the tags of DeepSeek, Qwen and Seed, the tokens of Magistral, Kimi,
+Sky-T1, Command and Apertus, and the channels of gpt-oss."""
 
 
 def after_thinking(text: str) -> str:

@@ -9,8 +9,7 @@ from typing import Generic, Literal, Self, TypeVar
 from rollpacker.sandbox.running import Stop
 from rollpacker.sandbox.types import Level, Outcome, Test, TestResult, Verdict
 
-LONGEST_S = 86_400.0
-"""The longest timeout of a test, in CPU seconds."""
+LONGEST_S = 86_400.0  # the longest timeout of a test, in CPU seconds
 
 L = TypeVar("L", bound=Level | Literal["remote"])
 

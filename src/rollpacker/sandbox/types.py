@@ -7,8 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args
 
 Level = Literal["strong", "standard", "basic"]
-LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")
-"""Strongest first."""
+LEVELS: tuple[Level, ...] = ("strong", "standard", "basic")  # strongest first
 
 Outcome = Literal["pass", "fail", "tle_cpu", "tle_idle", "crash", "infra"]
 """``tle_cpu``: over the CPU budget. ``tle_idle``: slept or stopped past the wall cap. ``infra``:
@@ -84,8 +83,7 @@ Test = StdinTest | CallTest | AssertTest
 _KINDS = {
     kind: (frozenset(f.name for f in fields(kind) if f.default is MISSING), {*kind.__slots__})
     for kind in get_args(Test)
-}
-"""The keys that each kind must have and may have."""
+}  # the keys that each kind must have and may have
 
 
 def parse_test(data: Mapping[str, Any]) -> Test:

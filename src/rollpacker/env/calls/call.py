@@ -68,8 +68,7 @@ Reader = Callable[[str, int], tuple[Calls, int]]
 """Returns the calls that begin at a place of a text, and their end. No calls if it is plain
 text."""
 
-ARGUMENTS = ("arguments", "parameters")
-"""Names of a call's arguments in JSON."""
+ARGUMENTS = ("arguments", "parameters")  # names of a call's arguments in JSON
 _SPACE = re.compile(r"\s*")
 _PASSED = 4096
 """Characters before the current place that may stay: an error of JSON counts all their lines."""

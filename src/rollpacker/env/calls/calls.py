@@ -33,8 +33,7 @@ _READS: Mapping[CallFormat, Callable[[str, int], Parsed]] = {
 _READS_TEXT: Mapping[CallFormat, Callable[[str, int, Tools], Parsed]] = {
     "qwen3_coder": tagged_calls.qwen3_coder,
     "glm": tagged_calls.glm,
-}
-"""Formats whose arguments are plain text."""
+}  # formats whose arguments are plain text
 _JSON = '{"%(key)s": "%(value)s"}'
 _XML = "<function=%(name)s>\n<parameter=%(key)s>\n%(value)s\n</parameter>\n</function>"
 _PAIR = "<arg_key>%(key)s</arg_key>\n<arg_value>%(value)s</arg_value>"
@@ -55,8 +54,7 @@ _WRITTEN: Mapping[CallFormat, str] = {
     "deepseek_v31": f"{_DEEPSEEK}%(name)s<｜tool▁sep｜>{_JSON}{_DEEPSEEK_END}",
     "harmony": f"<|channel|>commentary to=functions.%(name)s <|constrain|>json<|message|>{_JSON}",
     "pythonic": '[%(name)s(%(key)s="%(value)s")]',
-}
-"""A call with one argument, a text."""
+}  # a call with one argument, a text
 
 
 def parse(

@@ -141,8 +141,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self._at: dict[int, _Held] = {}
         self._suspects: set[Hashable] = set()
         self._failing: set[Hashable] = set()
-        """Keys of episodes with failed calls. If there are few, a report that the tools are broken
-        is ignored."""
+        """Keys of episodes with failed calls. With few of them, tools do not count as broken."""
         self._unheard: dict[int, EpisodeReply] = {}
         """Errors of episodes that were lost while the model replied."""
         self._came: list[EpisodeReply] = []  # replies that were not taken yet
@@ -150,8 +149,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self._queue: OrderedDict[int, _Waits] = OrderedDict()
         self._alone: OrderedDict[int, _Waits] = OrderedDict()
         """Suspects, each of which waits for a process of its own."""
-        self.tools: list[dict[str, Any]] = []
-        """JSON schemas of the tools that every prompt has."""
+        self.tools: list[dict[str, Any]] = []  # JSON schemas of the tools that every prompt has
         self._fill()
 
     # What the driver calls ---------------------------------------------------------------------

@@ -39,8 +39,8 @@ from rollpacker.processes.children import allow_files, die_with, keep_to_itself,
 from rollpacker.processes.frames import HEADER, check_values, frame
 
 _THREADS = 10_000
-"""The most threads for plain functions of environments: one for each episode. A function that hangs
-keeps its thread, and an episode must not be charged for waiting for one."""
+"""The most threads for plain functions, one for each episode. One that hangs keeps its thread, and
+an episode must not be charged for waiting for one."""
 _FILES = 4096  # for programs that are agents: two files each, and a connection
 
 _decode = msgspec.msgpack.Decoder(Command).decode

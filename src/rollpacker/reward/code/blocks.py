@@ -23,7 +23,7 @@ _TRANSPARENT = ("markdown", "md")
 _QUOTED = re.compile(r"\s*> ?")
 _TRIPLE = ("'''", '"""')
 _QUOTES = re.compile(r"'{3}|\"{3}|\\.|#.*|'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"")
-"""Triple quotes, and texts and comments that may hold quotes without opening a text."""
+"""Triple quotes, and other text that may hold quotes."""
 _TARGET = r"\*?[A-Za-z_][\w.]{0,80}(?:\[[^\]\n]{0,80}\]){0,4}"
 _CODE = re.compile(
     r"^[ \t]*(?:(?:async )?def \w|class \w|@\w|from \w[\w.]* import |import \w|return\b|"
@@ -31,8 +31,7 @@ _CODE = re.compile(
     rf"{_TARGET}(?:, ?{_TARGET}){{0,20}} *(?::[^=\n]{{1,80}})?[-+*/|&%@^]{{0,2}}=[^=]|"
     r"\w[\w.]*\(.*\)[ \t]*(?:#.*)?$)",
     re.MULTILINE,
-)
-"""A line that is code rather than prose or printed output."""
+)  # a line that is code rather than prose or printed output
 _DEFINED = re.compile(r"^[ \t]*(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 _ASSIGNED = re.compile(r"^[ \t]*(\w+) *(?::[^=\n]*)?=[^=]", re.MULTILINE)
 _IMPORTED = re.compile(r"^[ \t]*(?:from ([\w.]+) )?import (.*)", re.MULTILINE)
@@ -47,8 +46,7 @@ _SAMPLE = re.compile(
     r"(?:(?:sample|example) )?(?:input|output|example|explanation|stdin|stdout)(?: \d+)?"
     r"[ \t]*(?::|$))",
     re.IGNORECASE | re.MULTILINE,
-)
-"""The beginning of a block that is no program: a shell, or input and output."""
+)  # the beginning of a block that is no program: a shell, or input and output
 _READS = re.compile(r"\binput\(|\bstdin\b|\bopen\(0\b")
 _PRINTS = re.compile(r"\bprint\(|\bwrite(?:lines)?\(")
 _LEFT_OUT = re.compile(r"^[ \t]*(?:# *)?\.\.\.", re.MULTILINE)
@@ -74,7 +72,7 @@ class FoundProgram:
 
 
 def find_program(response: str, names: Collection[str] = ()) -> FoundProgram | None:
-    """Return the program in a response, chosen by ``choose``, or None if it has none."""
+    """Return the program in a response, or None."""
     blocks = find_blocks(response)
     return choose(blocks, names) if blocks else None
 
@@ -160,14 +158,11 @@ def _last_program(blocks: Sequence[Block]) -> int:
 
 def _bound(code: str) -> set[str]:
     imports = _IMPORTED.findall(code)
-    lists = [names for module, names in imports if not module or _is_library(module)]
+    # Other modules are files of the response's own.
+    library = {"", *sys.stdlib_module_names}
+    lists = [names for module, names in imports if module.partition(".")[0] in library]
     lists += map(" ".join, _PARAMETERS.findall(code))
     return {*_DEFINED.findall(code), *_ASSIGNED.findall(code), *_WORD.findall(" ".join(lists))}
-
-
-def _is_library(module: str) -> bool:
-    # Other modules are files of the response's own.
-    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 # -- fences

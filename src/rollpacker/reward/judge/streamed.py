@@ -22,8 +22,7 @@ from transformers.masking_utils import create_masks_for_generate
 # layer before it computes. On CUDA the host memory is pinned and copies have a stream of their
 # own; elsewhere a copy is done when it is asked for.
 
-BUFFERS = 2
-"""One layer in use and one on its way."""
+BUFFERS = 2  # one layer in use and one on its way
 _ALIGNMENT = 256  # bytes; what cudaMalloc guarantees and kernels may rely on
 
 

@@ -173,8 +173,7 @@ _CHOICES = re.compile(
 _REJECTED = re.compile(
     r"(?:[,;]\s*|\s*\()(?:\\text\s*\{\s*)?(?:and\s+|but\s+)?(?:not|rather than|instead of)\s*\}?\s+"
     r"(?:option\s+)?(?:\(?[A-J]\)?|-?[\d.,/]+)\s*[)}]?$"
-)
-"""Text behind an answer that rejects another one."""
+)  # text behind an answer that rejects another one
 _AGAIN = re.compile(r"(\S+)\s*\(([a-z -]+)\)")  # a number, repeated in words
 _SAYS = re.compile(
     r"(?:is|was|are|isn't|not|wrong|false|incorrect|impossible|or|and)\b", re.IGNORECASE
@@ -216,8 +215,7 @@ _SETS = (
         ),
         r"\emptyset",
     ),
-)
-"""Sets that have names."""
+)  # sets that have names
 _VERDICT = re.compile(r"(yes|no|true|false)(?:[,.;:].*)?$", re.IGNORECASE)
 _LITERAL = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}"

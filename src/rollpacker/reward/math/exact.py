@@ -9,8 +9,7 @@ import sympy as sp
 
 _DIGITS, _MOST_DIGITS = 100, 2000  # digits behind a number's own, and in all
 _PLACES = (7, 11, 13, 17, 19, 23)
-"""The values of variables for comparing expressions. They are whole, because some variables count
-things."""
+"""The values of variables for comparing expressions: whole, because some variables count things."""
 _ROUNDED = 2e-6  # Relative difference between a decimal fraction and the number that it rounds
 _SET = (sp.FiniteSet, sp.Union)
 

@@ -18,8 +18,7 @@ BOX, TAG, MARK, JSON, SENTENCE, BOLD, LAST = (
     "the sentence that gives the answer",
     "bold at the end",
     "the last formula or number",
-)
-"""Rules, the strongest first."""
+)  # rules, the strongest first
 
 _BOX = re.compile(r"\\boxed\s*(?:\{|(?=[^\s{}]))")
 _UNBRACED = re.compile(r"[^\n$]{1,60}?(?=\$|\n|[.,;]?\s+[A-Za-z(]|[.,;]?\s*$|\\[)\]])")
@@ -34,8 +33,7 @@ _GOES_ON = re.compile(
     r"|equals|becomes?|simplifies|which|that|i\.e|namely|actually|instead|rather|correct(?:ed)?|now|next"
     r"|since|because|checks?|by)\b",
     re.IGNORECASE,
-)
-"""Text between two answers that makes the later one replace the earlier one."""
+)  # text between two answers that makes the later one replace the earlier one
 _CASE = re.compile(r"[\s$,;]*(?:if|when|for|in case|unless|or)\b[^.!?\n]{0,80}", re.IGNORECASE)
 _LEFT = re.compile(
     r"((?<![\w}])-|\\neq?(?![A-Za-z])|≠|!="

@@ -17,8 +17,7 @@ _NOT_LATER = r"不|没|ない|ません|아니|아닙|않|नहीं|ليس|ل
 PERHAPS = (
     r"\b(?:oder|entweder|vielleicht|eventuell|möglicherweise|ou|soit|peut-être|o|quizás?|tal vez"
     r"|puede(?:n)?|talvez|forse|или|либо|возможно|может)\b|或|也许|可能|または|もしくは|かも|또는|아마"
-)
-"""Words for "no" and for "maybe" in languages other than English."""
+)  # words for "no" and for "maybe" in languages other than English
 _STATED = re.compile(
     r"\b(?:(?:final|correct|right|only)\s+)?(?:answers?|option|choice|result|final(?=\s*:))\b"
     r"(?:[ \t]+(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_ \t]*"
@@ -53,8 +52,7 @@ _BEFORE = re.compile(
     rf"(?:\b(?:wrong|incorrect|false|not|cannot be|n't|never|isn't)\b|{NOT}|不)"
     r"(?:(?!\b(?:so|thus|hence|therefore)\b)[^.;\n]){0,25}$",
     re.IGNORECASE,
-)
-"""A negation before "the answer is"."""
+)  # a negation before "the answer is"
 _TAKEN_BACK = re.compile(
     r"[,;.]?\s*(?:which|but (?:this|that|it)|this|that|it)\s+(?:is|was)\s+"
     r"(?:not|wrong|incorrect|false)\b",
@@ -64,8 +62,7 @@ _WORKED = re.compile(
     r"\b(?:root|square|cube|half|twice|double|triple|negative|minus|opposite|reciprocal|factorial"
     r"|logarithm|sine|cosine)\b[^\d$]*$",
     re.IGNORECASE,
-)
-"""A word before a number for an operation still to be applied to it."""
+)  # a word before a number for an operation still to be applied to it
 _RATHER = re.compile(r"[,;]\s*(?:but\s+)?(?:it is|it's|rather|but)\s+", re.IGNORECASE)
 _STOP = r"(?P<end>(?<!\bRs)(?<!\bapprox)[.!?](?=\s|$|[*_`]+(?:\s|$))|[。！？；]|\n)"
 _REASON = re.compile(
@@ -89,15 +86,13 @@ FALSE = re.compile(
     r"|falsch|faux|fausse|incorrect[oae]?|falso|errad[oa]|sbagliat[oa]|неверно|неправильно)\b"
     r"|(?:这|是|也)*(?:不|错)|(?:は|が|では|じゃ)(?:ない|ありません|あり?ませ|間違|誤)|(?:이|가)?\s*(?:아니|아닙)|नहीं|ليس)",
     re.IGNORECASE,
-)
-"""Text behind an answer that rejects it."""
+)  # text behind an answer that rejects it
 _HEADED = re.compile(
     r"^(?:(?:#{1,6}[^\n]*|-{3,}|[*_]{0,2}(?:final |the )?(?:answer|result|solution|total)"
     r"[*_:]{0,3})\s*\n\s*)+"
     r"|^(?:>|1\.)\s+(?=\S+$)",
     re.IGNORECASE,
-)
-"""A heading over an answer."""
+)  # a heading over an answer
 _FIRST_WORD = re.compile(
     r"(?!.*\b(?:wait|actually|but|hmm)\b)(yes|no|true|false)[,.:;]?\s+(?:(?:because|since|as)\b[^\n]{0,300}|(?<=[,.]\s)[^\n\d]{0,80})$",
     re.IGNORECASE,
@@ -136,8 +131,7 @@ _WRITTEN = re.compile(
     r"|[a-z]\s*[<>≤≥]\s*-?[\d./]+"
     r"|[a-z](?:\([a-z]\))?\s*=\s*"
     r"(?:[-+*/^()\d.\s²³]|(?<![A-Za-z])[a-z](?![A-Za-z])){1,60})(?<=[\w)\]²³])"
-)
-"""A tuple, an interval or an equation without dollar signs."""
+)  # a tuple, an interval or an equation without dollar signs
 _PLACED = re.compile(
     r"(?:\b(?:in|on|over|after|before|between|among|within|from|than|out of|per|at|by|every"
     r"|i\.e\.,?)\s*\$?"
@@ -146,15 +140,13 @@ _PLACED = re.compile(
     r"|\bcourse of\s*|\bto\s+[a-z]+\s+(?:(?:the|a|an|his|her)\s+)?\$?"
     r"|\()$",
     re.IGNORECASE,
-)
-"""Text before a number that only gives a place or a time."""
+)  # text before a number that only gives a place or a time
 _NUMBERED_PROSE = re.compile(
     r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December"
     r"|equation|eq|step|figure|table|case|line|part|problem|question|chapter|example)s?\.?"
     r"\s*\(?$",
     re.IGNORECASE,
-)
-"""Text before a number that is a name."""
+)  # text before a number that is a name
 _COUNTED = re.compile(r"(?i)\b(?:there (?:are|is|were)|(?:has|have|is|are|was|were|equals)|=)\s+")
 _TOLD = re.compile(r"=|\b(?:is|are|was|were|equals|gives|has|have)\b", re.IGNORECASE)
 _JOINED = re.compile(r"\s*(?:,|,?\s*(?:and|or))\s*(?:[a-z]\s*=\s*)?")
@@ -167,13 +159,11 @@ _COMPARED = re.compile(
     r"\s*(?:\w+\s+){0,2}(?:more|less|fewer|older|younger|larger|greater|smaller|bigger|taller|shorter"
     r"|longer|higher|lower|heavier|lighter|faster|slower)\s+than\b|\s*(?:times|dozen)\b",
     re.IGNORECASE,
-)
-"""Text behind a number that only compares two others."""
+)  # text behind a number that only compares two others
 _ASSUMED = re.compile(
     r"\s*(?:[-*\d.)]+\s*)?(?:now,?\s+|first,?\s+)?(?:let\s|suppose|assum|consider|denote|try)",
     re.IGNORECASE,
-)
-"""Text before numbers that a derivation begins with."""
+)  # text before numbers that a derivation begins with
 _LINKS = (
     r"\b(?:the|this|that|these|which|and|or|but|so|then|if|when|since|because|as|of|to|for|from|with"
     r"|by|at|than|where|is|are|was|were|be|has|have|had|can|could|will|would|may|might|must|should|we"
@@ -182,8 +172,7 @@ _LINKS = (
 _CUT = re.compile(
     rf"(?:[=+/<>,(\\{{:-]|{_LINKS}|an?|on|und|oder|ist|der|die|das|wir|et|est|le|la|que|y|es|el|de|и|это))\s*$",
     re.IGNORECASE,
-)
-"""The end of a text that was cut off."""
+)  # the end of a text that was cut off
 _PROSE_GOES_ON = re.compile(r"[^,;]*[,;]\s*[a-z]", re.IGNORECASE)
 _ENDED = re.compile(r"[.!?。！？…:)\]}$*_`\"'|%]\s*$")
 _ANY_WORD = re.compile(r"[^\W\d_]{2,}")

@@ -124,8 +124,7 @@ class ScoreLedger:
 
     def __init__(self, rewards: Sequence[RewardConfig]) -> None:
         self.names = reward_names(rewards)
-        self.done: list[Grade] = []
-        """Grades not taken yet."""
+        self.done: list[Grade] = []  # grades not taken yet
         self._weights = [reward.weight for reward in rewards]
         self._held: dict[AttemptId, _Held] = {}
 

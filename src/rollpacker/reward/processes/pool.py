@@ -25,8 +25,8 @@ from rollpacker.reward.processes.queue import TIMED_OUT, Waiting
 OnGrades = Callable[[list[Grade]], None]
 
 _COLLECT_S = 0.001
-"""Pause after reading and sending, in which responses and replies gather. The first one is handled
-at once, the following ones together."""
+"""Pause in which responses and replies gather. The first one is handled at once, the next
+together."""
 _START_S = 120.0
 _CANCELLED_GRACE_S = 1.0
 _STARTS = 5

@@ -28,10 +28,8 @@ from rollpacker.reward.base import GradeRequest
 # with every job. Each call gets a copy: a function that changes its row changes no other
 # response's.
 
-LARGE = 1 << 16
-"""Rows of at least so many bytes go by a file."""
-MOST = 1 << 28
-"""Bytes of files kept for rows that may come again."""
+LARGE = 1 << 16  # rows of at least so many bytes go by a file
+MOST = 1 << 28  # bytes of files kept for rows that may come again
 
 Row = Mapping[str, Any]
 
@@ -95,8 +93,7 @@ def _mapped(path: str) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-JOB = struct.Struct("<Q")
-"""A job's number, from 1 on, at the head of its frame."""
+JOB = struct.Struct("<Q")  # a job's number, from 1 on, at the head of its frame
 _BUILT_IN = {"code": "rollpacker.reward.code", "math": "rollpacker.reward.math"}
 Loaded = tuple[str, dict[str, Any], list[str] | None]
 """A function for a process to load: its path, its options, and the columns of its rows."""

@@ -23,8 +23,7 @@ _BATCH_S = 0.05
 _LARGEST_BATCH = 256
 _FIRST_GUESS_S = 0.01
 
-TIMED_OUT = "timed out"
-"""The error of a call that took too long."""
+TIMED_OUT = "timed out"  # the error of a call that took too long
 
 
 class Waiting:
@@ -48,8 +47,7 @@ class Waiting:
         self._errors = [""] * len(rewards)
         self._dropped: set[int] = set()
         self._applying: dict[tuple[str, bool], list[int]] = {}
-        self.broken: str | None = None
-        """Why the run cannot go on."""
+        self.broken: str | None = None  # why the run cannot go on
 
     def __len__(self) -> int:
         return len(self._jobs)

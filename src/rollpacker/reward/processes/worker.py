@@ -34,8 +34,7 @@ class Driver:
     a number cancels that job."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.checked = False
-        """Whether another process has verified the sandbox on this machine."""
+        self.checked = False  # whether another process has verified the sandbox on this machine
         self._sock = sock
         self._inbox = Inbox(HEADER, bytes)
         self._waiting: deque[bytes] = deque()

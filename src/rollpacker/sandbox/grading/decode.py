@@ -22,8 +22,7 @@ from rollpacker.sandbox.guest.values import encode
 _DEPTH = 300
 _LARGEST = 2 << 20
 _INTEGER_DIGITS = 20_000
-FEW_MARKS = 16
-"""More brackets and commas than in a report without a value: {"error":"..."}."""
+FEW_MARKS = 16  # more brackets and commas than in a report without a value: {"error":"..."}
 # A list of 200,000 numbers has fewer.
 _MOST_MARKS = 700_000
 _PLAIN = (type(None), bool, str)

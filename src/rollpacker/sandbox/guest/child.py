@@ -13,12 +13,10 @@ from . import harness
 from .lockdown import kernel, landlock
 from .lockdown.bpf import build_filters
 
-RESULT = 3
-"""Place of the result descriptor in a child, after the standard streams."""
+RESULT = 3  # place of the result descriptor in a child, after the standard streams
 
 _ERROR = 3  # place among the descriptors that are sent
-Limits = list[tuple[int, int]]
-"""Pairs of a resource and its limit."""
+Limits = list[tuple[int, int]]  # pairs of a resource and its limit
 
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages"}
 

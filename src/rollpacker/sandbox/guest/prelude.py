@@ -17,8 +17,7 @@ from typing import Any
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "sys", "json"),
-)
-"""Their public names are installed, then the modules, which replace names equal to a module's."""
+)  # their public names are installed, then the modules, which replace names equal to a module's
 
 _DEEP = 50_000  # depth of nested calls, as in LiveCodeBench
 

@@ -33,8 +33,7 @@ EXIT = struct.Struct("<iddQ")
 """Wait status and CPU seconds of the child, CPU seconds of the fork server since it started, and
 the child's peak memory in KiB."""
 
-DESCRIPTORS = 5
-"""Job, standard input, output and error, result."""
+DESCRIPTORS = 5  # job, standard input, output and error, result
 
 _STACK_BYTES = 112 << 20
 _LIMITS = ((resource.RLIMIT_NOFILE, 32), (resource.RLIMIT_NPROC, 0))

@@ -6,8 +6,7 @@ permissions, memfd, shared memory, io_uring, bpf, keys or namespaces.
 
 from __future__ import annotations
 
-MACHINES = ("x86_64", "aarch64")
-"""Machines with a column in the tables, in this order."""
+MACHINES = ("x86_64", "aarch64")  # machines with a column in the tables, in this order
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -105,8 +104,7 @@ ZYGOTE: dict[str, tuple[int, int]] = {
     "close_range": (436, 436),
     "prctl": (157, 167),
     "landlock_restrict_self": (446, 446),
-}
-"""Further calls of the fork server, and of a child until its lockdown."""
+}  # further calls of the fork server, and of a child until its lockdown
 
 OPEN: dict[str, tuple[int | None, int | None, int]] = {
     "openat": (257, 56, 2),
@@ -120,9 +118,7 @@ FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 1030)
 signals."""
 
 IOCTL = (16, 29)
-IOCTL_REQUESTS = (0x5401, 0x5450, 0x5451)
-"""TCGETS (is it a terminal?), FIONCLEX, FIOCLEX."""
+IOCTL_REQUESTS = (0x5401, 0x5450, 0x5451)  # TCGETS (is it a terminal?), FIONCLEX, FIOCLEX
 
 PRLIMIT = (302, 261)
-"""Only for the process itself (0). Interpreters set limits by it as well. A program may not set its
-CPU limit."""
+"""Only for the process itself (0). Interpreters set limits by it too. CPU limits are refused."""

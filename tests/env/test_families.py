@@ -232,9 +232,9 @@ def test_a_call_s_end_that_ends_no_response_is_said(name: str) -> None:
         assert not alone
         return
     assert alone == [
-        f"model.path: its chat template has '{family.call_end}' after a tool call, but "
-        f"responses end only with '{family.end}', so the model would invent the tool's answer: "
-        f"set rollout.stop: ['{family.call_end}']"
+        f"model.path: its chat template has '{family.call_end}' after a tool call, but responses "
+        f"end only with '{family.end}', so the model would invent the tool's answer: set "
+        f"rollout.stop: ['{family.call_end}']"
     ]
     assert not check_call_ends(job(rollout={"stop": [family.call_end]}), card(name, family.end))
     assert not check_call_ends(job(environment=None), card(name, family.end))

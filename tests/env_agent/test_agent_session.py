@@ -125,7 +125,7 @@ async def test_tools_may_be_left_out_later_and_not_added() -> None:
     ask(session, USER, tools=[TOOL])
     session.answer(reply("Since."))
     history = [USER, {"role": "assistant", "content": "Since."}, USER]
-    with pytest.raises(RefusedError, match="one that the first request had not"):
+    with pytest.raises(RefusedError, match="one that the first request lacked"):
         ask(session, *history, tools=[TOOL, OTHER])
     asked = ask(session, *history)
     assert asked.new == [USER]

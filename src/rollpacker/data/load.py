@@ -155,7 +155,7 @@ def _domain(record: Record, schema: Schema, where: str) -> str:
     return whole_text(str(domain), f"{where}: the domain")
 
 
-# --- Rows whose columns nobody names, for commands that only look
+# --- Rows whose columns are guessed, for commands that only inspect data
 
 Answers = Literal["needed", "taken", "unused"]
 """How a reward uses answers. ``taken`` ones may be missing in all rows."""

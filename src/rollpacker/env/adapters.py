@@ -18,7 +18,7 @@ from rollpacker.env.tools import Schema, Tool, answer, tools_of
 from rollpacker.errors import one_line
 from rollpacker.user_code import bound_name
 
-# Environments are told apart by their methods.
+# The methods of an environment show its kind.
 
 Kind = Literal["ours", "trl", "openenv", "skyrl", "gym"]
 

@@ -162,7 +162,7 @@ class Rendering:
             raise ValueError("it leaves out what the assistant says")
         return behind
 
-    # What it is found to be --------------------------------------------------------------------
+    # Properties of the template ----------------------------------------------------------------
 
     def _closing(self) -> str:
         said: Message = {"role": "assistant", "content": _REPLY}
@@ -314,7 +314,7 @@ class Template(Rendering):
         self._reasons = self._begins_reasoning()
         self._reasons_answered = opens_reasoning(self.behind([ANSWER], [PROBE_TOOL]))
 
-    # What the process of environments calls --------------------------------------------------
+    # Calls of the process of environments ------------------------------------------------------
 
     def variant(self, kwargs: Mapping[str, Any]) -> Template:
         """Return the template with a row's own arguments added."""
@@ -369,7 +369,7 @@ class Template(Rendering):
             return None
         return str(self._tokenizer.convert_ids_to_tokens(first))
 
-    # What it is made of ------------------------------------------------------------------------
+    # Rendering and tokens ----------------------------------------------------------------------
 
     def tokens(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
@@ -422,7 +422,7 @@ class Template(Rendering):
         last = self._tokenizer.decode(list(reply[-closing - 4 :]), skip_special_tokens=False)
         return closing if reply[-1] in self._ends or last.endswith(self.closing) else 0
 
-    # What it is found to be --------------------------------------------------------------------
+    # Properties of the template ----------------------------------------------------------------
 
     def _end_tokens(self) -> set[int]:
         # Tokens that end a turn: the template's, and others in its text (Llama 3.1 has two).

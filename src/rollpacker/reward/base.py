@@ -155,7 +155,7 @@ def after_thinking(text: str) -> str:
     or from an ``<answer>`` behind it. A model whose template opens the thinking writes no
     ``<think>``: then all of the text counts.
     """
-    text = text.rpartition(CLOSE)[2]  # most thinking ends so, and is not looked through
+    text = text.rpartition(CLOSE)[2]  # the most common mark, found without a regular expression
     after = text[max((mark.end() for mark in _CLOSES.finditer(text)), default=0) :]
     opened = _OPENS.search(after)
     if opened is None:

@@ -122,7 +122,7 @@ def _after_thinking(text: str) -> str:
 
 
 def _math_votes(text: str) -> str:
-    # Here, so that votes on other rewards don't import math-verify.
+    # Imported here, so that votes on other rewards don't need math-verify.
     from rollpacker.reward.math.answer import read
     from rollpacker.reward.math.extract import extract
 
@@ -245,7 +245,7 @@ def _instance(function: str, made: type, options: Mapping[str, Any]) -> Callable
 
 
 def _built_in(function: str, options: Mapping[str, Any], host: GraderHost | None) -> Scorer:
-    # Here, so that each grading process imports only the libraries of its own rewards.
+    # Imported here, so that a grading process loads only the libraries of its own rewards.
     if function == "code":
         from rollpacker.reward.code import CodeReward
 

@@ -218,7 +218,7 @@ class RemoteSandbox(ProgramRunner[Literal["remote"]]):
             data += chunk
             left = deadline - time.monotonic()
             if len(data) > most:
-                # Only a program's output can make a proper reply so long.
+                # Only a program's output can make a valid reply so long.
                 raise (_Flooded if response.status == 200 else _Busy)("the reply is too large")
             if left <= 0:
                 raise _Busy("its reply takes too long")

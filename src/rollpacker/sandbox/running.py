@@ -143,7 +143,7 @@ class Zygote:
             poll.register(self._sock, select.POLLIN)
         except ValueError as error:  # closed by another thread
             raise ZygoteDiedError from error
-        # Rounded up: a wait cut short would spin.
+        # Rounded up: a wait of 0 ms would spin.
         if not poll.poll(math.ceil(seconds * 1000.0)):
             return None
         try:
@@ -187,7 +187,7 @@ def _spawn(level: Level, descriptor: int, errors: IO[bytes]) -> subprocess.Popen
 
 
 def _clean_environment() -> dict[str, str]:
-    # A fixed seed, so that the order of a set does not depend on the zygote.
+    # A fixed seed, so that the order of a set is the same in each fork server.
     kept = {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
     return {**kept, "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 

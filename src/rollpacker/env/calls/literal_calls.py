@@ -125,7 +125,7 @@ def _number(said: str) -> int | float:
         raise LiteralError("a number is too long") from None
 
 
-# FunctionGemma and Gemma 4: text stands between two of one token, all else as it is.
+# FunctionGemma and Gemma 4: a text stands between two equal tokens, other values stand alone.
 
 _GEMMA_HEAD = re.compile(r"\s*call:\s*([^\s{}<>,:]+)\s*\{")
 _GEMMA_BARE = re.compile(r"[^,:{}\[\]<]+")

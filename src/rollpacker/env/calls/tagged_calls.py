@@ -44,7 +44,7 @@ def typed(text: str, schema: Any) -> Any:
     value = _value(text.strip())
     if not _SAYS.intersection(schema):
         return value if isinstance(value, list | dict) else text
-    # What is text in JSON too is text as it was written, quotes and all.
+    # A quoted text stays as it was written, with its quotes.
     return text if isinstance(value, str) or wanted(schema, value) else value
 
 

@@ -152,7 +152,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         self.tools: list[dict[str, Any]] = []  # JSON schemas of the tools that every prompt has
         self._fill()
 
-    # What the driver calls ---------------------------------------------------------------------
+    # Calls of the driver -----------------------------------------------------------------------
 
     def attach(self, loop: asyncio.AbstractEventLoop, take: Take) -> None:
         """Read answers in this loop, and hand them to ``take``."""
@@ -242,7 +242,7 @@ class EnvironmentPool(SupervisedPool[EnvironmentProcess]):
         if not member.episodes and (member.leaving or member.alone) and member in self._members:
             self._retire(member)
 
-    # What the processes say --------------------------------------------------------------------
+    # Messages of the processes -----------------------------------------------------------------
 
     def _heard(self, member: EnvironmentProcess, data: bytes) -> None:
         match report := read(data):

@@ -31,7 +31,7 @@ def fault(source: str, library_only: bool) -> str | None:
     tree = _parsed(source)
     try:
         return None if tree is None else _fault(tree, library_only)
-    except RecursionError:  # as of a thousand elifs
+    except RecursionError:  # from a thousand elifs, for example
         return None
 
 

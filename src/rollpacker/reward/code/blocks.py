@@ -236,7 +236,7 @@ def _inside(lines: Sequence[str], start: int, opening: _Opening) -> tuple[list[s
     for place in range(start, len(lines)):
         line = _QUOTED.sub("", lines[place], 1) if opening.quoted else lines[place]
         if not opening.marked and _names_python(line):
-            return inside, place, False  # this was no block, or holds one
+            return inside, place, False  # the block was prose, or holds a program
         if (end := _end(line, opening.fence)) is not None:
             goes_on = place if end.another else place + 1
             found = ([*inside, *end.rest], goes_on, not (end.another and _names_python(line)))

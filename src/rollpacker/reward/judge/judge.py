@@ -151,7 +151,7 @@ def _asker(options: JudgeOptions, generate: Generate | None) -> _CallableAsker |
         return _CallableAsker(options, generate)
     if options.model is None:
         raise ValueError("judge: options.model is missing: a folder or hub name")
-    # Here, since only a judge with a model of its own needs torch.
+    # Imported here, since only a judge with a model of its own needs torch.
     from rollpacker.reward.judge.model import ModelAsker
 
     return ModelAsker(options, load_template(options.template))

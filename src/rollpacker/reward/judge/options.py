@@ -271,7 +271,7 @@ def _last_number(pattern: re.Pattern[str], text: str, low: float, high: float) -
 
 
 def _scaled(value: float, low: float, high: float) -> float | None:
-    # A number outside of the range is no grade; clipping would make it one.
+    # A number outside of the range is no grade, so it is not clipped.
     return (value - low) / (high - low) if low <= value <= high else None
 
 

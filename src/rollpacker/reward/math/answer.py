@@ -53,8 +53,8 @@ def _turned(sign: str) -> str:
     return "<" if sign == ">" else r"\le"
 
 
-# Whether a text is one expression that math-verify reads whole. It drops what it does not
-# understand and evaluates the rest: ``5 \ne x`` would be 5. Other texts are compared as they are.
+# Whether math-verify reads all of a text. It drops unknown parts and evaluates the rest, so that
+# ``5 \ne x`` would be 5. Other texts are compared as they are.
 
 _COMMANDS = """frac sqrt pi theta alpha beta gamma delta epsilon varepsilon lambda mu nu xi phi
     varphi omega sigma rho tau psi chi eta zeta Gamma Delta Omega Phi Psi Sigma Theta

@@ -197,7 +197,7 @@ def _numbers(gold: MathAnswer, answer: MathAnswer) -> bool:
     if gold.unit == PERCENT and answer.unit != PERCENT:
         return _close(one, other, gold, answer) or _close(one / 100, other, gold, answer)
     if answer.unit == PERCENT and gold.unit != PERCENT:
-        # "50%" may stand for 50, but "0.5%" is no 0.5.
+        # "50%" may stand for 50, but "0.5%" never stands for 0.5.
         percent = one > 1 and _close(one, other, gold, answer)
         return percent or _close(one, other / 100, gold, answer)
     return _close(one, other, gold, answer)

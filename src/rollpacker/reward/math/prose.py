@@ -215,7 +215,7 @@ def words(text: str) -> int:
 def stated(text: str) -> str | None:
     """Return the answer in the last "the answer is" sentence, or the choice that is called
     right."""
-    # Near the end: "statement A is true" may be a step to a number.
+    # Only near the end: earlier, "statement A is true" may be a step towards a number.
     near = _CHOSEN.finditer(text, max(0, len(text.rstrip()) - _NEAR_END))
     chosen = [match for match in near if not _denied(text, match.start())]
     for match in reversed(list(_STATED.finditer(text))):

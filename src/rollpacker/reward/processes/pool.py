@@ -72,7 +72,7 @@ class GradingPool(SupervisedPool[GradingProcess]):
         self._pause: asyncio.Handle | None = None
         self._fill()
 
-    # -- what the driver calls
+    # -- calls of the driver
 
     @property
     def needs_group(self) -> bool:

@@ -24,9 +24,8 @@ from rollpacker.processes.frames import HEADER, Channel, frame
 from rollpacker.processes.supervised import SupervisedProcess
 from rollpacker.reward.base import GradeRequest
 
-# A row of many kilobytes is written to a file once, and jobs name the file; a smaller one is sent
-# with every job. Each call gets a copy: a function that changes its row changes no other
-# response's.
+# A row of many kilobytes is written to a file once, and jobs name the file. A smaller one is sent
+# with every job. Each call gets a copy, so no function changes the row of another response.
 
 LARGE = 1 << 16  # rows of at least so many bytes go by a file
 MOST = 1 << 28  # bytes of files kept for rows that may come again

@@ -36,7 +36,7 @@ class Waiting:
         self._ledger = ledger
         self._retries = retries
         self._sizes = [reward.call_size if join else 1 for reward in rewards]
-        # A program may take long: nothing else waits behind it.
+        # A program may take long, so no other job is queued behind it.
         self._largest_batch = 1 if any(r.runs_programs for r in rewards) else _LARGEST_BATCH
         self._call_s = _FIRST_GUESS_S
         self._jobs: deque[GradingJob] = deque()
@@ -77,7 +77,7 @@ class Waiting:
         self._jobs.clear()
         self.rows.forget()
 
-    # -- what a process is sent
+    # -- jobs for a process
 
     def share(self, idle: int) -> int:
         """Return how many jobs each of ``idle`` processes should take now."""
@@ -149,7 +149,7 @@ class Waiting:
         else:
             self._ledger.fail(job, f"its data row cannot be sent: {one_line(error)}")
 
-    # -- what became of it
+    # -- results of jobs
 
     def took(self, job: GradingJob, seconds: float) -> None:
         """Record the seconds of a call that was answered, even with an error."""

@@ -94,7 +94,7 @@ def main(descriptor: int, parent: int) -> None:
     """Serve the driver at the other end of the socket until it closes."""
     die_with(parent)
     take_no_notice()
-    # A driver that has gone meanwhile needs no reply.
+    # A driver that has ended needs no reply.
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
     with gone, socket.socket(fileno=descriptor) as sock:
         driver = Driver(sock)

@@ -23,7 +23,7 @@ _DEPTH = 300
 _LARGEST = 2 << 20
 _INTEGER_DIGITS = 20_000
 FEW_MARKS = 16  # more brackets and commas than in a report without a value: {"error":"..."}
-# A list of 200,000 numbers has fewer.
+# more than a list of 200,000 numbers has
 _MOST_MARKS = 700_000
 _PLAIN = (type(None), bool, str)
 
@@ -76,7 +76,7 @@ def read_report(data: bytes, most: int = _MOST_MARKS) -> dict[str, Any]:
         raise BadResultError("its result is too large")
     _check_shape(data, most)
     try:
-        # As UTF-8 only: in another encoding, the shape would be another.
+        # UTF-8 only: the shape was checked in UTF-8.
         report = json.loads(data.decode(), parse_int=_no_number, parse_float=_no_number)
     except (ValueError, RecursionError) as error:
         raise BadResultError("its result is not JSON") from error
@@ -94,7 +94,7 @@ def _check_shape(data: bytes, most: int) -> None:
     objects = np.count_nonzero(outside == ord("{"))
     opens = (outside == ord("[")) | (outside == ord("{"))
     opened = np.count_nonzero(opens)
-    # A parser goes as deep as its input, on a stack that may be the trainer's.
+    # A recursive parser could overflow the trainer's stack.
     if opened > _DEPTH and _depth(outside, opens) > _DEPTH:
         raise BadResultError("its result is nested too deeply")
     if objects > 1:
@@ -320,10 +320,10 @@ def _demand(test: ast.expr, foreign: Collection[str]) -> tuple[str, Demand] | No
                 [limit],
             ):
                 found, expected = _sides(one, other)
-                within = float(_literal(limit)) + 0.0 * expected  # both are numbers
+                within = float(_literal(limit)) + 0.0 * expected  # fails unless both are numbers
             case ast.Call(ast.Attribute(ast.Name("math"), "isclose"), [one, other], given):
                 found, expected = _sides(one, other)
-                # A program may have put a function of its own into the module.
+                # A program may have replaced math.isclose, so it is computed here.
                 limits = _ISCLOSE | {str(each.arg): _literal(each.value) for each in given}
                 within = max(limits["rel_tol"] * abs(expected), limits["abs_tol"])
             case ast.Compare(one, [ast.Eq() | ast.Is() as how], [other]):

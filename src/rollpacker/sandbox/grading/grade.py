@@ -41,13 +41,13 @@ _LONGEST_NUMBER = 64
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-# Digits, in all or behind the point, from which on a number may be a rounded one.
+# With so many digits, in all or after the point, a number may be a rounded one.
 _ROUNDED = 5
 # Floats represent every integer exactly up to here.
 _EXACT = 2.0**53
-# Bits of a key; Python writes any integer of them in decimals, and quickly.
+# Bits of a key. Python writes such integers in decimals quickly.
 _LONGEST_KEY = 2000
-# A flood of lines is not worth splitting.
+# Output longer than this is wrong without splitting it into lines.
 _LONGER, _SLACK = 16, 1 << 16
 
 

@@ -67,7 +67,7 @@ def _socket(given: int) -> socket.socket:
 def _prepare(options: dict[str, object]) -> Lockdown:
     _expendable()
     os.chdir("/")
-    # Room for the recursion of programs; the hard limit stays as they may raise it.
+    # Room for the recursion of programs. The hard limit stays, because they may raise theirs.
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     if hard == resource.RLIM_INFINITY or hard > _STACK_BYTES:
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, hard))

@@ -29,7 +29,7 @@ def isolate(level: str, uid: int | None) -> None:
 
 
 def _enter_namespaces() -> None:
-    # The change of uid has given /proc/self to root.
+    # After the change of uid, /proc/self belongs to root.
     kernel.set_dumpable(True)
     uid, gid = os.getuid(), os.getgid()
     kernel.unshare(_NAMESPACES)
